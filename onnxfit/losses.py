@@ -1,16 +1,16 @@
-r"""Losses: the cost of a prediction, for each sample or element. `Loss` applies the mean, weights
-and masks, once for all.
+r"""Losses: the cost of a prediction, for each sample or element. The base class `Loss` applies the
+mean, weights and masks.
 
 In the formulas $y$ is the label, $\hat y$ the model's output, $d = y - \hat y$. Every loss and its
 gradient are finite for outputs and labels of moderate size ($10^4$ and far beyond), at kinks and at
-the ends of ranges; where that takes a bound, the class says which.
+the ends of ranges; the class documents any bound that this needs.
 
-Several losses have a setting `from_logits`. True takes the output as logits (raw scores, any
+Several losses have a setting `from_logits`. True reads the output as logits (raw scores, any
 number), False as probabilities. None, the default, lets the graph decide: a Softmax or Sigmoid at
-its end, also behind operators that only move or scale numbers, means probabilities; an Add, Gemm,
-MatMul, Conv or LogSoftmax means logits. Where the graph does not tell, CrossEntropy and Focal take
-logits, BinaryCrossEntropy and KLDivergence probabilities, as Keras does. `Trainer.summary()` says
-what was decided. A setting that contradicts the graph is followed, with a UserWarning.
+its end, also before operators that only move or scale numbers, means probabilities; an Add, Gemm,
+MatMul, Conv or LogSoftmax means logits. For any other graph, CrossEntropy and Focal expect logits,
+BinaryCrossEntropy and KLDivergence probabilities, as in Keras. `Trainer.summary()` shows the
+decision. A setting that contradicts the graph is followed, with a UserWarning.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ LossFunction = Callable[[GraphBuilder, Value, Value], Value]
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """The output of another model, the teacher, that a loss counts beside the labels.
+    """The output of another model, the teacher, that a loss uses in addition to the labels.
 
     - `y_teacher`: the teacher's output, with the shape and element type of the output.
     - `temperature`: $T > 0$ of `Loss.distillation_loss`.
@@ -108,11 +108,11 @@ class SoftTargets:
     weight: float
 
 
-# A probability below this counts as this: its logarithm is then -69, and its slope still a float32.
+# The least probability of a logarithm: log is then -69, and its slope still fits float32.
 LEAST_PROBABILITY = 1e-30
 LEAST_RATE = 1e-7
 GREATEST_EXPONENT = 40.0
-# Their losses are no formulas of ONNX operators
+# Losses of these libraries are not formulas of ONNX operators
 OTHER_LIBRARIES = ("jax", "keras", "numpy", "optax", "sklearn", "tensorflow", "tf_keras", "torch")
 CLASS_LIMIT = 2**63  # class indices are int64 in the graph
 
@@ -123,23 +123,23 @@ class Loss(ChecksArguments, ABC):
 
     A subclass returns $\ell$, one value per sample or per element, shape `(batch, ...)`. With
     sample weights $s$ and element weights $e$ (`element_weights`, 1 unless overridden) the loss of
-    a batch is a scalar. `reduction` says which:
+    a batch is a scalar. `reduction` selects its formula:
 
     - "mean": $\sum s e \ell / \sum e$; a weighted row counts as a row, as in Keras;
     - "weighted_mean": $\sum s e \ell / \sum s e$;
-    - "sum": $\sum s e \ell$. Of an epoch or an evaluation it is the sum over all rows, whatever
-      the batch size.
+    - "sum": $\sum s e \ell$. For an epoch or an evaluation it is the sum over all rows, for any
+      batch size.
 
     A sample weight belongs to a row, or to an entry of $\ell$; $\sum e$ runs over all entries, so
-    that weights in the place of entries leave the divisor as it is: without a mask it is the number
-    of entries. What has weight 0 has no influence, even if its loss is NaN or infinite.
+    sample weights of entries do not change the divisor: without a mask it is the number of entries.
+    A row or entry of weight 0 has no influence, even if its loss is NaN or infinite. Raises
     SettingError for another `reduction`.
 
     To write a loss, subclass with a frozen dataclass whose `__call__` is the formula; the gradient
     follows from it. Settings are fields; a `__post_init__` that checks them calls
     `super().__post_init__()`. `label_range` bounds the labels. Override `target` and `prepare` for
-    labels that do not look like the output, and `element_weights` for a mask. A plain function
-    `(op, y_true, y_pred) -> Value` does for a loss without settings.
+    labels of another shape or type than the output, and `element_weights` for a mask. For a loss
+    without settings, a plain function `(op, y_true, y_pred) -> Value` is enough.
 
     >>> @dataclass(frozen=True)
     ... class Linex(Loss):
@@ -154,7 +154,7 @@ class Loss(ChecksArguments, ABC):
     """
 
     label_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
-    # Of a loss with a field `from_logits`: what None means where the graph does not tell.
+    # For a loss with a field `from_logits`: the meaning of None if the graph does not decide.
     assumes_logits: ClassVar[bool] = True
 
     reduction: str = field(default="mean", kw_only=True)
@@ -185,13 +185,13 @@ class Loss(ChecksArguments, ABC):
     def distillation_loss(
         self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
     ) -> Value:
-        r"""Return the distance of the output from a teacher's, one entry for each of the loss.
+        r"""Return the distance between the output and a teacher's, with the entries of the loss.
 
         By default it is the squared difference. Losses whose output is probabilities or logits
-        return $T^2\,\mathrm{KL}(q \Vert p)$ instead, where $q$ and $p$ are what the teacher and
-        the model predict at the temperature $T$: logits are divided by $T$ before the softmax or
-        sigmoid (Hinton, Vinyals, Dean 2015, arXiv:1503.02531). Entries of more axes than the loss
-        has are averaged over the last axes.
+        return $T^2\,\mathrm{KL}(q \Vert p)$ instead, where $q$ and $p$ are the predictions of the
+        teacher and the model at the temperature $T$: logits are divided by $T$ before the softmax
+        or sigmoid (Hinton, Vinyals, Dean 2015, arXiv:1503.02531). Entries of more axes than the
+        loss has are averaged over the last axes.
 
         `op`, `y_true` and `y_pred` are those of the call; `y_teacher` is the teacher's output,
         `temperature` is $T$.
@@ -204,13 +204,13 @@ class Loss(ChecksArguments, ABC):
         return TensorSpec("y_true", y_pred.dtype, y_pred.shape)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        """Return the labels `y` as the graph wants them for the output `y_pred`.
+        """Return the labels `y` in the form that the graph expects for the output `y_pred`.
 
-        They get the output's element type. Labels `(n,)` become `(n, 1)` where the output has a
-        last axis of 1, and `(n, 1)` becomes `(n,)` where it has none.
+        They get the output's element type. Labels `(n,)` become `(n, 1)` if the output has a last
+        axis of 1, and `(n, 1)` becomes `(n,)` if it has no such axis.
 
-        DataError where labels and output do not fit, or a label is NaN, infinite or out of range;
-        it names the first such row.
+        Raises DataError if labels and output do not fit, or a label is NaN, infinite or out of
+        range. The error names the first wrong row.
 
         >>> spec = TensorSpec("y", np.dtype("float32"), ("batch", 1))
         >>> MeanSquaredError().prepare([1, 2], spec).tolist()
@@ -225,11 +225,11 @@ class Loss(ChecksArguments, ABC):
     def metric_labels(
         self, y_true: Array, sample_weight: Array | None
     ) -> tuple[Array, Array | None]:
-        """Return labels and sample weights as metrics compare them with the outputs.
+        """Return labels and sample weights in the form that metrics compare with the outputs.
 
         `y_true` is what `prepare` returned; `sample_weight` has a weight for each row or label, or
-        is None. By default both stay as they are; a loss that leaves out or moves labels overrides
-        it. A negative class counts in no metric.
+        is None. By default both are returned unchanged. A loss that omits or moves labels overrides
+        this method. A negative class counts in no metric.
         """
         return y_true, sample_weight
 
@@ -242,14 +242,14 @@ class Loss(ChecksArguments, ABC):
         sample_weight: Value | None,
         soft_targets: SoftTargets | None = None,
     ) -> tuple[Value, Value | None]:
-        r"""Return the scalar loss of a batch, and its divisor: None where that is the number of
+        r"""Return the scalar loss of a batch, and its divisor: None if that is the number of
         entries.
 
         `op`, `y_true` and `y_pred` are those of the call; `sample_weight` has shape `(batch,)`, or
         the first axes of the loss: `(batch, tokens)` for a loss of that shape. An input of labels
         or weights whose sizes are unknown gets the output's. With `soft_targets` an entry of the
-        loss is $(1 - a) \ell + a d$, where $d$ is that of `distillation_loss`; all weights apply to
-        it as to $\ell$.
+        loss is $(1 - a) \ell + a d$, where $d$ is the result of `distillation_loss`; all weights
+        apply to it as to $\ell$.
         """
         return self._reduced(op, *self._costs(op, y_true, y_pred, sample_weight, soft_targets))
 
@@ -273,16 +273,16 @@ class Loss(ChecksArguments, ABC):
             return loss if elements is None else loss * elements, elements, elements
         if y_pred.shape and sample_weight.rank == 1:
             adopt_sizes(sample_weight, y_pred.shape[:1])
-        # 0 times infinity is NaN: what has weight 0 is masked at both ends, so that neither its
-        # cost nor its gradient reaches anything else, whatever they are.
+        # 0 times infinity is NaN. An entry of weight 0 is masked at both ends, so neither its cost
+        # nor its gradient reaches other entries, even if they are not finite.
         counts = op.cast(sample_weight, np.bool_)
         if y_pred.rank:
             y_pred = op.Where(self._counted_outputs(op, counts, y_true, y_pred), y_pred, 0)
         loss = self._entries(op, y_true, y_pred, soft_targets)
         if loss.rank == 0:
             raise SettingError(
-                f"{_name(self)} gives one number a batch, which cannot be weighted by row: return"
-                " one per sample."
+                f"{_name(self)} returns one number per batch, which sample weights cannot scale by"
+                " row. Return one value per sample."
             )
         self._fit_weights(sample_weight, loss)
         elements = self.element_weights(op, y_true, y_pred)
@@ -295,7 +295,7 @@ class Loss(ChecksArguments, ABC):
     def _entries(
         self, op: GraphBuilder, y_true: Value, y_pred: Value, soft_targets: SoftTargets | None
     ) -> Value:
-        """The loss per sample or element, of which `soft_targets` has a share."""
+        """The loss per sample or element, combined with `soft_targets`."""
         loss = self(op, y_true, y_pred)
         if soft_targets is None:
             return loss
@@ -305,14 +305,14 @@ class Loss(ChecksArguments, ABC):
         )
         if distance.rank > loss.rank:
             distance = op.ReduceMean(distance, list(range(loss.rank, distance.rank)), keepdims=0)
-        # A share of 1 leaves the labels out, rather than multiplying what may be infinite by 0.
+        # A share of 1 omits the labels' loss: it may be infinite, and must not be multiplied by 0.
         return distance if share == 1 else (1 - share) * loss + share * distance
 
     def _counted_outputs(
         self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
     ) -> Value:
-        """Whether any cost that counts depends on an output, as booleans that broadcast to the
-        outputs; `counts` has a boolean for each row, or for each entry of the loss.
+        """Whether any counted cost depends on an output, as booleans that broadcast to the outputs.
+        `counts` has a boolean for each row, or for each entry of the loss.
         """
         if counts.rank > 1 and not isinstance(self, ELEMENTWISE):
             # An entry may depend on all outputs of its row.
@@ -322,7 +322,7 @@ class Loss(ChecksArguments, ABC):
         return _per_row(op, counts, y_pred.rank)
 
     def _fit_weights(self, sample_weight: Value, loss: Value) -> None:
-        """Give weights of entries the sizes of the loss. SettingError where they do not fit."""
+        """Give weights of entries the sizes of the loss. Raises SettingError if they do not fit."""
         rank = sample_weight.rank
         sizes = None if loss.shape is None else loss.shape[:rank]
         known = zip(sample_weight.shape or (), sizes or ())
@@ -330,9 +330,9 @@ class Loss(ChecksArguments, ABC):
             isinstance(w, int) and isinstance(size, int) and w != size for w, size in known
         ):
             raise SettingError(
-                f"{_name(self)} gives a loss of shape {_shape(loss)}, and sample_weight has shape"
-                f" {_shape(sample_weight)}: pass one weight for each row, or for each entry of the"
-                " loss."
+                f"{_name(self)} returns a loss of shape {_shape(loss)}, but sample_weight has"
+                f" shape {_shape(sample_weight)}. Pass one weight for each row, or for each entry"
+                " of the loss."
             )
         if rank > 1:
             adopt_sizes(sample_weight, sizes)
@@ -347,10 +347,10 @@ class Loss(ChecksArguments, ABC):
         count = elements if self.reduction == "mean" else weights
         if count is None:
             return op.ReduceMean(costs, keepdims=0), None
-        if count.shape != costs.shape:  # a weight counts once for each entry it weighs
+        if count.shape != costs.shape:  # a weight counts once for each of its entries
             count = op.Expand(count, op.Shape(costs))
         total = op.ReduceSum(count, keepdims=0)
-        # A batch in which nothing counts costs 0, not 0/0. Sample weights may be negative.
+        # A batch without counted entries costs 0, not 0/0. Sample weights may be negative.
         if count is elements:
             divisor = op.Max(total, np.finfo(costs.dtype).tiny)
         else:
@@ -360,8 +360,8 @@ class Loss(ChecksArguments, ABC):
     def _by_row(self, op: GraphBuilder, costs: Value) -> Value:
         if costs.rank == 0:
             raise SettingError(
-                f"{_name(self)} gives one number a batch, which cannot be told by row: return one"
-                " per sample."
+                f"{_name(self)} returns one number per batch, which cannot be split by row. Return"
+                " one value per sample."
             )
         if costs.rank == 1:
             return costs
@@ -380,8 +380,8 @@ class Loss(ChecksArguments, ABC):
         """Build the loss of a batch as a model, `y_true`, `y_pred` -> `loss`, that runs in any
         onnxruntime.
 
-        - `shape`, `dtype`: of the output `y_pred`; a size may be a name. `y_true` is what `prepare`
-          returns, `loss` has shape `()`.
+        - `shape`, `dtype`: shape and element type of the output `y_pred`; a size may be a name.
+          `y_true` has the form that `prepare` returns, `loss` has shape `()`.
         - `gradient`: add the output `y_pred_grad`.
         - `by_row`: add the output `losses`, shape `(batch,)`: the cost of each row, weights
           applied, as the mean over its entries (their sum for `reduction="sum"`).
@@ -409,7 +409,7 @@ class Loss(ChecksArguments, ABC):
         return functions.to_model_proto(op, (names.LOSS, "y_pred") if gradient else None)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
-        """The sizes of the labels, as far as those of the output tell."""
+        """The sizes of the labels that are known from the output's sizes."""
         expected = self.target(TensorSpec(y_pred.name, y_pred.dtype, y_pred.shape)).shape
         if expected is None or len(expected) != y_true.rank:
             return y_pred.shape
@@ -420,12 +420,11 @@ LossLike = Union[str, Loss, type[Loss], LossFunction]
 
 
 def get_loss(spec: LossLike) -> Loss:
-    """Return the loss that `spec` means.
+    """Return the loss that `spec` specifies.
 
-    `spec` is a name, a Loss, which is returned as it is, a Loss class, or a function `(op, y_true,
-    y_pred) -> Value` that returns one value per sample or a scalar. UnknownNameError (a
-    SettingError), with the nearest name, for a name that no loss has; SettingError for anything
-    else.
+    `spec` is a name, a Loss, which is returned itself, a Loss class, or a function `(op, y_true,
+    y_pred) -> Value` that returns one value per sample or a scalar. Raises UnknownNameError (a
+    SettingError), with the nearest name, for an unknown name, and SettingError for anything else.
 
     >>> get_loss("huber"), get_loss("MSE")
     (Huber(reduction='mean', delta=1.0), MeanSquaredError(reduction='mean'))
@@ -446,20 +445,19 @@ def get_loss(spec: LossLike) -> Loss:
             inspect.signature(spec).bind(None, None, None)
         except TypeError:
             raise SettingError(
-                f"A loss of your own is called with (op, y_true, y_pred), which {spec!r} does not"
-                " take: op builds the graph, as in lambda op, y_true, y_pred: op.Abs(y_true -"
-                " y_pred)."
+                f"A loss function must accept (op, y_true, y_pred), but {spec!r} does not. op"
+                " builds the graph, as in lambda op, y_true, y_pred: op.Abs(y_true - y_pred)."
             ) from None
         except ValueError:  # a callable without a signature
             pass
         return FunctionLoss(spec)
     raise SettingError(
-        f"A loss is a name, a Loss or a function (op, y_true, y_pred) -> Value, got {spec!r}."
+        f"loss must be a name, a Loss or a function (op, y_true, y_pred) -> Value, got {spec!r}."
     )
 
 
 def _refuse_other_library(spec: Any) -> None:
-    """Raise SettingError for a loss of PyTorch, Keras or scikit-learn, with ours of its name."""
+    """Raise SettingError for a loss of PyTorch, Keras or scikit-learn; name onnxfit's own."""
     module = str(getattr(spec, "__module__", None) or "")
     library = module.split(".")[0]
     is_module = hasattr(spec, "forward") and hasattr(spec, "parameters")
@@ -472,7 +470,7 @@ def _refuse_other_library(spec: Any) -> None:
         known = registry(__name__, Loss)  # type: ignore[type-abstract]
         ours = nearest_name(name, known) or "mean_squared_error"
     raise SettingError(
-        f"{name} computes on arrays or tensors, and a loss here builds ONNX nodes. Name the loss,"
+        f"{name} computes with arrays or tensors, but a loss must build ONNX nodes. Use"
         f" loss={ours!r}, or write a function: lambda op, y_true, y_pred: op.Abs(y_true - y_pred)."
     )
 
@@ -481,10 +479,10 @@ def _refuse_other_library(spec: Any) -> None:
 class FunctionLoss(Loss):
     """A function `(op, y_true, y_pred) -> Value` as a Loss.
 
-    `function` returns one value per sample or element, or a scalar, which stays as it is. Labels of
-    the output's shape are cast to its element type; others, such as class indices, go in as they
-    are. A function that does not take the former is assumed to take class indices, for a graph that
-    is built before there are labels. `reduction` is that of `Loss`.
+    `function` returns one value per sample or element, or a scalar, which is not reduced. Labels of
+    the output's shape are cast to its element type; others, such as class indices, are passed
+    unchanged. If a graph is built before labels are known, a function that does not accept labels
+    of the output's shape is assumed to expect class indices. `reduction` is as in `Loss`.
     """
 
     function: LossFunction
@@ -494,13 +492,13 @@ class FunctionLoss(Loss):
             loss = self.function(op, y_true, y_pred)
         except (AttributeError, TypeError) as error:
             raise UnsupportedError(
-                f"{_name(self)} failed on the values of the graph: {error}\nA loss of your own is"
-                " built of op's ONNX operators and of + - * / ** abs, as in lambda op, y_true,"
-                " y_pred: op.Abs(y_true - y_pred). Functions of NumPy and PyTorch do not take"
-                " these values."
+                f"{_name(self)} failed on the values of the graph: {error}\nBuild the loss from"
+                " op's ONNX operators and + - * / ** abs, as in lambda op, y_true, y_pred:"
+                " op.Abs(y_true - y_pred). Functions of NumPy and PyTorch do not accept these"
+                " values."
             ) from error
         if not isinstance(loss, Value) or loss.dtype.kind != "f":
-            raise SettingError(f"{_name(self)} returned {loss!r}: a loss is a Value of floats.")
+            raise SettingError(f"{_name(self)} must return a Value of floats, got {loss!r}.")
         return loss
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
@@ -522,7 +520,7 @@ class FunctionLoss(Loss):
         return super().prepare(labels, y_pred)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
-        # Labels may have a shape of their own.
+        # Labels may have another shape than the output.
         return y_pred.shape[:1] + (None,) * (y_true.rank - 1) if y_pred.shape else None
 
 
@@ -545,7 +543,7 @@ def _takes(loss: FunctionLoss, labels: TensorSpec, y_pred: TensorSpec) -> bool:
 class MeanSquaredError(Loss):
     r"""Squared error $d^2$; the gradient is $-2 d$ before the reduction.
 
-    Labels have the output's shape; the loss has the unit of $y^2$. `reduction` is that of `Loss`.
+    Labels have the output's shape; the loss has the unit of $y^2$. `reduction` is as in `Loss`.
 
     >>> get_loss("mse")
     MeanSquaredError(reduction='mean')
@@ -562,7 +560,7 @@ class MeanSquaredError(Loss):
 class MeanAbsoluteError(Loss):
     r"""Absolute error $|d|$; the gradient is $-\mathrm{sign}(d)$, and 0 where $d = 0$.
 
-    Labels have the output's shape; the loss has the unit of $y$. `reduction` is that of `Loss`.
+    Labels have the output's shape; the loss has the unit of $y$. `reduction` is as in `Loss`.
 
     >>> get_loss("mae")
     MeanAbsoluteError(reduction='mean')
@@ -581,7 +579,7 @@ class Elastic(Loss):
     Labels have the output's shape.
 
     - `l1_weight` $l_1 \ge 0$, `l2_weight` $l_2 \ge 0$.
-    - `reduction` is that of `Loss`.
+    - `reduction` is as in `Loss`.
 
     >>> Elastic(l1_weight=0.1, l2_weight=0.9)
     Elastic(reduction='mean', l1_weight=0.1, l2_weight=0.9)
@@ -608,7 +606,7 @@ class Huber(Loss):
     Labels have the output's shape.
 
     - `delta` $\delta > 0$, in the unit of $y$.
-    - `reduction` is that of `Loss`.
+    - `reduction` is as in `Loss`.
 
     >>> Huber(delta=2.0)
     Huber(reduction='mean', delta=2.0)
@@ -633,7 +631,7 @@ class LogCosh(Loss):
     r"""Logarithm of the hyperbolic cosine, $\log\cosh d = |d| + \log(1 + e^{-2|d|}) - \log 2$; the
     gradient is $-\tanh d$ (`keras.losses.LogCosh`).
 
-    Labels have the output's shape. `reduction` is that of `Loss`.
+    Labels have the output's shape. `reduction` is as in `Loss`.
 
     >>> get_loss("log_cosh")
     LogCosh(reduction='mean')
@@ -650,9 +648,9 @@ class LogCosh(Loss):
 class MeanSquaredLogarithmicError(Loss):
     r"""Squared error of the logarithms, $(\log(1 + y) - \log(1 + \hat y))^2$, for labels $y \ge 0$.
 
-    Below 0 the logarithm of the output goes on as a straight line, $\log(1 + \hat y) := \hat y$, so
-    that a model that starts there has a gradient (Keras clips, which gives none). Labels have the
-    output's shape. `reduction` is that of `Loss`.
+    For outputs below 0 the logarithm continues as a straight line, $\log(1 + \hat y) := \hat y$, so
+    a model that starts there has a gradient (Keras clips, which has no gradient). Labels have the
+    output's shape. `reduction` is as in `Loss`.
 
     >>> get_loss("msle")
     MeanSquaredLogarithmicError(reduction='mean')
@@ -671,7 +669,7 @@ class MeanAbsolutePercentageError(Loss):
     r"""Relative error $100\,|d| / \max(|y|, 10^{-7})$, in percent
     (`keras.losses.MeanAbsolutePercentageError`).
 
-    A label of 0 makes the loss very large. Labels have the output's shape. `reduction` is that of
+    A label of 0 makes the loss very large. Labels have the output's shape. `reduction` is as in
     `Loss`.
 
     >>> get_loss("mape")
@@ -692,7 +690,7 @@ class Quantile(Loss):
     Labels have the output's shape; the loss has the unit of $y$.
 
     - `quantile` $q$ in (0, 1).
-    - `reduction` is that of `Loss`.
+    - `reduction` is as in `Loss`.
 
     >>> Quantile(0.9)
     Quantile(reduction='mean', quantile=0.9)
@@ -718,10 +716,10 @@ class Poisson(Loss):
     Labels have the output's shape.
 
     - `log_input=True`: the output is the logarithm of the rate, any number: $e^{\hat y} - y \hat
-      y$ (`torch.nn.PoissonNLLLoss`). Above 40 the exponential goes on as its tangent.
+      y$ (`torch.nn.PoissonNLLLoss`). Above 40 the exponential continues as its tangent.
     - `log_input=False`: the output is the rate: $\hat y - y \log \hat y$ (`keras.losses.Poisson`).
-      A rate below 1e-7 counts as 1e-7, and its logarithm goes on as its tangent.
-    - `reduction` is that of `Loss`.
+      A rate below 1e-7 counts as 1e-7, and its logarithm continues as its tangent.
+    - `reduction` is as in `Loss`.
 
     >>> Poisson(log_input=False)
     Poisson(reduction='mean', log_input=False)
@@ -745,13 +743,13 @@ class GaussianNLL(Loss):
     $\tfrac12 (\log v + (y - \mu)^2 / v)$ (Nix and Weigend 1994; `torch.nn.GaussianNLLLoss`).
 
     The output's last axis holds the means $\mu$, then as many values for the variances $v$: output
-    `(batch, ..., 2k)`, labels and loss `(batch, ..., k)`. SettingError for an output with an odd
-    last axis.
+    `(batch, ..., 2k)`, labels and loss `(batch, ..., k)`. Raises SettingError for an output with an
+    odd last axis.
 
-    - `log_variance=True`: the values are $\log v$, any number; below -40, $1/v$ goes on as its
+    - `log_variance=True`: the values are $\log v$, any number; below -40, $1/v$ continues as its
       tangent.
     - `log_variance=False`: the values are $v$; a variance below 1e-6 counts as 1e-6.
-    - `reduction` is that of `Loss`.
+    - `reduction` is as in `Loss`.
 
     >>> GaussianNLL().target(TensorSpec("y", np.dtype("float32"), ("batch", 6))).shape
     ('batch', 3)
@@ -767,8 +765,8 @@ class GaussianNLL(Loss):
         last = y_pred.shape[-1] if len(y_pred.shape) > 1 else 1
         if isinstance(last, int) and last % 2:
             raise SettingError(
-                "GaussianNLL needs an output whose last axis holds means, then as many variances;"
-                f" got {y_pred}."
+                "GaussianNLL needs an output whose last axis has an even size, means followed by"
+                f" variances, got {y_pred}."
             )
         half = last // 2 if isinstance(last, int) else None
         return TensorSpec("y_true", y_pred.dtype, (*y_pred.shape[:-1], half))
@@ -793,7 +791,7 @@ class GaussianNLL(Loss):
         self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
     ) -> Value:
         counted = _per_row(op, counts, y_pred.rank)
-        # Weights of single means belong to their variances, too.
+        # Weights of single means also apply to their variances.
         return op.Concat(counted, counted, axis=-1) if counts.rank == y_pred.rank else counted
 
 
@@ -804,7 +802,7 @@ class GaussianNLL(Loss):
 class Hinge(Loss):
     r"""Hinge loss $\max(0, 1 - y \hat y)$ for labels -1 and 1 (Cortes and Vapnik 1995).
 
-    Labels have the output's shape; `prepare` makes -1 and 1 of 0 and 1. `reduction` is that of
+    Labels have the output's shape; `prepare` makes -1 and 1 of 0 and 1. `reduction` is as in
     `Loss`.
 
     >>> Hinge().prepare([0, 1], TensorSpec("y", np.dtype("float32"), ("batch",))).tolist()
@@ -824,7 +822,7 @@ class Hinge(Loss):
 class SquaredHinge(Loss):
     r"""Squared hinge loss $\max(0, 1 - y \hat y)^2$ for labels -1 and 1.
 
-    Labels have the output's shape; `prepare` makes -1 and 1 of 0 and 1. `reduction` is that of
+    Labels have the output's shape; `prepare` makes -1 and 1 of 0 and 1. `reduction` is as in
     `Loss`.
 
     >>> get_loss("squared_hinge")
@@ -844,17 +842,17 @@ class SquaredHinge(Loss):
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Loss):
     r"""Binary cross entropy $-p\,y \log q - (1 - y) \log(1 - q)$ for the probability $q$ that the
-    label is 1; each element of the output is a yes or no of its own.
+    label is 1; each element of the output is a separate decision.
 
     Labels lie in [0, 1] and have the output's shape.
 
-    - `from_logits`: False for an output $q$, in which 0 and 1 count as 1e-30 away from there (with
-      no gradient at the wrong end: prefer logits); True for any number $s$ with $q = 1/(1 +
-      e^{-s})$; None for what the graph shows, as the module describes.
+    - `from_logits`: False for an output $q$, clipped to at least 1e-30 from 0 and 1 (without a
+      gradient at the wrong end: prefer logits); True for any number $s$ with $q = 1/(1 + e^{-s})$;
+      None for what the graph shows, as the module describes.
     - `label_smoothing` $a$ in [0, 1): labels become $(1 - a) y + a/2$.
     - `pos_weight` $p > 0$, the weight of a label of 1: None for 1, one number, or one for each
       entry of the last axis (`torch.nn.BCEWithLogitsLoss`).
-    - `reduction` is that of `Loss`.
+    - `reduction` is as in `Loss`.
 
     >>> get_loss("bce")
     BinaryCrossEntropy(reduction='mean', from_logits=None, label_smoothing=0.0, pos_weight=None)
@@ -909,10 +907,10 @@ class BinaryCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class BinaryCrossEntropyWithLogits(BinaryCrossEntropy):
-    r"""Binary cross entropy of raw scores, whatever the graph shows: `from_logits` is True.
+    r"""Binary cross entropy of raw scores, for any graph: `from_logits` is True.
 
     The gradient of a score is $q - y$ before the reduction. `label_smoothing`, `pos_weight` and
-    `reduction` are those of `BinaryCrossEntropy`.
+    `reduction` are as in `BinaryCrossEntropy`.
 
     >>> get_loss("bce_with_logits").from_logits
     True
@@ -940,12 +938,12 @@ class ClassLoss(Loss):
     Labels are class indices, shaped like the output without its axis of classes: integers of any
     width, or floats that are whole numbers.
 
-    - `axis`: of the classes; None for 1 where the output has rank 4 and more (images, `(batch,
-      classes, height, width)`), else the last.
+    - `axis`: of the classes; None for 1 if the output has rank 4 or more (images, `(batch, classes,
+      height, width)`), else the last axis.
     - `class_weights`: None, or one number >= 0 per class; "mean" divides by their sum over the
       labels, as torch does.
-    - `ignore_index`: labels equal to this count nothing.
-    - `reduction` is that of `Loss`.
+    - `ignore_index`: labels equal to this do not count.
+    - `reduction` is as in `Loss`.
     """
 
     axis: int | None = field(default=None, kw_only=True)
@@ -973,8 +971,8 @@ class ClassLoss(Loss):
         axis = self.class_axis(len(y_pred.shape))
         if y_pred.shape[axis] == 1:
             raise SettingError(
-                f"{type(self).__name__} needs at least 2 classes; for one output per sample use"
-                f" BinaryCrossEntropy. Got {y_pred}."
+                f"{type(self).__name__} needs at least 2 classes, got {y_pred}. For one output per"
+                " sample, use BinaryCrossEntropy."
             )
         if self.class_weights is not None:
             _check_length(self, "class_weights", self.class_weights, y_pred, axis)
@@ -996,7 +994,7 @@ class ClassLoss(Loss):
         expected_labels = "class indices from 0 " + ("on (int64)" if last is None else f"to {last}")
         if labels.dtype.kind == "f":
             labels = labels.astype(np.float64, copy=False)  # the limit is infinite in float16
-            with np.errstate(invalid="ignore"):  # NaN and infinity are refused below
+            with np.errstate(invalid="ignore"):  # NaN and infinity are rejected below
                 whole = labels.astype(np.int64)
             # A float beyond the range becomes another integer on each kind of processor.
             wrong = (whole != labels) | (labels >= CLASS_LIMIT)
@@ -1016,7 +1014,7 @@ class ClassLoss(Loss):
             wrong &= labels != self.ignore_index
         hint = ""
         if wrong.any() and labels[wrong][0] < 0:
-            hint = f" With ignore_index={labels[wrong][0]} such labels count nothing."
+            hint = f" With ignore_index={labels[wrong][0]}, these labels do not count."
         refuse_where(_name(self), labels, wrong, expected, y_pred, hint)
 
     def metric_labels(
@@ -1049,8 +1047,8 @@ class ClassLoss(Loss):
         return _per_vector(op, counts, y_pred.rank, self.class_axis(y_pred.rank))
 
     def pick(self, op: GraphBuilder, values: Value, y_true: Value) -> Value:
-        """Return, of `values` with an axis of classes, those of the labels `y_true`; some number
-        where a label is ignored. `op` builds the graph.
+        """Return the entries of `values` at the labels `y_true`, along the axis of classes; any
+        number for an ignored label. `op` builds the graph.
         """
         axis = self.class_axis(values.rank)
         return op.Squeeze(
@@ -1071,8 +1069,8 @@ class ClassLoss(Loss):
 
 @dataclass(frozen=True)
 class CrossEntropy(ClassLoss):
-    r"""Cross entropy $-\sum_c q_c \log p_c$ over the classes, where $p$ is what the model predicts
-    and $q$ the label (`torch.nn.CrossEntropyLoss`).
+    r"""Cross entropy $-\sum_c q_c \log p_c$ over the classes, where $p$ is the prediction and $q$
+    the label (`torch.nn.CrossEntropyLoss`).
 
     Labels are class indices ($q$ is 1 there), or probabilities of the output's shape.
 
@@ -1082,9 +1080,9 @@ class CrossEntropy(ClassLoss):
     - `label_smoothing` $a$ in [0, 1): labels become $(1 - a) q + a / C$, for $C$ classes.
     - `class_weights` $w$: None, or one number $\ge 0$ per class. The sum is over $w_c q_c \log
       p_c$; "mean" divides by the $w$ of the labels if they are indices, by the number of rows if
-      they are probabilities. A label of weight 0 counts nothing.
-    - `axis`, `ignore_index` and `reduction` are those of `ClassLoss`: the axis of the classes, a
-      label that counts nothing, and the reduction.
+      they are probabilities. A label of weight 0 does not count.
+    - `axis`, `ignore_index` and `reduction` are as in `ClassLoss`: the axis of the classes, a label
+      that does not count, and the reduction.
 
     >>> CrossEntropy(ignore_index=-100).prepare(
     ...     [2, -100], TensorSpec("y", np.dtype("float32"), ("batch", 3))
@@ -1146,12 +1144,12 @@ class CausalLM(CrossEntropy):
     (`transformers`' ForCausalLM, `torch.nn.functional.cross_entropy(logits[:, :-1], labels[:,
     1:])`).
 
-    Labels are token ids of shape `(batch, tokens)`, in the places of the input ids: usually the
-    same array. The loss moves them itself. The last output of a row has no next token and counts
-    nothing. Outputs have shape `(batch, tokens, vocabulary)`; SettingError for another rank.
+    Labels are token ids of shape `(batch, tokens)`, at the positions of the input ids: usually the
+    same array. The loss shifts them itself. The last output of a row has no next token and does not
+    count. Outputs have shape `(batch, tokens, vocabulary)`. Raises SettingError for another rank.
 
-    - `ignore_index`: labels equal to this, such as those of padding, count nothing. "mean" divides
-      by the number of the others.
+    - `ignore_index`: labels equal to this, such as padding, do not count. "mean" divides by the
+      number of the other labels.
     - `from_logits`, `label_smoothing`, `class_weights`, `axis`, `reduction`: those of
       `CrossEntropy`. A sample weight of a single token weighs that token as a label.
 
@@ -1174,7 +1172,7 @@ class CausalLM(CrossEntropy):
         if y_pred.shape is not None and len(y_pred.shape) != 3:
             raise SettingError(
                 f"CausalLM needs an output of shape (batch, tokens, vocabulary), got {y_pred}. For"
-                " one class a row use CrossEntropy."
+                " one class per row, use CrossEntropy."
             )
         return super().target(y_pred)
 
@@ -1216,23 +1214,23 @@ class CausalLM(CrossEntropy):
         return self._next(op, y_true, self.ignore_index)
 
     def _next(self, op: GraphBuilder, of_tokens: Value, fill: float) -> Value:
-        """Return in each token's place the value of its next one, and `fill` for the last token.
+        """Return the next token's value at each token, and `fill` at the last token.
 
-        Moving the labels copies less than cutting the outputs.
+        Shifting the labels copies less than slicing the outputs.
         """
         later = op.Slice(of_tokens, [1], [np.iinfo(np.int64).max], [1])
         last = op.Slice(of_tokens, [0], [1], [1]) * 0 + fill
         moved = op.Concat(later, last, axis=1)
-        moved.ir.shape = of_tokens.ir.shape  # inference does not see that the sizes are the same
+        moved.ir.shape = of_tokens.ir.shape  # inference cannot know this
         return moved
 
 
 @dataclass(frozen=True)
 class NLL(ClassLoss):
     r"""Negative log-likelihood $-\hat y_c$ for class index $c$: the output is log-probabilities, as
-    LogSoftmax gives them (`torch.nn.NLLLoss`).
+    from LogSoftmax (`torch.nn.NLLLoss`).
 
-    `axis`, `class_weights`, `ignore_index` and `reduction` are those of `ClassLoss`.
+    `axis`, `class_weights`, `ignore_index` and `reduction` are as in `ClassLoss`.
 
     >>> get_loss("nll_loss")
     NLL(reduction='mean', axis=None, class_weights=None, ignore_index=None)
@@ -1246,7 +1244,7 @@ class NLL(ClassLoss):
         if operator not in (None, "LogSoftmax"):
             _warn_once(
                 self,
-                f"takes log-probabilities, and the model's output comes from a {operator}: use"
+                f"needs log-probabilities, but the model's output comes from a {operator}. Use"
                 " CrossEntropy, or end the model with LogSoftmax.",
             )
         return -self.pick(op, y_pred, y_true)
@@ -1255,21 +1253,21 @@ class NLL(ClassLoss):
 @dataclass(frozen=True)
 class Focal(ClassLoss):
     r"""Focal loss $-\alpha (1 - p)^\gamma \log p$ for the probability $p$ of the label: cross
-    entropy in which easy samples count little (Lin et al. 2017, arXiv:1708.02002).
+    entropy that gives easy samples little weight (Lin et al. 2017, arXiv:1708.02002).
 
     Labels are class indices, and $p$ is that of the class, by softmax; or labels are 0 and 1 of the
-    output's shape (always where the output has one entry on the axis of classes, or `alpha` is one
-    number), and each element is a yes or no of its own, by sigmoid.
+    output's shape (always if the output has one entry on the axis of classes, or `alpha` is one
+    number), and each element is a separate decision, by sigmoid.
 
     - `gamma` $\gamma \ge 0$.
-    - `alpha` $\alpha$: None counts all alike. With class indices, one number $\ge 0$ per class;
-      with labels 0 and 1, a number in (0, 1) that counts for a 1, and `1 - alpha` for a 0.
+    - `alpha` $\alpha$: None weighs all equally. With class indices, one number $\ge 0$ per class;
+      with labels 0 and 1, the weight of a 1 in (0, 1), where a 0 has weight `1 - alpha`.
     - `from_logits`: True for raw scores; False for probabilities, of which 0 counts as 1e-30; None
       for what the graph shows, as the module describes.
-    - `axis`, `class_weights`, `ignore_index` and `reduction` are those of `ClassLoss`; `alpha` does
+    - `axis`, `class_weights`, `ignore_index` and `reduction` are as in `ClassLoss`; `alpha` does
       not change the divisor.
 
-    SettingError for settings that do not fit the labels.
+    Raises SettingError for settings that do not fit the labels.
 
     >>> Focal(gamma=1.0, alpha=0.25).alpha
     0.25
@@ -1295,7 +1293,7 @@ class Focal(ClassLoss):
             _set_numbers(self, "alpha", self.alpha, "alpha >= 0", lambda v: v >= 0)
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
-        # Labels of other outputs may be of either kind, unless alpha tells it; the data decides.
+        # Labels of other outputs may be of either kind. The data decides, unless alpha does.
         if is_number(self.alpha) or (
             y_pred.shape is not None
             and (len(y_pred.shape) < 2 or y_pred.shape[self.class_axis(len(y_pred.shape))] == 1)
@@ -1323,8 +1321,8 @@ class Focal(ClassLoss):
             or isinstance(self.alpha, tuple)
         ):
             raise SettingError(
-                "Focal with labels 0 and 1 takes one number as alpha, and neither class_weights nor"
-                " ignore_index."
+                "Focal with labels 0 and 1 needs a single number as alpha, without class_weights"
+                " and ignore_index."
             )
         if _takes_logits(self, y_pred):
             s = (2 * y_true - 1) * y_pred
@@ -1355,7 +1353,7 @@ class Focal(ClassLoss):
     def _of_classes(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         if self.alpha is not None and not isinstance(self.alpha, tuple):
             raise SettingError(
-                f"Focal with class indices takes one alpha per class, got {self.alpha}."
+                f"Focal with class indices needs one alpha per class, got {self.alpha}."
             )
         log_p = _log_probabilities(self, op, y_pred, self.class_axis(y_pred.rank))
         log_p = self.pick(op, log_p, y_true)
@@ -1374,7 +1372,7 @@ class KLDivergence(Loss):
       for numbers whose softmax is $p$, such as log-probabilities (`torch.nn.KLDivLoss`, reduction
       "batchmean"); None for what the graph shows, as the module describes.
     - `axis`: of the classes, as in `CrossEntropy`.
-    - `reduction` is that of `Loss`.
+    - `reduction` is as in `Loss`.
 
     >>> get_loss("kl_div")
     KLDivergence(reduction='mean', from_logits=None, axis=None)
@@ -1410,11 +1408,10 @@ class CosineSimilarity(Loss):
     r"""Negative cosine $-\frac{y \cdot \hat y}{\lVert y \rVert \lVert \hat y \rVert}$, from -1 (the
     same direction) to 1 (`keras.losses.CosineSimilarity`).
 
-    Labels have the output's shape. A norm below 1e-6 counts as 1e-6, so that a vector of zeros
-    costs 0.
+    Labels have the output's shape. A norm below 1e-6 counts as 1e-6, so a vector of zeros costs 0.
 
     - `axis`: of the vectors' components.
-    - `reduction` is that of `Loss`.
+    - `reduction` is as in `Loss`.
 
     >>> get_loss("cosine")
     CosineSimilarity(reduction='mean', axis=-1)
@@ -1450,7 +1447,7 @@ class CosineSimilarity(Loss):
         return _per_vector(op, counts, y_pred.rank, self.axis % y_pred.rank)
 
 
-# losses of which each entry depends on the output at its own place alone
+# losses whose entries depend only on the output at the same position
 ELEMENTWISE = (
     MeanSquaredError,
     MeanAbsoluteError,
@@ -1471,13 +1468,13 @@ ELEMENTWISE = (
 
 
 def _per_row(op: GraphBuilder, rows: Value, rank: int) -> Value:
-    """Values of the rows, or of the first axes, so that they broadcast to a tensor of this rank."""
+    """Reshape values of rows, or of the first axes, to broadcast to a tensor of this rank."""
     return op.Unsqueeze(rows, list(range(rows.rank, rank))) if rank > rows.rank else rows
 
 
 def _per_vector(op: GraphBuilder, entries: Value, rank: int, axis: int) -> Value:
-    """Values of the first axes of a tensor that lacks `axis`, so that they broadcast to a tensor
-    of this rank, which has it.
+    """Reshape values of a tensor's first axes, without `axis`, to broadcast to a tensor of this
+    rank that has `axis`.
     """
     if entries.rank == 1:
         return _per_row(op, entries, rank)
@@ -1490,9 +1487,7 @@ def _shape(value: Value) -> str:
 
 
 def _softplus(op: GraphBuilder, x: Value) -> Value:
-    """log(1 + e^x), with the right gradient, a half, at 0 whatever the gradient of |x| is taken to
-    be there.
-    """
+    """log(1 + e^x), with the exact gradient 1/2 at 0, for any gradient of |x| there."""
     size = abs(x)
     return 0.5 * (x + size) + op.Log(1 + op.Exp(-size))
 
@@ -1557,8 +1552,8 @@ def _binary_divergence(
 def _take_logits(loss: Loss, y_pred: Value, y_teacher: Value) -> tuple[bool, bool]:
     """Whether the output and the teacher's output are logits.
 
-    A loss without `from_logits` takes logits or log-probabilities, which are logits, too. Of the
-    teacher's output its graph decides, or, where that does not tell, the output's decision holds.
+    A loss without `from_logits` reads logits or log-probabilities, which are also logits. For the
+    teacher's output, the teacher's graph decides; if it cannot, the decision for the output holds.
     """
     setting = getattr(loss, "from_logits", True)
     logits = decide_logits(setting, without_mask(y_pred.ir), loss.assumes_logits).logits
@@ -1566,8 +1561,8 @@ def _take_logits(loss: Loss, y_pred: Value, y_teacher: Value) -> tuple[bool, boo
 
 
 def _takes_logits(loss: Any, y_pred: Value) -> bool:
-    """Whether a loss with `from_logits` takes the output as logits; warn where the node that
-    computes the output contradicts that.
+    """Whether a loss with `from_logits` reads the output as logits; warn if the node that computes
+    the output contradicts that.
     """
     output = without_mask(y_pred.ir)
     logits = decide_logits(loss.from_logits, output, loss.assumes_logits).logits
@@ -1576,13 +1571,13 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
     operator = probability_operator(output)
     if logits and operator:
         text = (
-            f"takes logits, and the model's output comes from a {operator}: set from_logits=False,"
-            " or train the model without it."
+            f"expects logits, but the model's output comes from a {operator}. Set"
+            " from_logits=False, or train the model without it."
         )
     elif not logits and op_type in ("Add", "Conv", "Gemm", "MatMul"):
         text = (
-            f"takes probabilities, and the model's output comes from a {op_type}, which gives any"
-            " number: set from_logits=True."
+            f"expects probabilities, but the model's output comes from a {op_type}, whose result"
+            " may be any number. Set from_logits=True."
         )
     else:
         return logits
@@ -1591,9 +1586,9 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
 
 
 def _warn_once(loss: Loss, text: str, setting: str = "") -> None:
-    """Warn of the output that a loss was put on.
+    """Warn of an output that does not suit its loss.
 
-    One object warns once, since a Trainer builds several graphs, and has an object of its own.
+    One object warns once: a Trainer builds several graphs, but has its own object.
     """
     if not vars(loss).get("_has_warned"):
         object.__setattr__(loss, "_has_warned", True)
@@ -1625,16 +1620,16 @@ def _shape_hint(loss: Loss, labels: Array, y_pred: TensorSpec) -> str:
         and len(shape) == 3
         and labels.shape[1:] == shape[2:]
     ):
-        return " Are the classes on axis 1? Then set axis=1."
+        return " If the classes are on axis 1, set axis=1."
     if isinstance(loss, Focal) and is_number(loss.alpha) and labels.ndim == len(shape) - 1:
         return f" With class indices, alpha is one number per class, got {loss.alpha}."
     if isinstance(loss, BinaryCrossEntropy) and len(shape) == 2 and labels.ndim == 1:
-        return " For one of several classes per row use CrossEntropy."
+        return " For one of several classes per row, use CrossEntropy."
     return ""
 
 
 def _signs(loss: Loss, labels: Array, y_pred: TensorSpec) -> Array:
-    """-1 and 1 of labels 0 and 1; labels -1 and 1 stay."""
+    """Convert labels 0 and 1 to -1 and 1; labels -1 and 1 stay."""
     name = _name(loss)
     zero = labels == 0
     wrong = ~(zero | (abs(labels) == 1))
@@ -1657,8 +1652,8 @@ def _class_axis(loss: Loss, axis: int | None, rank: int) -> int:
     if rank < 2 or not -rank < chosen < rank or chosen == 0:
         setting = "" if axis is None else f" and axis={axis}"
         raise SettingError(
-            f"{type(loss).__name__} needs an output with a batch axis and an axis of classes; got"
-            f" rank {rank}{setting}."
+            f"{type(loss).__name__} needs an output with a batch axis and a class axis, got rank"
+            f" {rank}{setting}."
         )
     return chosen % rank
 
@@ -1671,8 +1666,8 @@ def _require(loss: Loss, expected: str, value: Any, holds: Callable[[Any], bool]
 def _set_numbers(
     loss: Loss, name: str, values: Any, expected: str, holds: Callable[[Any], bool]
 ) -> None:
-    """Make a setting with one number per class a tuple of floats, which can be compared and written
-    as JSON.
+    """Convert a setting with one number per class to a tuple of floats, which can be compared and
+    stored as JSON.
     """
     try:
         numbers = tuple(float(v) for v in values)
@@ -1691,6 +1686,6 @@ def _check_length(
     size = (y_pred.shape or ())[axis]
     if isinstance(size, int) and size != len(values):
         raise SettingError(
-            f"{type(loss).__name__} needs one of {name} for each of the {size} entries of axis"
+            f"{type(loss).__name__} needs {size} numbers as {name}, one for each entry of axis"
             f" {axis} of {y_pred}, got {len(values)}."
         )

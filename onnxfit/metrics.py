@@ -53,7 +53,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 LEAST_PROBABILITY = 1e-30  # as in the losses
-# infinite outputs make NaN figures, and the loss says so already
+# infinite outputs make NaN figures, and the loss already reports them
 _quiet = np.errstate(invalid="ignore", over="ignore")
 MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
 
@@ -63,27 +63,27 @@ class Metric(ChecksArguments, ABC):
     """Base class of every metric: `reset`, then `update` for each batch, then `result`.
 
     - `weighted`: count every row, or every label, by its sample weight, and put `weighted_` before
-      the name; else sample weights are ignored. What has weight 0 has no influence, whatever it
-      holds.
-    - `name`: the name under which the metric is logged; by default the class's own in snake case.
+      the name; otherwise sample weights are ignored. A row or label of weight 0 has no influence,
+      even if it contains NaN.
+    - `name`: the name under which the metric is logged; by default the class's name in snake case.
 
-    `mode` is "max" where more is better, else "min"; `scalar` says whether the result is a float.
-    Without any row the result is NaN.
+    `mode` is "max" if more is better, else "min"; `scalar` tells whether the result is a float.
+    Without rows the result is NaN.
 
     To write a metric, subclass with a dataclass. Its fields are settings. `reset` sets attributes
     that begin with an underscore, always as new objects; `update` changes them and `result` reads
-    them. A metric for training in several processes needs `merge`, too. For the mean of a value per
+    them. A metric for training in several processes also needs `merge`. For the mean of a value per
     row or element, a function `(y_true, y_pred) -> values` is enough.
 
-    `update` gets the labels as the loss has them, `y_true`: of the shape of `y_pred`, or integer
-    classes without the class axis. `y_pred` is the model's output. All arguments are read-only, and
-    may be overwritten after `update`, so that a metric keeps copies. Classes that the outputs do
-    not have count nowhere. The class axis is the one that fits the labels; where several do, 1 for
-    outputs of rank 4 and more, else the last.
+    `update` gets the loss's labels `y_true`: of the shape of `y_pred`, or integer classes without
+    the class axis. `y_pred` is the model's output. All arguments are read-only, and may be
+    overwritten after `update`, so a metric stores copies. Classes that the outputs do not have are
+    ignored. The class axis is the one that fits the labels; if several fit, 1 for outputs of rank 4
+    or more, else the last.
 
-    Several metrics have a setting `from_logits`: True for outputs that are raw scores, False for
-    outputs that are compared as they are, None (the default) for what the loss of the output
-    decided, which `Trainer.summary()` says; outside a Trainer that is False.
+    Several metrics have a setting `from_logits`: True for outputs that are raw scores, False to
+    compare the outputs unchanged, None (the default) for the decision of the output's loss, which
+    `Trainer.summary()` shows; outside a Trainer, None means False.
 
     >>> @dataclass
     ... class LargestError(Metric):
@@ -132,18 +132,18 @@ class Metric(ChecksArguments, ABC):
         """Forget every batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is remembered of the batches so far, for a checkpoint within an epoch:
-        numbers, arrays and lists of them, by attribute.
+        """Return the state after the batches so far, for a checkpoint within an epoch: numbers,
+        arrays and lists of them, by attribute.
 
-        A metric that remembers anything else in attributes that begin with an underscore overrides
-        this.
+        A metric with anything else in attributes that begin with an underscore overrides this
+        method.
         """
         return _with_own_lists({n: value for n, value in vars(self).items() if n.startswith("_")})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state` that `state_dict` returned.
 
-        Only attributes that begin with an underscore are set. CheckpointError for a state of
+        Only attributes that begin with an underscore are set. Raises CheckpointError for a state of
         another form.
         """
         self.reset()
@@ -151,45 +151,46 @@ class Metric(ChecksArguments, ABC):
         foreign = [n for n in state if not n.startswith("_") or hasattr(type(self), n)]
         if not own <= set(state) or foreign:
             raise CheckpointError(
-                f"The metric {self.name!r} keeps {listed_names(sorted(own)) or 'nothing'}; the"
-                f" checkpoint has {listed_names(sorted(state)) or 'nothing'}."
+                f"The metric {self.name!r} stores {listed_names(sorted(own)) or 'nothing'}, but"
+                f" the checkpoint has {listed_names(sorted(state)) or 'nothing'}."
             )
         vars(self).update(_with_own_lists(state))
 
     @abstractmethod
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         """Add a batch: labels `y_true`, outputs `y_pred`, and `sample_weight`: None, one for each
-        row, shape `(batch,)`, or one for each label. DataError where labels and outputs do not fit.
+        row, shape `(batch,)`, or one for each label. Raises DataError if labels and outputs do not
+        fit.
         """
 
     @abstractmethod
     def result(self) -> Any:
-        """Return the figure over all batches since `reset`: a float, or an array where `scalar` is
+        """Return the figure over all batches since `reset`: a float, or an array if `scalar` is
         False.
         """
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Add the batches of other metrics, so that `result` is that of one metric which was
-        updated with all batches, in any order.
+        """Add the batches of other metrics: `result` is then that of one metric, updated with all
+        batches in any order.
 
         - `states`: the `state_dict` of each other metric. They have the settings of this metric. A
           metric without a batch adds nothing.
 
-        Several processes compute a metric by it: each updates its own with its rows, and merges the
-        states of all. Every metric of onnxfit has it; UnsupportedError for a metric of your own
-        that lacks it, and for one that inherits it and has a `reset` of its own. CheckpointError
-        for states of another metric.
+        With `merge`, several processes compute a metric: each updates its own metric with its rows,
+        and merges the states of all. Every metric of onnxfit implements it. Raises UnsupportedError
+        for a custom metric without `merge`, or with an inherited `merge` and its own `reset`.
+        Raises CheckpointError for states of another metric.
         """
         raise _no_merge(self)
 
 
 def get_metric(spec: MetricLike | type[Metric]) -> Metric:
-    """Return a new Metric as `spec` means it.
+    """Return a new Metric that `spec` specifies.
 
     `spec` is a name, a Metric, whose settings are copied, a Metric class, or a function `(y_true,
-    y_pred) -> value`, one for the batch or one per row. A name is logged as it was typed, a
-    function by its own name. UnknownNameError (a SettingError) for a name that no metric has;
-    SettingError for anything else.
+    y_pred) -> value`, one for the batch or one per row. A name is logged as typed, a function under
+    its own name. Raises UnknownNameError (a SettingError) for an unknown name, and SettingError for
+    anything else.
 
     >>> get_metric("acc").name, get_metric(Precision(weighted=True)).name
     ('acc', 'weighted_precision')
@@ -198,7 +199,7 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
         known = registry(__name__, Metric)  # type: ignore[type-abstract]
         return lookup("metric", spec, known, name=spec)
     if isinstance(spec, Metric):
-        metric = copy.copy(spec)  # one object given for two outputs must not add up both
+        metric = copy.copy(spec)  # one object passed for two outputs must not add up both
         metric.reset()
         return metric
     if isinstance(spec, type) and issubclass(spec, Metric):
@@ -206,7 +207,7 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
     if callable(spec):
         return FunctionMetric(spec)
     raise SettingError(
-        f"A metric is a name, a Metric or a function (y_true, y_pred), got {spec!r}."
+        f"A metric must be a name, a Metric or a function (y_true, y_pred), got {spec!r}."
     )
 
 
@@ -214,14 +215,14 @@ M = TypeVar("M", bound=Metric)
 
 
 def _with_own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with copies of its lists, since a metric adds its batches to them."""
+    """Return a state with copies of its lists, because a metric appends its batches to them."""
     return {name: value[:] if isinstance(value, list) else value for name, value in state.items()}
 
 
 def _others(metric: M, states: Sequence[Mapping[str, Any]]) -> list[M]:
-    """Copies of a metric, each with one of the states to merge.
+    """Return copies of a metric, each with one of the states to merge.
 
-    UnsupportedError for a metric whose `merge` was written for the attributes of another `reset`.
+    Raises UnsupportedError for a metric whose `merge` belongs to another class's `reset`.
     """
     for cls in type(metric).__mro__:
         if "merge" in vars(cls):
@@ -239,9 +240,9 @@ def _others(metric: M, states: Sequence[Mapping[str, Any]]) -> list[M]:
 def _no_merge(metric: Metric) -> UnsupportedError:
     name = type(metric).__name__
     return UnsupportedError(
-        f"The metric {metric.name!r} cannot be merged from several processes: {name} does not say"
-        f" how. Write {name}.merge(self, states), which adds the batches that the state_dict of"
-        " other metrics describe."
+        f"The metric {metric.name!r} cannot be merged from several processes, because {name} does"
+        f" not support it. Implement {name}.merge(self, states), which adds the batches in the"
+        " state_dict of other metrics."
     )
 
 
@@ -251,7 +252,7 @@ def _no_merge(metric: Metric) -> UnsupportedError:
 @dataclass
 class MeanMetric(Metric):
     r"""Base class of means over elements, $\sum w v / \sum w$ with the sample weight of each
-    element or of its row ($w = 1$ unless `weighted`). `weighted` and `name` are those of `Metric`.
+    element or of its row ($w = 1$ unless `weighted`). `weighted` and `name` are as in `Metric`.
     """
 
     def reset(self) -> None:
@@ -260,7 +261,7 @@ class MeanMetric(Metric):
     @abstractmethod
     def values(self, y_true: Array, y_pred: Array) -> Array:
         """Return one value per row or element, shape `(batch, ...)`, for labels `y_true` and
-        outputs `y_pred`; in a masked array, masked values count nowhere.
+        outputs `y_pred`; in a masked array, masked values do not count.
         """
 
     @_quiet
@@ -297,8 +298,8 @@ class MeanMetric(Metric):
 class MeanSquaredError(MeanMetric):
     r"""Mean squared error $(y - \hat y)^2$ over rows and outputs, in the square of y's unit.
 
-    Labels have the outputs' shape; axes of size 1 do not matter. `weighted` and `name` are those of
-    `Metric`. DataError for other shapes.
+    Labels have the outputs' shape; axes of size 1 do not matter. `weighted` and `name` are as in
+    `Metric`. Raises DataError for other shapes.
 
     >>> metric = MeanSquaredError()
     >>> metric.update(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
@@ -317,7 +318,7 @@ class RootMeanSquaredError(MeanSquaredError):
     r"""Root of the mean squared error, $\sqrt{\mathrm{mean} (y - \hat y)^2}$, over the whole data
     set, in the unit of y.
 
-    Labels have the outputs' shape. `weighted` and `name` are those of `Metric`.
+    Labels have the outputs' shape. `weighted` and `name` are as in `Metric`.
 
     >>> metric = RootMeanSquaredError()
     >>> metric.update(np.array([1.0, 2.0]), np.array([4.0, 5.0]))
@@ -335,7 +336,7 @@ class RootMeanSquaredError(MeanSquaredError):
 class MeanAbsoluteError(MeanMetric):
     r"""Mean absolute error $|y - \hat y|$ over rows and outputs, in the unit of y.
 
-    Labels have the outputs' shape. `weighted` and `name` are those of `Metric`.
+    Labels have the outputs' shape. `weighted` and `name` are as in `Metric`.
 
     >>> metric = MeanAbsoluteError()
     >>> metric.update(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
@@ -354,7 +355,7 @@ class CosineSimilarity(MeanMetric):
     r"""Mean cosine $y \cdot \hat y / (\|y\| \|\hat y\|)$ along the last axis, in [-1, 1]; 0 where a
     vector is zero.
 
-    Labels have the outputs' shape. `weighted` and `name` are those of `Metric`.
+    Labels have the outputs' shape. `weighted` and `name` are as in `Metric`.
 
     >>> metric = CosineSimilarity()
     >>> metric.update(np.array([[3.0, 4.0]]), np.array([[4.0, 3.0]]))
@@ -375,7 +376,7 @@ class CosineSimilarity(MeanMetric):
 
 
 def mode_by_name(name: str) -> str:
-    """Return "max" if more of a figure is better, else "min", as far as its `name` tells."""
+    """Return "max" if more of a figure is better, else "min", judged by its `name`."""
     words = ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")
     return "max" if any(word in name for word in words) else "min"
 
@@ -385,13 +386,13 @@ class FunctionMetric(MeanMetric):
     """The mean of a function's values: one per row, or one per batch, which counts as often as the
     batch has rows.
 
-    `function` is called with `(y_true, y_pred)`; `weighted` and `name` are those of `Metric`.
+    `function` is called with `(y_true, y_pred)`; `weighted` and `name` are as in `Metric`.
     """
 
     function: Callable[[Array, Array], Any]
 
     def __post_init__(self) -> None:
-        # all that can be known of a function is its name
+        # the name of a function is the only information about it
         self.mode = mode_by_name(self._own_name())  # type: ignore[misc]
         super().__post_init__()
 
@@ -405,15 +406,15 @@ class FunctionMetric(MeanMetric):
             values = np.asarray(result, dtype=np.float64)
         except (TypeError, ValueError, OverflowError):
             raise DataError(
-                f"Metric {self.name!r} returned {shortened(result)}: return one number, or one per"
+                f"Metric {self.name!r} returned {shortened(result)}. Return one number, or one per"
                 " row."
             ) from None
         if values.ndim == 0:
             return np.full(len(y_pred), values)
         if len(values) != len(y_pred):
             raise DataError(
-                f"Metric {self.name!r} returned shape {values.shape} for {len(y_pred)} rows: return"
-                " one value, or one per row."
+                f"Metric {self.name!r} returned shape {values.shape} for {len(y_pred)} rows."
+                " Return one value, or one per row."
             )
         return values
 
@@ -431,10 +432,10 @@ class BinaryAccuracy(MeanMetric):
     - `threshold` $\theta$: a finite number; for logits a probability in (0, 1), which their sigmoid
       is compared with.
     - `from_logits`: True, False or None, as in `Metric`. With None, a threshold outside (0, 1) is
-      compared with the outputs as they are.
-    - `weighted`, `name`: those of `Metric`.
+      compared with the outputs themselves.
+    - `weighted`, `name`: as in `Metric`.
 
-    SettingError for an impossible threshold, DataError for other shapes.
+    Raises SettingError for an invalid threshold, and DataError for other shapes.
 
     >>> metric = BinaryAccuracy(threshold=0.3)
     >>> metric.update(np.array([0, 1, 1]), np.array([0.2, 0.4, 0.1]))
@@ -462,8 +463,8 @@ class CategoricalAccuracy(MeanMetric):
     $\frac1n \sum_i [\arg\max_c \hat y_{ic} = \arg\max_c y_{ic}]$, in [0, 1].
 
     Labels and outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`. Of several
-    highest scores the first counts; a row with NaN is wrong. `weighted` and `name` are those of
-    `Metric`. DataError where labels do not add up to 1 over the classes.
+    highest scores the first counts; a row with NaN is wrong. `weighted` and `name` are as in
+    `Metric`. Raises DataError if labels do not add up to 1 over the classes.
 
     >>> metric = CategoricalAccuracy()
     >>> metric.update(np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
@@ -486,7 +487,7 @@ class SparseCategoricalAccuracy(MeanMetric):
 
     Outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`, labels the same without
     the axis of classes. Of several highest scores the first counts; a row with NaN is wrong.
-    `weighted` and `name` are those of `Metric`. DataError for other shapes.
+    `weighted` and `name` are as in `Metric`. Raises DataError for other shapes.
 
     >>> metric = SparseCategoricalAccuracy()
     >>> metric.update(np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]))
@@ -511,8 +512,8 @@ class Accuracy(MeanMetric):
     One output per row (or a class axis of size 1): BinaryAccuracy. Integer labels without the class
     axis: SparseCategoricalAccuracy. Labels of the outputs' shape: CategoricalAccuracy.
 
-    - `threshold`, `from_logits`: those of `BinaryAccuracy`.
-    - `weighted`, `name`: those of `Metric`.
+    - `threshold`, `from_logits`: as in `BinaryAccuracy`.
+    - `weighted`, `name`: as in `Metric`.
 
     >>> accuracy = Accuracy()
     >>> accuracy.update(np.array([0, 2]), np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]))
@@ -543,11 +544,11 @@ class TopKAccuracy(MeanMetric):
     $\frac1n \sum_i [\mathrm{rank}(\hat y_{i, y_i}) \le k]$, in [0, 1]; labels are integers or
     one-hot.
 
-    Equal scores rank in the order of the classes, so that `k=1` is the accuracy. A row with NaN is
+    Equal scores rank in the order of the classes, so `k=1` is the accuracy. A row with NaN is
     wrong.
 
-    - `k`: a whole number of at least 1; SettingError for less.
-    - `weighted`, `name`: those of `Metric`.
+    - `k`: a whole number of at least 1. Raises SettingError for less.
+    - `weighted`, `name`: as in `Metric`.
 
     >>> metric = TopKAccuracy(k=2)
     >>> metric.update(np.array([0, 2]), np.array([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]]))
@@ -579,17 +580,17 @@ class TopKAccuracy(MeanMetric):
 
 @dataclass
 class Perplexity(MeanMetric):
-    r"""Perplexity $\exp(-\frac1n \sum_i \log p_i)$, where $p_i$ is the probability that the model
-    gives the label: 1 where it is sure and right, the number of classes where it guesses.
+    r"""Perplexity $\exp(-\frac1n \sum_i \log p_i)$, where $p_i$ is the predicted probability of the
+    label: 1 for certain and right predictions, the number of classes for uniform guesses.
 
     The mean is over all labels of the data set that count, not over batches. With the loss
     CausalLM, and CrossEntropy without label smoothing or weights, it is the exponential of the
-    loss. Labels are integers without the class axis, or one-hot. A probability below 1e-30 counts
-    as 1e-30 where the outputs are probabilities.
+    loss. Labels are integers without the class axis, or one-hot. If the outputs are probabilities,
+    a probability below 1e-30 counts as 1e-30.
 
-    - `from_logits`: True where $p$ is the softmax of the outputs, False where they are $p$, or None
-      as in `Metric`.
-    - `weighted`, `name`: those of `Metric`.
+    - `from_logits`: True if $p$ is the softmax of the outputs, False if the outputs are $p$, or
+      None as in `Metric`.
+    - `weighted`, `name`: as in `Metric`.
 
     >>> metric = Perplexity()
     >>> metric.update(np.array([0, 1]), np.array([[0.5, 0.5], [0.875, 0.125]]))
@@ -627,15 +628,15 @@ class DecisionMetric(Metric):
     - One output per row: the positive class alone counts.
     - `(batch, classes)` with integer or one-hot labels: the highest score is the prediction; a row
       with NaN predicts nothing.
-    - `threshold`, `from_logits`: those of `BinaryAccuracy`.
+    - `threshold`, `from_logits`: as in `BinaryAccuracy`.
     - `average`, for several classes: "macro", the mean over the classes that occur or are
       predicted; "weighted", counted by how often each class is true; "micro", over all decisions at
       once.
     - `multi_label`: any number of the columns of `(batch, labels)` may be true; each is decided by
       the threshold.
-    - `weighted`, `name`: those of `Metric`.
+    - `weighted`, `name`: as in `Metric`.
 
-    0/0 is 0, as in scikit-learn. SettingError for an impossible setting.
+    0/0 is 0, as in scikit-learn. Raises SettingError for an invalid setting.
     """
 
     mode = "max"
@@ -710,13 +711,13 @@ class Precision(DecisionMetric):
     r"""Share of the predictions that are true, $TP / (TP + FP)$, in [0, 1]
     (`sklearn.metrics.precision_score`).
 
-    - `threshold`, `from_logits`: those of `BinaryAccuracy`.
+    - `threshold`, `from_logits`: as in `BinaryAccuracy`.
     - `average`: of several classes, "macro" (the mean over classes), "weighted" (by how often each
       is true) or "micro" (over all decisions at once).
     - `multi_label`: several columns of `(batch, labels)` may be true at once.
-    - `weighted`, `name`: those of `Metric`.
+    - `weighted`, `name`: as in `Metric`.
 
-    0/0 is 0. SettingError for an impossible setting.
+    0/0 is 0. Raises SettingError for an invalid setting.
 
     >>> metric = Precision()
     >>> metric.update(np.array([0, 1, 1]), np.array([0.6, 0.9, 0.2]))
@@ -733,7 +734,7 @@ class Recall(DecisionMetric):
     r"""Share of the true cases that were predicted, $TP / (TP + FN)$, in [0, 1]
     (`sklearn.metrics.recall_score`).
 
-    `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are those of
+    `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are as in
     `Precision`. 0/0 is 0.
 
     >>> metric = Recall()
@@ -753,7 +754,7 @@ class F1(DecisionMetric):
     r"""Harmonic mean of precision and recall, $2 TP / (2 TP + FP + FN)$, in [0, 1]
     (`sklearn.metrics.f1_score`).
 
-    `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are those of
+    `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are as in
     `Precision`. 0/0 is 0.
 
     >>> metric = F1(average="micro")
@@ -777,7 +778,7 @@ class ConfusionMatrix(Metric):
     One output per row counts as two classes. A row with NaN is in no cell.
 
     - `threshold`, `from_logits`: for one output per row, those of `BinaryAccuracy`.
-    - `weighted`, `name`: those of `Metric`.
+    - `weighted`, `name`: as in `Metric`.
 
     >>> matrix = ConfusionMatrix()
     >>> matrix.update(np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]))
@@ -828,13 +829,13 @@ class AUC(Metric):
     r"""Area under the ROC curve, exact: $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ for scores of a
     positive and a negative row, in [0, 1] (`sklearn.metrics.roc_auc_score`).
 
-    Of several classes (integer or one-hot labels) or labels: the mean over the columns of each
-    against the rest, without columns that are always or never true. NaN where no column is left, or
-    a score is NaN. Keeps all scores in memory.
+    For several classes (integer or one-hot labels) or labels: the mean over the columns of each
+    against the rest, without columns that are always or never true. NaN if no column remains, or a
+    score is NaN. Stores all scores in memory.
 
-    - `from_logits`: take the softmax over several classes first. One output per row needs none,
-      since only the order counts. None is as in `Metric`.
-    - `weighted`, `name`: those of `Metric`.
+    - `from_logits`: take the softmax over several classes first. One output per row needs no
+      softmax, because only the order counts. None is as in `Metric`.
+    - `weighted`, `name`: as in `Metric`.
 
     >>> metric = AUC()
     >>> metric.update(np.array([0, 1, 1]), np.array([0.1, 0.4, 0.1]))
@@ -871,8 +872,8 @@ class AUC(Metric):
         if self.from_logits and score.shape[1] > 1:
             odds = np.exp(score.astype(np.float64) - score.max(axis=1, keepdims=True))
             score = odds / odds.sum(axis=1, keepdims=True)
-        used = rows != 0  # of single labels of weight 0, the score may be NaN
-        if used.any():  # the labels of an empty batch do not tell which axis has the classes
+        used = rows != 0  # the score of a single label of weight 0 may be NaN
+        if used.any():  # an empty batch does not determine the class axis
             self._batches.append((positive[used], score[used], rows[used]))
 
     def result(self) -> float:
@@ -887,12 +888,12 @@ class AUC(Metric):
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
         added = [batch for other in _others(self, states) for batch in other._batches]
-        self._batches = [*self._batches, *added]  # a new list, as a state may be the old one
+        self._batches = [*self._batches, *added]  # a new list, because a state may be the old list
 
 
 def _area(positive: Array, score: Array, weight: Array) -> float:
-    """The area of one column: each positive row beats the negative ones below it, and half of
-    those level with it.
+    """Return the area of one column: each positive row counts the negative rows below it, and half
+    of the negative rows with the same score.
     """
     levels, level = np.unique(score, return_inverse=True)
     up = np.bincount(level, weight * positive, minlength=len(levels))
@@ -906,10 +907,10 @@ class R2(Metric):
     r"""Coefficient of determination $1 - \sum w (y - \hat y)^2 / \sum w (y - \bar y)^2$, at most 1;
     the mean over outputs (`sklearn.metrics.r2_score`).
 
-    Labels have the outputs' shape. Where y is constant: 1 if every prediction is right, else 0, as
-    in scikit-learn. Fewer than two rows: NaN. The spread about the mean is merged from that of the
-    batches by the update of Chan, Golub and LeVeque (1979), which does not cancel. `weighted` and
-    `name` are those of `Metric`.
+    Labels have the outputs' shape. If y is constant: 1 if every prediction is right, else 0, as in
+    scikit-learn. With fewer than two rows: NaN. The spread about the mean is merged from the
+    batches' spreads by the update of Chan, Golub and LeVeque (1979), which avoids cancellation.
+    `weighted` and `name` are as in `Metric`.
 
     >>> metric = R2()
     >>> metric.update(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0]))
@@ -922,7 +923,7 @@ class R2(Metric):
 
     def reset(self) -> None:
         self._rows = 0
-        self._weight: Any = 0.0  # an array where outputs have weights of their own
+        self._weight: Any = 0.0  # an array if outputs have separate weights
         # y is counted from this, so that a constant y spreads by exactly 0.
         self._first: Array | None = None
         self._mean = self._spread = self._residual = np.zeros(1)
@@ -939,14 +940,14 @@ class R2(Metric):
         if weights is None or weights.ndim == 1:
             w = _per_element(weights, (len(true), 1))
             weight = float(w.sum())
-        else:  # each output has a weight of its own
+        else:  # each output has its own weight
             w = _per_element(weights, shape).reshape(true.shape)
             true = np.where(w == 0, 0.0, true)
             pred = np.where(w == 0, 0.0, pred)
             weight = w.sum(axis=0)
         if not np.any(weight):
             return
-        # the first label that counts, of each output
+        # the first counted label of each output
         first = true[(w != 0).argmax(axis=0), np.arange(outputs)]
         y = true - first
         mean = (w * y).sum(axis=0) / np.where(weight == 0, 1.0, weight)
@@ -994,10 +995,11 @@ class R2(Metric):
 def _counted_rows(
     metric: Metric, y_true: Array, y_pred: Array, sample_weight: Array | None
 ) -> tuple[Array, Array, Array | None]:
-    """Labels, outputs and weights of the rows that count; no weights for a metric without them.
+    """Return labels, outputs and weights of the rows that count; no weights for a metric without
+    them.
 
-    Rows of weight 0 are left out: 0 times NaN would be NaN. Weights of single labels keep their
-    shape, in rows of which any label counts.
+    Rows of weight 0 are omitted: 0 times NaN would be NaN. Weights of single labels keep their
+    shape, in rows with any counted label.
     """
     y_true = np.asarray(y_true)
     y_pred = np.asarray(y_pred)
@@ -1019,8 +1021,8 @@ def _per_element(sample_weight: Array | None, shape: tuple[int, ...]) -> Array:
     weights = np.asarray(sample_weight, np.float64)
     if weights.shape != shape[: weights.ndim] and weights.ndim > 1:
         raise DataError(
-            f"sample_weight has shape {weights.shape}, and there are values of shape {shape} to"
-            " weight: pass one weight for each row, or for each label."
+            f"sample_weight of shape {weights.shape} does not fit values of shape {shape}. Pass"
+            " one weight for each row, or for each label."
         )
     return np.broadcast_to(
         weights.reshape(weights.shape + (1,) * (len(shape) - weights.ndim)), shape
@@ -1030,8 +1032,8 @@ def _per_element(sample_weight: Array | None, shape: tuple[int, ...]) -> Array:
 def _summed(first: Array | None, *others: Array | None) -> Any:
     """The sum of tables of counts, None for none.
 
-    A table without counts is left out: the labels of an empty batch do not tell which axis has the
-    classes, so that its size may be a wrong one.
+    A table without counts is skipped: the labels of an empty batch do not determine the class axis,
+    so its size may be wrong.
     """
     tables = [table for table in (first, *others) if table is not None]
     counting = [table for table in tables if table.any()]
@@ -1046,8 +1048,8 @@ def _ratio(count: Array, whole: Array) -> Array:
 
 def _misfit(metric: Metric, expected: str, y_true: Array, y_pred: Array) -> DataError:
     return DataError(
-        f"{type(metric).__name__} needs {expected}: labels {y_true.shape}, outputs {y_pred.shape}"
-        " were given."
+        f"{type(metric).__name__} needs {expected}, got labels of shape {y_true.shape} and outputs"
+        f" of shape {y_pred.shape}."
     )
 
 
@@ -1067,7 +1069,7 @@ def _elementwise(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, A
 
 
 def _is_binary(y_true: Array, y_pred: Array) -> bool:
-    """Whether there is one output where there could be one per class."""
+    """Whether there is one output instead of one per class."""
     if y_pred.ndim == 1 or y_true.shape == y_pred.shape:
         return y_pred.ndim == 1 or 1 in (y_pred.shape[1], y_pred.shape[-1])
     axis = _class_axis(y_true, y_pred)
@@ -1096,9 +1098,9 @@ def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array
             if np.allclose(y_true.sum(axis=axis), 1, atol=1e-3):
                 return y_true.argmax(axis=axis), np.moveaxis(y_pred, axis, -1)
         raise DataError(
-            f"{type(metric).__name__} needs labels that add up to 1 over the classes, and those of"
-            f" shape {y_true.shape} do not. If several may be true at once, use BinaryAccuracy, or"
-            " Precision, Recall or F1 with multi_label=True."
+            f"{type(metric).__name__} needs labels that add up to 1 over the classes, but labels"
+            f" of shape {y_true.shape} do not. If several classes may be true at once, use"
+            " BinaryAccuracy, or Precision, Recall or F1 with multi_label=True."
         )
     if y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
         y_true = y_true[..., 0]
@@ -1152,7 +1154,7 @@ def _check_threshold(metric: Metric, threshold: float, from_logits: bool | None)
 def _cut(metric: Metric, threshold: float, from_logits: bool | None, y_pred: Array) -> float:
     """The least output that counts as positive.
 
-    Warn, once for each metric, where the outputs cannot be probabilities.
+    Warn, once for each metric, if the outputs cannot be probabilities.
     """
     if from_logits:
         return math.log(threshold / (1 - threshold))
@@ -1164,7 +1166,7 @@ def _cut(metric: Metric, threshold: float, from_logits: bool | None, y_pred: Arr
     ):
         vars(metric)["_warned"] = True
         warn_user(
-            f"{metric.name} compares outputs with threshold {threshold}, and they leave 0..1: if"
-            f" they are logits, use {type(metric).__name__}(from_logits=True)."
+            f"{metric.name} compares outputs with threshold {threshold}, but some outputs are"
+            f" outside 0..1. If they are logits, use {type(metric).__name__}(from_logits=True)."
         )
     return threshold

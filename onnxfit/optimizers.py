@@ -2,9 +2,10 @@ r"""Optimizers: the next value of a weight and its slots, computed from the grad
 
 In the formulas $w$ is a weight, $g$ its gradient, $\eta$ the learning rate, $t$ the number of the
 update counted from 1; a slot before the update has the index $t-1$. Slots have the shape of their
-weight and begin at 0 unless said otherwise. Settings have the names and defaults of torch.optim
-(`betas`, `eps`, `alpha`, ...), but the learning rate is `learning_rate`, SGD's is 0.01, and
-`weight_decay` is decoupled everywhere. Weights, given the same gradients, follow torch.optim's.
+weight and start at 0 unless stated otherwise. Settings have the names and defaults of torch.optim
+(`betas`, `eps`, `alpha`, ...), except that the learning rate is called `learning_rate`, SGD's
+default is 0.01, and `weight_decay` is always decoupled. For the same gradients, the weights equal
+torch.optim's.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ class Optimizer(ChecksArguments, ABC):
     - `learning_rate` $\eta \ge 0$: a number, a Schedule, or a callable that takes the number of
       the update, counted from 0, and returns the rate.
     - `weight_decay` $\lambda \ge 0$: decoupled (Loshchilov & Hutter 2019), $w \leftarrow w -
-      \eta\lambda w$ before the update. For decay that goes through the gradient, give the Trainer
-      a `penalty`.
+      \eta\lambda w$ before the update. For decay through the gradient, pass a `penalty` to the
+      Trainer.
     - `exclude_from_weight_decay`: one or more patterns; weights whose name matches are not decayed.
     - `learning_rate_multipliers`: pattern -> factor $\ge 0$; the first pattern that matches a
       weight's name scales the weight's learning rate.
     - `ema_momentum` $m$ in (0, 1), or None: keep an average of each weight, $a \leftarrow m a +
-      (1-m) w$ after the update, from the weight itself on. `Trainer.export(averaged=True)` writes
-      the averages.
+      (1-m) w$ after the update, which starts at the weight itself. `Trainer.export(averaged=True)`
+      writes the averages.
 
-    Patterns are those of fnmatch, and case matters. SettingError for a number out of range.
+    Patterns are fnmatch patterns, and case matters. Raises SettingError for a number out of range.
 
     To write an optimizer, subclass with a frozen dataclass. `update` returns the next weight, then
     the next value of each slot; `slots` gives the slots of a weight before the first update. Set
@@ -127,7 +128,7 @@ class Optimizer(ChecksArguments, ABC):
         multipliers: Any = self.learning_rate_multipliers
         if not isinstance(multipliers, Mapping):
             raise SettingError(
-                f"{owner} needs learning_rate_multipliers as a dict pattern -> number, got"
+                f"{owner} needs learning_rate_multipliers as a dict from pattern to number, got"
                 f" {shortened(multipliers)}."
             )
         name_list(f"A key of {owner}'s learning_rate_multipliers", list(multipliers))
@@ -140,16 +141,16 @@ class Optimizer(ChecksArguments, ABC):
                 )
 
     def slots(self, w: Array) -> dict[str, Array]:
-        """Return what the optimizer remembers for the weight `w`: slot name -> value before the
-        first update, of any shape and element type.
+        """Return the optimizer's slots for the weight `w`: a mapping from slot name to the value
+        before the first update, of any shape and element type.
         """
         return {}
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
-        """Return the scalars that `update` receives in the place of `lr` and `step`.
+        """Return the scalars that `update` receives instead of `lr` and `step`.
 
-        They are computed once per graph and shared by all weights. Override this where much, such
-        as a correction for bias, depends on the learning rate and the step alone. `op` builds the
+        They are computed once per graph and shared by all weights. Override this method if much,
+        such as a bias correction, depends only on the learning rate and the step. `op` builds the
         graph, `lr` and `step` are as in `update`; return at least two values.
         """
         return lr, step
@@ -164,11 +165,11 @@ class Optimizer(ChecksArguments, ABC):
         - `w`, `g`: the weight and its gradient, of one shape and element type.
         - `lr`: a scalar of the weight's element type.
         - `step`: a float64 scalar, 1 for the first update. It is float64 so that `1 - beta**step`
-          keeps its digits: cast numbers made of it with `op.cast(..., w.dtype)`.
+          keeps its digits: cast numbers computed from it with `op.cast(..., w.dtype)`.
         - `slots`: the values before the update. An override names its slots as parameters; `_` is
           never passed and tells type checkers that this is allowed.
 
-        `coefficients`, where overridden, takes the place of `lr` and `step`.
+        An overridden `coefficients` replaces `lr` and `step`.
         """
 
     def build_onnx_function(
@@ -180,12 +181,13 @@ class Optimizer(ChecksArguments, ABC):
     ) -> onnx.ModelProto:
         """Build the update of one weight as a model that runs in any onnxruntime.
 
-        - `shape`, `dtype`: of the weight; a size may be a name.
+        - `shape`, `dtype`: shape and element type of the weight; a size may be a name.
         - `name`: the weight's name, for the patterns in the optimizer's settings.
 
         Inputs: `weight`, `gradient`, the scalars `learning_rate` (float32; float64 for a float64
-        weight) and `step` (int64, the updates done before), then `weight/<slot>` for each slot,
-        whose first values `initial_slots` gives. Outputs: `weight/next`, then `weight/<slot>/next`.
+        weight) and `step` (int64, the number of earlier updates), then `weight/<slot>` for each
+        slot, whose first values `initial_slots` returns. Outputs: `weight/next`, then
+        `weight/<slot>/next`.
 
         >>> graph = SGD(momentum=0.9).build_onnx_function().graph
         >>> [v.name for v in graph.input]
@@ -193,7 +195,7 @@ class Optimizer(ChecksArguments, ABC):
         >>> [v.name for v in graph.output]
         ['weight/next', 'weight/velocity/next']
         """
-        # Imported late: an optimizer is a formula, and does not need what builds graphs around it.
+        # Imported late: an optimizer is a formula, and does not need the graph builders.
         from onnxfit.gradients import functions
 
         return functions.update_function(self, shape, dtype, name)
@@ -209,13 +211,13 @@ class SGD(Optimizer):
     - `momentum` $\mu \ge 0$. With 0 there are no slots, else the slot `velocity` $v$.
     - `nesterov`: Nesterov's momentum; needs `momentum` and no `dampening`.
     - `dampening` $\tau$ in [0, 1]; 0 at the first update, $v_1 = g$.
-    - `scaled_velocity`: keep the velocity as a distance, as Keras and scikit-learn do. Each
-      gradient counts with the learning rate of its own update, $v_t = \mu v_{t-1} + \eta_t (1-\tau)
-      g$ and $w \leftarrow w - v_t$ or $w \leftarrow w - (\eta_t g + \mu v_t)$. While the learning
-      rate stays the same, so do the weights.
+    - `scaled_velocity`: store the velocity times the learning rate, as Keras and scikit-learn do.
+      Each gradient is multiplied by the learning rate of its own update, $v_t = \mu v_{t-1} +
+      \eta_t (1-\tau) g$ and $w \leftarrow w - v_t$ or $w \leftarrow w - (\eta_t g + \mu v_t)$.
+      With a constant learning rate, the weights are the same.
 
     `learning_rate`, `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and
-    `ema_momentum` are those of `Optimizer`. SettingError for settings that exclude each other.
+    `ema_momentum` are as in `Optimizer`. Raises SettingError for settings that exclude each other.
 
     >>> SGD(0.1, momentum=0.9, nesterov=True).slots(np.ones(2))
     {'velocity': array([0., 0.])}
@@ -234,8 +236,8 @@ class SGD(Optimizer):
         check_number(self, "dampening", at_least=0, at_most=1)
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise SettingError(
-                f"SGD's nesterov needs momentum > 0 and dampening 0, got {self.momentum} and"
-                f" {self.dampening}."
+                f"SGD's nesterov needs momentum > 0 and dampening 0, got momentum {self.momentum}"
+                f" and dampening {self.dampening}."
             )
         if self.dampening and not self.momentum:
             raise SettingError(
@@ -286,7 +288,7 @@ class Adam(Optimizer):
       `v_max`.
 
     Slots `m` and `v`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
 
     >>> list(Adam(0.001, betas=(0.9, 0.99), amsgrad=True).slots(np.ones(2)))
     ['m', 'v', 'v_max']
@@ -309,7 +311,7 @@ class Adam(Optimizer):
         return {slot: np.zeros_like(w) for slot in slots}
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
-        # sqrt(v / c2) + eps = (sqrt(v) + eps * sqrt(c2)) / sqrt(c2): the corrections leave the
+        # sqrt(v / c2) + eps = (sqrt(v) + eps * sqrt(c2)) / sqrt(c2): the corrections move from the
         # tensors to the scalars.
         root = op.Sqrt(1 - self.betas[1] ** step)
         size = lr * op.cast(root / (1 - self.betas[0] ** step), lr.dtype)
@@ -333,9 +335,9 @@ class AdamW(Adam):
 
     $$w \leftarrow w - \eta \lambda w, \quad\text{then the update of Adam}$$
 
-    The same as `Adam(weight_decay=0.01)`. `learning_rate`, `betas`, `eps` and `amsgrad` are those
-    of `Adam`; `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and
-    `ema_momentum` those of `Optimizer`.
+    The same as `Adam(weight_decay=0.01)`. `learning_rate`, `betas`, `eps` and `amsgrad` are as
+    in `Adam`; `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and
+    `ema_momentum` as in `Optimizer`.
 
     >>> AdamW(0.001, exclude_from_weight_decay="*.bias").weight_decay
     0.01
@@ -355,7 +357,7 @@ class Adamax(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `m` and `u`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
 
     >>> list(Adamax(0.002, betas=(0.9, 0.99), eps=1e-7).slots(np.ones(2)))
     ['m', 'u']
@@ -402,7 +404,7 @@ class NAdam(Optimizer):
 
     Slots `m`, `v` and `mu_product` $M$, a scalar that begins at 1. `learning_rate`,
     `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are
-    those of `Optimizer`.
+    as in `Optimizer`.
 
     >>> NAdam(0.002, betas=(0.9, 0.99), eps=1e-7, momentum_decay=0.01).slots(np.ones(2))
     {'m': array([0., 0.]), 'v': array([0., 0.]), 'mu_product': array(1.)}
@@ -474,7 +476,7 @@ class RAdam(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `m` and `v`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
 
     >>> list(RAdam(0.001, betas=(0.9, 0.99), eps=1e-7).slots(np.ones(2)))
     ['m', 'v']
@@ -502,8 +504,8 @@ class RAdam(Optimizer):
         power = self.betas[1] ** step
         length = limit - 2 * step * power / (1 - power)
         rectified = length > 5
-        # While no update is rectified the length may be negative: 5 keeps the root, which is not
-        # used then, real.
+        # While no update is rectified, the length may be negative. The bound 5 keeps the unused
+        # root real.
         length = op.Max(length, 5.0)
         root = op.Sqrt(
             (1 - power)
@@ -542,11 +544,11 @@ class RMSprop(Optimizer):
     - `alpha` $\alpha$ in [0, 1).
     - `eps` $\epsilon > 0$.
     - `momentum` $\mu \ge 0$; with 0 there is no slot `velocity` $b$.
-    - `centered`: take $v_t - a_t^2$ for $v_t$ under the root, with $a_t = \alpha a_{t-1} +
+    - `centered`: use $v_t - a_t^2$ instead of $v_t$ under the root, with $a_t = \alpha a_{t-1} +
       (1-\alpha) g$ (Graves 2013); the slot `mean` $a$.
 
     Slot `v`, and the two above. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
 
     >>> list(RMSprop(0.01, alpha=0.9, eps=1e-7, momentum=0.9, centered=True).slots(np.ones(2)))
     ['v', 'mean', 'velocity']
@@ -582,7 +584,7 @@ class RMSprop(Optimizer):
         next_slots = [v]
         if self.centered:
             mean = _average(others.pop(0), g, self.alpha)
-            variance = op.Max(v - mean * mean, 0.0)  # rounding may leave it below 0
+            variance = op.Max(v - mean * mean, 0.0)  # rounding may make it negative
             next_slots.append(mean)
         direction = g / (op.Sqrt(variance) + self.eps)
         if self.momentum:
@@ -603,7 +605,7 @@ class Adagrad(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slot `sum` $s$. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
 
     >>> Adagrad(0.01, lr_decay=0.1, initial_accumulator_value=0.5, eps=1e-8).slots(np.ones(2))
     {'sum': array([0.5, 0.5])}
@@ -646,7 +648,7 @@ class Adadelta(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `v` and `d`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
 
     >>> list(Adadelta(1.0, rho=0.95, eps=1e-6).slots(np.ones(2)))
     ['v', 'd']
@@ -685,7 +687,7 @@ class Lion(Optimizer):
     - `betas` $(\beta_1, \beta_2)$, each in [0, 1).
 
     Slot `m`. A good `learning_rate` is a third to a tenth of Adam's; `weight_decay`,
-    `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are those of
+    `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are as in
     `Optimizer`.
 
     >>> list(Lion(1e-4, betas=(0.9, 0.99)).slots(np.ones(2)))
@@ -717,14 +719,14 @@ class Lamb(Optimizer):
     $$u = \frac{m_t/(1-\beta_1^t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon} + \lambda w, \quad
     w \leftarrow w - \eta \frac{\|w\|}{\|u\|} u$$
 
-    with $m_t$, $v_t$ of Adam. The quotient of the norms counts as 1 where either norm is 0.
+    with $m_t$, $v_t$ of Adam. The quotient of the norms counts as 1 if either norm is 0.
 
     - `betas` $(\beta_1, \beta_2)$, each in [0, 1).
     - `eps` $\epsilon > 0$.
     - `weight_decay` $\lambda \ge 0$ is inside the quotient, as in the paper.
 
     Slots `m` and `v`. `learning_rate`, `exclude_from_weight_decay`, `learning_rate_multipliers`
-    and `ema_momentum` are those of `Optimizer`.
+    and `ema_momentum` are as in `Optimizer`.
 
     >>> list(Lamb(0.001, betas=(0.9, 0.99), eps=1e-7, weight_decay=0.01).slots(np.ones(2)))
     ['m', 'v']
@@ -776,8 +778,8 @@ class Lamb(Optimizer):
 
 @dataclass(frozen=True)
 class Adafactor(Optimizer):
-    r"""Adafactor (Shazeer & Stern 2018; `torch.optim.Adafactor`): the second moment is kept as its
-    means over rows and columns.
+    r"""Adafactor (Shazeer & Stern 2018; `torch.optim.Adafactor`): the second moment is stored as
+    its means over rows and columns.
 
     With $\beta_t = 1 - t^{\gamma}$, $R_t = \beta_t R_{t-1} + (1-\beta_t)\,\mathrm{mean}(g^2)$ over
     the last axis, and $C_t$ likewise over the last but one:
@@ -795,7 +797,7 @@ class Adafactor(Optimizer):
 
     Slots `rows`, shape `(..., n, 1)`, and `columns`, shape `(..., 1, m)`; or `v`. `learning_rate`,
     `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are
-    those of `Optimizer`.
+    as in `Optimizer`.
 
     >>> slots = Adafactor(0.01, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0).slots(np.ones((4, 3)))
     >>> {slot: array.shape for slot, array in slots.items()}
@@ -873,11 +875,11 @@ class Adafactor(Optimizer):
 
 
 def get_optimizer(spec: OptimizerLike) -> Optimizer:
-    """Return the optimizer that `spec` means.
+    """Return the optimizer that `spec` specifies.
 
-    `spec` is a name (such as "adam"; case does not matter), an Optimizer, which is returned as it
-    is, or a number: SGD with that learning rate. UnknownNameError (a SettingError), with the
-    nearest name, for a name that no optimizer has; SettingError for anything else.
+    `spec` is a name (such as "adam"; case does not matter), an Optimizer, which is returned itself,
+    or a number: SGD with that learning rate. Raises UnknownNameError (a SettingError), with the
+    nearest name, for an unknown name, and SettingError for anything else.
 
     >>> get_optimizer("rmsprop").eps, get_optimizer(0.5).learning_rate
     (1e-08, 0.5)
@@ -892,16 +894,16 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
         return SGD(float(given) if is_finite(given) else given)
     hint = ""
     if isinstance(given, type) and issubclass(given, Optimizer):
-        hint = f" Make one: {given.__name__}()."
+        hint = f" Pass an instance: {given.__name__}()."
     raise SettingError(
-        f"optimizer is a name, an Optimizer or a number, got {shortened(given)}.{hint}"
+        f"optimizer must be a name, an Optimizer or a number, got {shortened(given)}.{hint}"
     )
 
 
 def learning_rate_at(optimizer: Optimizer, step: int) -> float:
     """Return the optimizer's learning rate for update number `step`, counted from 0.
 
-    SettingError (a ValueError) unless the rate is a finite number >= 0.
+    Raises SettingError (a ValueError) unless the rate is a finite number >= 0.
 
     >>> learning_rate_at(SGD(lambda step: 0.5**step), 2)
     0.25
@@ -911,8 +913,8 @@ def learning_rate_at(optimizer: Optimizer, step: int) -> float:
         rate = rate(step)
     if not (is_number(rate) and is_finite(rate) and rate >= 0):
         raise SettingError(
-            f"learning_rate must be a finite number >= 0, {optimizer.learning_rate!r} gave {rate!r}"
-            f" for update {step}."
+            f"learning_rate must be a finite number >= 0, but {optimizer.learning_rate!r} returned"
+            f" {rate!r} for update {step}."
         )
     return float(rate)
 

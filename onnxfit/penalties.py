@@ -61,7 +61,8 @@ class Penalty(ChecksArguments, ABC):
     ) -> onnx.ModelProto:
         """Build the penalty as a model, `weight` -> `penalty`, that runs in any onnxruntime.
 
-        - `shape`, `dtype`: of the weight; a size may be a name. `penalty` has shape `()`.
+        - `shape`, `dtype`: shape and element type of the weight; a size may be a name. `penalty`
+          has shape `()`.
         - `gradient`: add the output `weight_grad`.
 
         >>> [v.name for v in L2(0.1).build_onnx_function(gradient=True).graph.output]
@@ -84,7 +85,7 @@ class L1(Penalty):
     r"""Sum of absolute values, $\lambda \sum |w|$ (Tibshirani 1996); the gradient is
     $\lambda\,\mathrm{sign}(w)$, and 0 where $w = 0$.
 
-    - `weight` $\lambda \ge 0$. SettingError for another number.
+    - `weight` $\lambda \ge 0$. Raises SettingError for another number.
 
     >>> get_penalty("lasso")
     L1(weight=0.01)
@@ -105,7 +106,7 @@ class L1(Penalty):
 class L2(Penalty):
     r"""Sum of squares, $\lambda \sum w^2$ (Hoerl and Kennard 1970); the gradient is $2 \lambda w$.
 
-    - `weight` $\lambda \ge 0$. SettingError for another number.
+    - `weight` $\lambda \ge 0$. Raises SettingError for another number.
 
     >>> get_penalty("ridge")
     L2(weight=0.01)
@@ -127,7 +128,7 @@ class ElasticNet(Penalty):
     r"""Sum of absolute values and squares, $l_1 \sum |w| + l_2 \sum w^2$ (Zou and Hastie 2005,
     without their factor $1 + l_2$).
 
-    - `l1` $l_1 \ge 0$, `l2` $l_2 \ge 0$. SettingError for another number.
+    - `l1` $l_1 \ge 0$, `l2` $l_2 \ge 0$. Raises SettingError for another number.
 
     >>> ElasticNet(l1=0.5, l2=0.0)
     ElasticNet(l1=0.5, l2=0.0)
@@ -147,11 +148,11 @@ class ElasticNet(Penalty):
 
 
 def get_penalty(spec: OnePenalty) -> Penalty:
-    """Return the penalty that `spec` means.
+    """Return the penalty that `spec` specifies.
 
-    `spec` is a Penalty, which is returned as it is, a Penalty class, a name, a number (L2 of that
-    weight), or a dict `{"l1": a, "l2": b}`, of which either may be left out. UnknownNameError (a
-    SettingError) for a name that no penalty has; SettingError for anything else.
+    `spec` is a Penalty, which is returned itself, a Penalty class, a name, a number (L2 with that
+    weight), or a dict `{"l1": a, "l2": b}`, in which either entry is optional. Raises
+    UnknownNameError (a SettingError) for an unknown name, and SettingError for anything else.
 
     >>> get_penalty(0.1), get_penalty("lasso"), get_penalty({"l1": 0.5})
     (L2(weight=0.1), L1(weight=0.01), ElasticNet(l1=0.5, l2=0.0))
@@ -167,21 +168,21 @@ def get_penalty(spec: OnePenalty) -> Penalty:
     if isinstance(spec, Mapping) and spec and set(spec) <= {"l1", "l2"}:
         return ElasticNet(spec.get("l1", 0.0), spec.get("l2", 0.0))
     raise SettingError(
-        "A penalty is a Penalty, a number (L2), a name or {'l1': a, 'l2': b}, got"
+        "A penalty must be a Penalty, a number (L2), a name or {'l1': a, 'l2': b}, got"
         f" {shortened(spec)}."
     )
 
 
 def penalties_for(penalty: PenaltyLike, names: Sequence[str]) -> dict[str, Penalty]:
-    """Return weight -> Penalty for the weights that have one, in the order of `names`.
+    """Return a mapping from weight to Penalty for penalized weights, in the order of `names`.
 
-    - `penalty`: the argument of `Trainer`. None is no penalty; a Penalty, a number or a name holds
-      for every weight. A dict maps names and fnmatch patterns to these, or to None for no penalty:
-      a weight's own name comes before patterns, and of several patterns the first that matches
-      counts.
+    - `penalty`: the argument of `Trainer`. None is no penalty; a Penalty, a number or a name
+      applies to every weight. A dict maps names and fnmatch patterns to these, or to None for no
+      penalty. A weight's own name takes precedence over patterns, and the first of several matching
+      patterns applies.
     - `names`: the trained weights.
 
-    UnknownNameError (a SettingError) for an entry of the dict that no weight matches.
+    Raises UnknownNameError (a SettingError) for an entry of the dict that no weight matches.
 
     >>> weights = ["fc1.weight", "fc1.bias", "fc2.weight"]
     >>> penalties_for({"fc2.weight": {"l1": 0.1}, "*.bias": None, "*": 1e-4}, weights)
@@ -194,7 +195,7 @@ def penalties_for(penalty: PenaltyLike, names: Sequence[str]) -> dict[str, Penal
         return dict.fromkeys(names, get_penalty(penalty))
     _check_keys(penalty, names)
     entries = {key: None if p is None else get_penalty(p) for key, p in penalty.items()}
-    # A weight's name may have brackets, and is no pattern then.
+    # A weight's name may have brackets, and is then not a pattern.
     patterns = [key for key in entries if key not in names]
     chosen: dict[str, Penalty] = {}
     for name in names:
@@ -209,13 +210,13 @@ def _check_keys(penalty: Mapping[str, Any], names: Sequence[str]) -> None:
     for pattern in penalty:
         if not isinstance(pattern, str):
             raise SettingError(
-                "penalty= maps names of weights and patterns to penalties, got the key"
+                "penalty= must map names of weights and patterns to penalties, got the key"
                 f" {pattern!r}."
             )
         if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
             if set(penalty) <= {"l1", "l2"}:
                 raise SettingError(
-                    f"penalty={dict(penalty)!r} names no weight; for every weight write"
+                    f"penalty={dict(penalty)!r} matches no weight. For every weight, use"
                     f" penalty={{'*': {dict(penalty)!r}}}."
                 )
             raise UnknownNameError("trained weight", pattern, names)

@@ -33,12 +33,11 @@ class Schedule(ChecksArguments, ABC):
     """Base class of every schedule: `schedule(step)` is the learning rate of update number `step`,
     counted from 0.
 
-    A schedule is a pure function: it remembers nothing, so that a resumed run gets the rates of an
-    uninterrupted one. In the formulas $t$ is the number of the update. Settings out of range raise
-    SettingError.
+    A schedule is a pure function without state, so a resumed run gets the rates of an uninterrupted
+    one. In the formulas $t$ is the number of the update. Settings out of range raise SettingError.
 
-    To write a schedule, subclass with a frozen dataclass whose `__call__` is the formula; a plain
-    function of the step does for a schedule without settings.
+    To write a schedule, subclass with a frozen dataclass whose `__call__` is the formula; for a
+    schedule without settings, a plain function of the step is enough.
 
     >>> @dataclass(frozen=True)
     ... class Sawtooth(Schedule):
@@ -85,7 +84,7 @@ class Exponential(Schedule):
     - `learning_rate` $\eta_0 \ge 0$.
     - `decay_steps` $n \ge 1$, in updates.
     - `decay_rate` $r$ in (0, 1].
-    - `staircase`: take the whole part of $t/n$, so that the rate falls at once every $n$ updates.
+    - `staircase`: use the whole part of $t/n$, so the rate drops every $n$ updates.
 
     >>> [Exponential(0.8, decay_steps=2, decay_rate=0.25)(step) for step in range(3)]
     [0.8, 0.4, 0.2]
@@ -185,8 +184,8 @@ class Piecewise(Schedule):
             raise SettingError(f"Piecewise needs increasing boundaries, got {self.boundaries}.")
         if len(self.values) != len(self.boundaries) + 1:
             raise SettingError(
-                f"Piecewise needs one value more than boundaries, got {len(self.values)} for"
-                f" {len(self.boundaries)} boundaries."
+                f"Piecewise needs one more value than boundaries, got {len(self.values)} values"
+                f" for {len(self.boundaries)} boundaries."
             )
 
     def __call__(self, step: int) -> float:
@@ -202,8 +201,8 @@ class Polynomial(Schedule):
     - `decay_steps` $n \ge 1$, in updates.
     - `end_learning_rate` $\eta_1 \ge 0$.
     - `power` $p > 0$; 1 is linear.
-    - `cycle`: double, triple, ... $n$ whenever $t$ passes it; the rate jumps up and falls again,
-      more slowly every time.
+    - `cycle`: double, triple, ... $n$ whenever $t$ passes it. The rate jumps up and falls again,
+      more slowly each time.
 
     >>> [Polynomial(0.4, decay_steps=4)(step) for step in (0, 1, 2, 4, 9)]
     [0.4, 0.30000000000000004, 0.2, 0.0, 0.0]
@@ -236,9 +235,9 @@ class Cosine(Schedule):
     - `decay_steps` $n \ge 1$, in updates.
     - `end_learning_rate` $\eta_1 \ge 0$.
     - `restarts`: let the rate jump up again after $n$ updates.
-    - `t_mul` $\ge 1$, with restarts: every next period is so many times as long.
-    - `m_mul` in (0, 1], with restarts: the height of every next period above $\eta_1$ is so many
-      times as large.
+    - `t_mul` $\ge 1$, with restarts: the length of each period relative to the previous one.
+    - `m_mul` in (0, 1], with restarts: the height of each period above $\eta_1$, relative to the
+      previous one.
 
     >>> [round(Cosine(0.2, decay_steps=2)(step), 3) for step in range(4)]
     [0.2, 0.1, 0.0, 0.0]
@@ -274,7 +273,7 @@ class Cosine(Schedule):
         elif self.t_mul == 1:
             period, into = divmod(into, length)
             height = self.m_mul**period
-        else:  # subtracting keeps the restarts exact, where a logarithm would round
+        else:  # subtracting keeps the restarts exact; a logarithm would round
             while into >= length:
                 into -= length
                 length *= self.t_mul
@@ -290,9 +289,9 @@ class OneCycle(Schedule):
     $\eta$/`div_factor`/`final_div_factor` (Smith & Topin 2018).
 
     These are the learning rates of `torch.optim.lr_scheduler.OneCycleLR`; its cycle of the momentum
-    is left out. Each phase goes from a rate $a$ to a rate $b$ by $b + (a - b)(1 + \cos(\pi s))/2$,
-    where $s$ from 0 to 1 is the share of the phase that has passed. After `total_steps` updates the
-    rate stays.
+    is not included. Each phase goes from a rate $a$ to a rate $b$ by $b + (a - b)(1 + \cos(\pi
+    s))/2$, where $s$ from 0 to 1 is the completed share of the phase. After `total_steps` updates
+    the rate stays constant.
 
     - `max_learning_rate` $\eta \ge 0$.
     - `total_steps` $\ge 1$, in updates.
@@ -322,7 +321,8 @@ class OneCycle(Schedule):
         check_number(self, "final_div_factor", at_least=1)
         if self.anneal_strategy not in ("cos", "linear"):
             raise SettingError(
-                f"OneCycle's anneal_strategy is 'cos' or 'linear', got {self.anneal_strategy!r}."
+                "OneCycle's anneal_strategy must be 'cos' or 'linear', got"
+                f" {self.anneal_strategy!r}."
             )
 
     def __call__(self, step: int) -> float:
@@ -408,12 +408,12 @@ class Optimal(Schedule):
     r"""Bottou's decay $\eta_0 t_0/(t_0 + t)$ with $t_0 = 1/(e\alpha)$, $e = w/\max(1, 2(1+w))$ and
     $w = \sqrt{1/\sqrt\alpha}$ (Bottou 2010).
 
-    $w$ is the size that the weights are then expected to have, and $2(1+w)$ the slope of the
-    squared error at $-w$. scikit-learn's "optimal" has this form too, with $e = w$ and $\eta_0 =
+    $w$ is the expected size of the weights under this penalty, and $2(1+w)$ the slope of the
+    squared error at $-w$. scikit-learn's "optimal" also has this form, with $e = w$ and $\eta_0 =
     e$.
 
     - `learning_rate` $\eta_0 \ge 0$.
-    - `alpha` $\alpha > 0$: the strength of the L2 penalty that the model is trained with.
+    - `alpha` $\alpha > 0$: the strength of the model's L2 penalty.
 
     >>> round(Optimal(0.01, alpha=1e-4)(22000), 6)
     0.005
@@ -442,5 +442,5 @@ def _cosine(done: float) -> float:
 
 
 def _between(low: float, high: float, share: float) -> float:
-    """`high` at share 1, `low` at 0; both exact, so that a schedule ends where it was told to."""
+    """Interpolate: `high` at share 1, `low` at 0. Both ends are exact."""
     return high if share == 1 else low + (high - low) * share

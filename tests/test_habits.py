@@ -404,13 +404,13 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     ),
     "loss_weights as a list": (
         lambda _: Trainer(two_outputs(), loss={"a": "mse"}, loss_weights=[1.0]),
-        "a dict output name -> number",
+        "a dict from output name to number",
     ),
     "one loss for two outputs": (lambda _: Trainer(two_outputs(), loss="mse"), "loss={'a'"),
     "seed=None": (lambda _: build(seed=None), "whole number"),
     "device='gpu'": (lambda _: build(device="gpu"), "Did you mean 'cuda'?"),
     "device='mps'": (lambda _: build(device="mps"), "Did you mean 'coreml'?"),
-    "a device that is not there": (lambda _: build(device="cuda:99"), "or leave device='cpu'"),
+    "a device that is not there": (lambda _: build(device="cuda:99"), "or use device='cpu'"),
     "fit without a loss": (lambda _: Trainer(linear(4)).fit(X, Y), "loss='mean_squared_error'"),
     "evaluate without a loss": (lambda _: Trainer(linear(4)).evaluate(X, Y), "has no loss"),
     "metrics without a loss": (lambda _: Trainer(linear(4), metrics=["mae"]), "loss=None"),
@@ -485,7 +485,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "set_weights of a wrong name": (lambda b: b.regression.set_weights({"W": X}), "'w'?"),
     "set_weights of a wrong shape": (
         lambda b: b.regression.set_weights({"w": np.ones((1, 4))}),
-        "w is float32[4, 1]",
+        "w must be float32[4, 1]",
     ),
     "set_weights of a list": (lambda b: b.regression.set_weights([X]), "a dict that maps"),
     "set_weights of text": (lambda b: b.regression.set_weights({"w": "a"}), "float32[4, 1]"),
@@ -568,14 +568,14 @@ def test_a_habit_is_refused_with_its_fix(name: str, bench: Bench) -> None:
 WARNED = {
     "CrossEntropy(from_logits=True) of a Softmax": (
         lambda: ended_trainer("Softmax", CrossEntropy(from_logits=True)),
-        "set from_logits=False",
+        "Set from_logits=False",
     ),
     "bce_with_logits of a Sigmoid": (
         lambda: ended_trainer("Sigmoid", "bce_with_logits"),
-        "set from_logits=False",
+        "Set from_logits=False",
     ),
-    "NLL of a Softmax": (lambda: ended_trainer("Softmax", NLL()), "use CrossEntropy"),
-    "NLL of scores": (lambda: Trainer(mlp((4, 3)), loss="nll"), "use CrossEntropy"),
+    "NLL of a Softmax": (lambda: ended_trainer("Softmax", NLL()), "Use CrossEntropy"),
+    "NLL of scores": (lambda: Trainer(mlp((4, 3)), loss="nll"), "Use CrossEntropy"),
 }
 
 

@@ -174,12 +174,12 @@ class TestModels:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda m: setattr(m.graph.initializer[0], "raw_data", b"\0" * 8), r"'fc0.weight' of FLOAT\[4, 8\] that needs 128 bytes and has 8"),
-            (lambda m: m.graph.initializer[0].dims.__setitem__(0, 1 << 40), r"needs \d+ bytes and has 128"),
-            (lambda m: m.graph.initializer[0].dims.__setitem__(0, -4), r"none can be negative"),
-            (lambda m: setattr(m.graph.initializer[0], "data_type", 99), r"elements of the type 99, which ONNX does not have"),
-            (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99), r"'x' has elements of the type 99"),
-            (lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 1 << 62), r"more than there is room for"),
+            (lambda m: setattr(m.graph.initializer[0], "raw_data", b"\0" * 8), r"'fc0.weight' of FLOAT\[4, 8\] needs 128 bytes, got 8"),
+            (lambda m: m.graph.initializer[0].dims.__setitem__(0, 1 << 40), r"needs \d+ bytes, got 128"),
+            (lambda m: m.graph.initializer[0].dims.__setitem__(0, -4), r"must not be negative"),
+            (lambda m: setattr(m.graph.initializer[0], "data_type", 99), r"element type 99, which ONNX does not define"),
+            (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99), r"'x' with element type 99"),
+            (lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 1 << 62), r"more than any memory can hold"),
             (lambda m: m.graph.initializer[0].segment.SetInParent(), r"in segments"),
             (lambda m: m.graph.initializer[0].float_data.append(1), r"its elements twice, in float_data and in raw_data"),
             (lambda m: m.graph.node[1].input.__setitem__(0, "y"), r"not a valid ONNX model"),
@@ -195,7 +195,7 @@ class TestModels:
     @pytest.mark.parametrize("name", [b"fc0.weight", b"Gemm", b"h0"])
     def test_a_name_that_is_no_text(self, name: bytes) -> None:
         data = mlp().SerializeToString().replace(name, b"\xff" + name[1:])
-        with pytest.raises(ModelError, match=r"is no text"):
+        with pytest.raises(ModelError, match=r"is not valid UTF-8"):
             Trainer(data, loss="mse")
 
     @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
@@ -211,7 +211,7 @@ class TestModels:
             proto.graph.initializer.append(
                 onnx.numpy_helper.from_array(np.ones(shape, np.float32), name)
             )
-        with pytest.raises(ModelError, match="without steps"):
+        with pytest.raises(ModelError, match="of length 0"):
             Trainer(proto, loss="mse").train_on_batch(
                 np.zeros((3, 0, 2), np.float32), np.zeros((3, 1), np.float32)
             )
@@ -229,7 +229,7 @@ class TestModels:
             <opset_import: ["": 17, "own": 1], domain: "own"> round (a) => (b) { b = own.round(a) }"""
         )
         proto.ir_version = 7  # before functions came, so that ONNX's checker does not look at them
-        with pytest.raises(ModelError, match=r"contradicts itself: .*own::round"):
+        with pytest.raises(ModelError, match=r"is inconsistent: .*own::round"):
             Trainer(proto, loss="mse")
 
     def test_a_negative_size_is_an_open_one(self) -> None:
@@ -241,12 +241,12 @@ class TestModels:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("y = Loop (n, c, h) <body = b (int64 i) => (float[N, 1] k) { k = Identity(h) }>", r"body 'b' of Loop .* has 1 inputs and 1 outputs; .* 3 and 2"),
+            ("y = Loop (n, c, h) <body = b (int64 i) => (float[N, 1] k) { k = Identity(h) }>", r"body 'b' of Loop .* has 1 inputs and 1 outputs\. Expected 3 inputs and 2"),
             ("y = If (c) <then_branch = t () => (float[N, 1] a, float[N, 1] b) { a = Tanh(h)  b = Neg(h) }, else_branch = e () => (float[N, 1] d) { d = Neg(h) }>", r"body 't' of If .* 2 outputs"),
-            ("y = Scan<num_scan_inputs = 7, body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"num_scan_inputs=7 of 1 inputs"),
+            ("y = Scan<num_scan_inputs = 7, body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"must be from 1 to 1, its number of inputs, got 7"),
             ('last, y = Scan<num_scan_inputs = 1, body = s (float[N,1] o, float[1] r) => (float[N,1] m, float[1] q) { m = Add(o, r) q = Neg(r) }>(h, "")', "lacks an input"),
             ("y = Scan<num_scan_inputs = 1, scan_input_axes = [7], body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"axis"),
-            ("y = Scan<num_scan_inputs = 1, scan_input_axes = [0, 0], body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"2 scan_input_axes, and needs 1"),
+            ("y = Scan<num_scan_inputs = 1, scan_input_axes = [0, 0], body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"2 scan_input_axes, expected 1"),
         ],
     )  # fmt: skip
     def test_bodies_that_do_not_fit_their_node(self, text: str, message: str) -> None:
@@ -280,7 +280,7 @@ class TestModels:
         proto = trees()
         tree = next(n for n in proto.graph.node if n.op_type == "TreeEnsembleRegressor")
         tree.attribute.remove(next(a for a in tree.attribute if a.name == "target_weights"))
-        with pytest.raises(ModelError, match=r"without target_weights"):
+        with pytest.raises(ModelError, match=r"has no target_weights"):
             Trainer(proto, loss="mse")
 
     def test_sizes_beyond_all_numbers(self) -> None:
@@ -289,7 +289,7 @@ class TestModels:
         value = work.graph.node(0).outputs[0]
         value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([-(2**65)])
         with pytest.raises(
-            ModelError, match=r"sizes that ONNX cannot write down: .*-36893488147419103232"
+            ModelError, match=r"sizes that ONNX cannot represent: .*-36893488147419103232"
         ):
             infer_shapes(work)
 
@@ -298,7 +298,9 @@ class TestModels:
             "(float[N, 2] x) => (float[N, 2] y) <float[2] s = {1, 1}> { y = LayerNormalization<axis"
             " = 9223372036854775807>(x, s) }"
         )
-        with pytest.raises(ModelError, match="of axis 9223372036854775807; no tensor has so many"):
+        with pytest.raises(
+            ModelError, match="has axis 9223372036854775807, but tensors have fewer"
+        ):
             Trainer(far, loss="mse")
 
     def test_a_kernel_with_too_few_parameters(self) -> None:
@@ -318,7 +320,7 @@ class TestModels:
             [oh.make_tensor_value_info("y", 1, ["N", 1])],
         )
         opsets = [oh.make_opsetid("", 17), oh.make_opsetid("ai.onnx.ml", 3)]
-        with pytest.raises(ModelError, match="2 kernel_params; they are three"):
+        with pytest.raises(ModelError, match="2 kernel_params, expected 3"):
             Trainer(oh.make_model(graph, opset_imports=opsets, ir_version=8), loss="mse")
 
     def test_bodies_deeper_than_protobuf_goes(self) -> None:
@@ -340,7 +342,7 @@ class TestModels:
         (folder / "model.onnx").write_bytes(proto.SerializeToString())
         with pytest.raises(ModelError):
             Trainer(folder / "model.onnx", loss="mse")
-        with pytest.raises(ModelError, match=r"keeps weights in other files"):
+        with pytest.raises(ModelError, match=r"stores weights in other files"):
             Trainer(proto, loss="mse")
 
     def test_a_link_out_of_the_models_folder_is_not_read(self, tmp_path: Path) -> None:
@@ -550,5 +552,5 @@ def test_a_tensor_of_nothing_has_sizes_too() -> None:
     )
     proto.graph.initializer.append(from_array(np.zeros(0, np.float32), "nothing"))
     proto.graph.initializer[-1].dims[:] = [0, 1 << 62]
-    with pytest.raises(ModelError, match=r"more than there is room for"):
+    with pytest.raises(ModelError, match=r"more than any memory can hold"):
         Trainer(proto, loss="mse")

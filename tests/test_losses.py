@@ -552,12 +552,12 @@ def test_labels_that_are_nan_or_no_numbers_are_refused_by_row(loss):
     with pytest.raises(
         DataError,
         match=(
-            rf"^{type(loss).__name__} expects .* for output y: float64\[batch, .*4\]; got nan at"
+            rf"^{type(loss).__name__} expects .* for output y: float64\[batch, .*4\], got nan at"
             r" row 4"
         ),
     ):
         loss.prepare(y, spec)
-    with pytest.raises(DataError, match="labels that are numbers, got <U"):
+    with pytest.raises(DataError, match="numeric labels, got dtype <U"):
         loss.prepare(y.astype(str), spec)
 
 
@@ -565,7 +565,7 @@ def test_labels_that_are_nan_or_no_numbers_are_refused_by_row(loss):
 def test_labels_of_another_shape_are_refused(loss):
     with pytest.raises(
         DataError,
-        match=r"of shape \(batch,.*\) for output y: float64\[batch, .*4\]; got shape \(6, 3, 2\)",
+        match=r"of shape \(batch,.*\) for output y: float64\[batch, .*4\], got shape \(6, 3, 2\)",
     ):
         loss.prepare(np.zeros((6, 3, 2)), spec_for(loss, float))
 
@@ -918,21 +918,21 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             LOGITS,
             (
                 "CrossEntropy expects class indices from 0 to 9 for output logits: float32[batch,"
-                " 10]; got 10 at row 17."
+                " 10], got 10 at row 17."
             ),
         ),
         (
             CrossEntropy(),
             [3, -1],
             LOGITS,
-            "got -1 at row 1. With ignore_index=-1 such labels count nothing.",
+            "got -1 at row 1. With ignore_index=-1, these labels do not count.",
         ),
         (CrossEntropy(ignore_index=-1), [3, -1, -2], LOGITS, "got -2 at row 2."),
         (
             CrossEntropy(),
             [3.0, 0.5],
             LOGITS,
-            "class indices from 0 to 9 for output logits: float32[batch, 10]; got 0.5 at row 1.",
+            "class indices from 0 to 9 for output logits: float32[batch, 10], got 0.5 at row 1.",
         ),
         (CrossEntropy(), [np.inf, 0], LOGITS, "got inf at row 0."),
         (
@@ -940,7 +940,7 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             np.full((2, 10), 2),
             LOGITS,
             (
-                "class indices, or probabilities from 0 to 1 for output logits: float32[batch, 10];"
+                "class indices, or probabilities from 0 to 1 for output logits: float32[batch, 10],"
                 " got 2 at row 0."
             ),
         ),
@@ -949,7 +949,7 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             np.zeros((2, 9)),
             LOGITS,
             (
-                "class indices of shape (batch,) for output logits: float32[batch, 10]; got shape"
+                "class indices of shape (batch,) for output logits: float32[batch, 10], got shape"
                 " (2, 9)."
             ),
         ),
@@ -957,27 +957,27 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             CrossEntropy(),
             np.zeros((2, 5)),
             TensorSpec("y", np.dtype("f4"), ("batch", 7, 5)),
-            "Are the classes on axis 1? Then set axis=1.",
+            "If the classes are on axis 1, set axis=1.",
         ),
         (NLL(), np.full((2, 10), 0.1), LOGITS, "NLL expects class indices of shape (batch,)"),
         (
             BinaryCrossEntropy(),
             [0, 1, 2],
             SCORE,
-            "numbers from 0 to 1 for output score: float32[batch, 1]; got 2 at row 2.",
+            "numbers from 0 to 1 for output score: float32[batch, 1], got 2 at row 2.",
         ),
         (
             BinaryCrossEntropy(),
             [0, 1],
             LOGITS,
-            "For one of several classes per row use CrossEntropy.",
+            "For one of several classes per row, use CrossEntropy.",
         ),
         (
             Hinge(),
             [1, 2],
             SCORE,
             (
-                "Hinge expects labels -1 and 1, or 0 and 1, for output score: float32[batch, 1];"
+                "Hinge expects labels -1 and 1, or 0 and 1, for output score: float32[batch, 1],"
                 " got 2 at row 1."
             ),
         ),
@@ -985,14 +985,14 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             Hinge(),
             [1, 0, -1],
             SCORE,
-            "not a mixture, for output score: float32[batch, 1]; got -1 at row 2.",
+            "not a mixture, for output score: float32[batch, 1], got -1 at row 2.",
         ),
         (
             Poisson(),
             [1, -1],
             SCORE,
             (
-                "Poisson expects finite numbers >= 0 for output score: float32[batch, 1]; got -1 at"
+                "Poisson expects finite numbers >= 0 for output score: float32[batch, 1], got -1 at"
                 " row 1."
             ),
         ),
@@ -1001,7 +1001,7 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             [1, 1e300],
             SCORE,
             (
-                "MeanSquaredError expects finite numbers for output score: float32[batch, 1]; got"
+                "MeanSquaredError expects finite numbers for output score: float32[batch, 1], got"
                 " 1e+300 at row 1."
             ),
         ),
@@ -1059,40 +1059,37 @@ def test_wrong_labels_are_named(loss, y, output, message):
         (lambda: Focal(alpha=1), "Focal needs 0 < alpha < 1, got 1."),
         (
             lambda: CrossEntropy(class_weights=(1, 2)).target(LOGITS),
-            "one of class_weights for each of the 10 entries of axis 1 of logits",
+            "10 numbers as class_weights, one for each entry of axis 1 of logits",
         ),
         (
             lambda: BinaryCrossEntropy(pos_weight=(1, 2)).target(LOGITS),
-            "one of pos_weight for each of the 10 entries of axis 1 of logits",
+            "10 numbers as pos_weight, one for each entry of axis 1 of logits",
         ),
         (
             lambda: Focal(alpha=(0.5, 0.5)).target(LOGITS),
-            "one of alpha for each of the 10 entries of axis 1 of logits",
+            "10 numbers as alpha, one for each entry of axis 1 of logits",
         ),
         (
             lambda: CrossEntropy().target(SCORE),
-            (
-                "CrossEntropy needs at least 2 classes; for one output per sample use"
-                " BinaryCrossEntropy."
-            ),
+            "CrossEntropy needs at least 2 classes, got score",
         ),
         (
             lambda: CrossEntropy(axis=2).target(LOGITS),
-            "an output with a batch axis and an axis of classes; got rank 2 and axis=2.",
+            "an output with a batch axis and a class axis, got rank 2 and axis=2.",
         ),
         (lambda: CrossEntropy(axis=0).target(LOGITS), "got rank 2 and axis=0."),
         (
             lambda: GaussianNLL().target(SCORE),
             (
-                "GaussianNLL needs an output whose last axis holds means, then as many variances;"
-                " got score"
+                "GaussianNLL needs an output whose last axis has an even size, means followed by"
+                " variances, got score"
             ),
         ),
         (
             lambda: get_loss(3),
-            "A loss is a name, a Loss or a function (op, y_true, y_pred) -> Value, got 3.",
+            "loss must be a name, a Loss or a function (op, y_true, y_pred) -> Value, got 3.",
         ),
-        (lambda: get_loss(int), "A loss is a name, a Loss or a function"),
+        (lambda: get_loss(int), "loss must be a name, a Loss or a function"),
     ],
 )
 def test_impossible_settings_are_refused(make, message):
@@ -1135,10 +1132,11 @@ def test_a_function_per_element_is_reduced_and_a_scalar_stays():
     largest = get_loss(lambda op, y_true, y_pred: op.ReduceSum(abs(y_true - y_pred), keepdims=0))
     assert value(largest, y, p) == pytest.approx(np.abs(y - p).sum())
     with pytest.raises(
-        SettingError, match=r"<lambda> gives one number a batch, which cannot be weighted by row"
+        SettingError,
+        match=r"<lambda> returns one number per batch, which sample weights cannot scale",
     ):
         value(largest, y, p, s)
-    with pytest.raises(SettingError, match=r"returned None: a loss is a Value of floats"):
+    with pytest.raises(SettingError, match=r"must return a Value of floats, got None"):
         value(get_loss(lambda op, y_true, y_pred: None), y, p)
 
 
@@ -1167,12 +1165,12 @@ def test_labels_of_a_function_may_have_a_shape_of_their_own():
             CrossEntropy(from_logits=True),
             "Softmax",
             (
-                r"CrossEntropy\(from_logits=True\) takes logits, and the model's output comes from"
-                r" a Softmax: set from_logits=False"
+                r"CrossEntropy\(from_logits=True\) expects logits, but the model's output comes from"
+                r" a Softmax\. Set from_logits=False"
             ),
         ),
-        (BinaryCrossEntropy(from_logits=True), "Sigmoid", "set from_logits=False"),
-        (BinaryCrossEntropyWithLogits(), "Sigmoid", "set from_logits=False"),
+        (BinaryCrossEntropy(from_logits=True), "Sigmoid", "Set from_logits=False"),
+        (BinaryCrossEntropyWithLogits(), "Sigmoid", "Set from_logits=False"),
         (CrossEntropy(), "Softmax", None),
         (BinaryCrossEntropy(), "Neg", None),
         (BinaryCrossEntropy(), "Sigmoid", None),
@@ -1201,7 +1199,7 @@ def test_only_log_probabilities_are_right_for_nll(op_type, recwarn):
     loss.reduce(op, y_true, y_pred, None)
     loss.reduce(op, y_true, y_pred, None)
     messages = [str(warning.message) for warning in recwarn]
-    expected = "NLL takes log-probabilities, and the model's output comes from a Softmax"
+    expected = "NLL needs log-probabilities, but the model's output comes from a Softmax"
     assert [message.startswith(expected) for message in messages] == (
         [True] if op_type == "Softmax" else []
     )
@@ -1213,7 +1211,7 @@ def test_logits_taken_for_probabilities_are_noticed():
     with pytest.warns(
         UserWarning,
         match=(
-            r"BinaryCrossEntropy\(from_logits=False\) takes probabilities, and the model's output"
+            r"BinaryCrossEntropy\(from_logits=False\) expects probabilities, but the model's output"
             r" comes from a Add"
         ),
     ):

@@ -302,7 +302,9 @@ def test_unknown_metrics() -> None:
         UnknownNameError, match=r"No metric is called 'acuracy'\. Did you mean 'accuracy'"
     ):
         get_metric("acuracy")
-    with pytest.raises(SettingError, match=r"A metric is a name, a Metric or a function .*, got 3"):
+    with pytest.raises(
+        SettingError, match=r"A metric must be a name, a Metric or a function .*, got 3"
+    ):
         get_metric(3)  # type: ignore[arg-type]
 
 
@@ -453,7 +455,7 @@ def test_logits_are_cut_where_their_sigmoid_is() -> None:
         metric = cls()
         with pytest.warns(
             UserWarning,
-            match=rf"leave 0\.\.1: if they are logits, use {cls.__name__}\(from_logits=True\)",
+            match=rf"outside 0\.\.1\. If they are logits, use {cls.__name__}\(from_logits=True\)",
         ):
             metric.update(y_true, logit)
         metric.update(y_true, logit)  # says it once
@@ -636,7 +638,7 @@ def test_a_float_label_that_is_no_class_is_refused(label):
 
 
 @every_metric
-@pytest.mark.filterwarnings("ignore:.*leave 0..1")
+@pytest.mark.filterwarnings("ignore:.*outside 0..1")
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_of_weight_zero_that_is_not_finite_has_no_influence(cls, bad):
     taken = 0
@@ -839,7 +841,9 @@ class MeanAndLargest(MeanSquaredError):
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_metric_that_does_not_say_how_is_not_merged(cls: type[Metric], count: int) -> None:
     metric = cls()
-    message = rf"metric '{metric.name}' cannot be merged .* Write {cls.__name__}\.merge\(self, sta"
+    message = (
+        rf"metric '{metric.name}' cannot be merged .* Implement {cls.__name__}\.merge\(self, sta"
+    )
     with pytest.raises(UnsupportedError, match=message):
         metric.merge([metric.state_dict()] * count)
 
@@ -860,5 +864,5 @@ def test_a_metric_merges_what_its_class_adds() -> None:
 
 def test_a_metric_is_not_merged_with_another() -> None:
     metric = MeanSquaredError()
-    with pytest.raises(CheckpointError, match="'mean_squared_error' keeps _count, _total"):
+    with pytest.raises(CheckpointError, match="'mean_squared_error' stores _count, _total"):
         metric.merge([AUC().state_dict()])

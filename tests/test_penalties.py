@@ -167,16 +167,16 @@ def test_a_pattern_without_a_weight_lists_the_weights():
         (lambda: get_penalty("l3"), "No penalty is called 'l3'. Did you mean"),
         (
             lambda: get_penalty(True),
-            "A penalty is a Penalty, a number (L2), a name or {'l1': a, 'l2': b}, got True.",
+            "A penalty must be a Penalty, a number (L2), a name or {'l1': a, 'l2': b}, got True.",
         ),
         (lambda: get_penalty({"l3": 1}), "got {'l3': 1}."),
         (
             lambda: penalties_for({"l1": 0.1, "l2": 0.2}, WEIGHTS),
-            "names no weight; for every weight write penalty={'*': {'l1': 0.1, 'l2': 0.2}}.",
+            "matches no weight. For every weight, use penalty={'*': {'l1': 0.1, 'l2': 0.2}}.",
         ),
         (
             lambda: penalties_for({3: 0.1}, WEIGHTS),
-            "penalty= maps names of weights and patterns to penalties, got the key 3.",
+            "penalty= must map names of weights and patterns to penalties, got the key 3.",
         ),
         (lambda: penalties_for({"*": -1}, WEIGHTS), "L2 needs a finite weight >= 0, got -1.0."),
     ],

@@ -421,7 +421,7 @@ def test_without_a_decision_of_the_loss_a_metric_compares_outputs_as_they_are() 
     y = (CLASSES > 0).astype(np.float32)
     trainer = Trainer(mlp((4, 8, 1)), loss="mse", metrics=["accuracy"])
     raw = trainer.predict(X)[:, 0]
-    with pytest.warns(UserWarning, match="leave 0..1"):
+    with pytest.warns(UserWarning, match="outside 0..1"):
         found = trainer.evaluate(X, y)["accuracy"]
     assert found == pytest.approx(((raw > 0.5) == (y > 0.5)).mean())
 

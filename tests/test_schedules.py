@@ -143,7 +143,7 @@ def test_names():
         (lambda: Piecewise((3, 3), (1, 2, 3)), r"increasing boundaries, got \(3, 3\)"),
         (
             lambda: Piecewise((3,), (1.0,)),
-            r"one value more than boundaries, got 1 for 1 boundaries",
+            r"one more value than boundaries, got 1 values for 1 boundaries",
         ),
         (lambda: Piecewise(3, (1.0, 2.0)), r"whole numbers as boundaries >= 0, got 3"),
         (lambda: Piecewise((3,), (1.0, -2.0)), r"numbers as values >= 0, got \(1.0, -2.0\)"),

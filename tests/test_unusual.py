@@ -80,7 +80,7 @@ class TestFormulas:
             Trainer(linear(2), loss=lambda op, y, p: op.ReduceMeen(y - p))
 
     def test_a_loss_with_another_signature(self) -> None:
-        with pytest.raises(SettingError, match=r"called with \(op, y_true, y_pred\)"):
+        with pytest.raises(SettingError, match=r"must accept \(op, y_true, y_pred\)"):
             Trainer(linear(2), loss=lambda y_true, y_pred: y_true - y_pred)
 
 
@@ -261,7 +261,7 @@ class TestModels:
         np.testing.assert_allclose(trainer.predict(X), expected, rtol=1e-5, atol=1e-6)
 
     def test_no_weights_is_not_all_weights(self) -> None:
-        with pytest.raises(SettingError, match=r"weights=\[\] leaves nothing to train"):
+        with pytest.raises(SettingError, match=r"weights=\[\] selects no weight"):
             Trainer(mlp(), [], loss="mse")
 
 

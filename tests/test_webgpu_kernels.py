@@ -89,7 +89,7 @@ def by_class(module: str, base: type[Any]) -> list[str]:
     return [name for found, name in names_of.items() if found not in OTHER_OUTPUTS]
 
 
-@pytest.mark.filterwarnings("ignore:NLL takes log-probabilities")
+@pytest.mark.filterwarnings("ignore:NLL needs log-probabilities")
 @pytest.mark.parametrize(
     "options",
     [

@@ -1,1 +1,1 @@
-"""Adapters of low rank, which train beside the frozen weights of a model."""
+"""Adapters of low rank: small matrices that train while the weights of a model stay frozen."""

@@ -30,26 +30,27 @@ FIRST_OPSET = 7  # in which Add and Mul broadcast
 
 @dataclass(frozen=True, eq=False)
 class AdaptedModel(TrainableModel):
-    """A file with adapters, which are trained beside its frozen weights.
+    """A file whose weights are frozen, with adapters that train.
 
-    - `adapters`: the adapters. Those of float weights are merged into the file.
+    - `adapters`: the adapters. The export merges the adapters of float weights into the weights.
     """
 
     adapters: tuple[Adapter, ...]
 
     def selected(self, patterns: Sequence[str] | str | None) -> Sequence[str]:
-        """Return the names of all matrices of the adapters, and `patterns`."""
+        """Return the names of the adapters' matrices, followed by `patterns`."""
         own = [name for adapter in self.adapters for name in adapter.names]
         others = [] if patterns is None else name_list("weights", patterns)
         if others and all(pattern.startswith("!") for pattern in others):
             raise SettingError(
-                f"weights={shortened(patterns)} excludes weights only. Beside adapters, weights="
-                " names those that train besides, such as weights='head.*'; None adds none."
+                f"weights={shortened(patterns)} only excludes weights. With adapters=, weights="
+                " lists the weights to train in addition, such as weights='head.*'; None trains"
+                " the adapters alone."
             )
         return [*own, *(pattern for pattern in others if pattern not in own)]
 
     def to_file(self, arrays: Mapping[str, Array]) -> Mapping[str, onnx.TensorProto]:
-        """Return initializer of the file -> its value, with adapters merged."""
+        """Return a mapping from each initializer of the file to its value, with adapters merged."""
         rest = dict(arrays)
         merged: dict[str, Callable[[], onnx.TensorProto]] = {}
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
@@ -63,7 +64,7 @@ class AdaptedModel(TrainableModel):
     def exported(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """Return the file with W + s A B in the place of W.
 
-        To packed integers nothing can be added: their adapters stay beside them, as nodes.
+        Nothing can be added to packed integers. Their adapters stay in the file as nodes.
         """
         return self._merged(self.file, arrays)
 
@@ -106,9 +107,9 @@ class AdaptedModel(TrainableModel):
         return tuple(one.weight.name for one in self.adapters)
 
     def served(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
-        """Return the file with adapters of zeros, which are inputs with these defaults.
+        """Return the file with its adapters as inputs, whose default values are zeros.
 
-        Whoever runs it may pass the matrices of `parameters`, of any rank, in their place.
+        A caller may pass other matrices for them, of any rank, as `parameters` returns them.
         """
         self._require_no_magnitude()
         adapters = [one.unscaled for one in self.adapters]
@@ -125,7 +126,7 @@ class AdaptedModel(TrainableModel):
         return with_tensors(model, super().to_file(others))
 
     def parameters(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return input of `served` -> its matrix, with the scale of the adapter in B."""
+        """Return a mapping from each input of `served` to its matrix. B includes the scale s."""
         self._require_no_magnitude()
         saved = self.saved(arrays)
         return {
@@ -135,16 +136,17 @@ class AdaptedModel(TrainableModel):
         }
 
     def _require_no_magnitude(self) -> None:
-        """Raise SettingError for DoRA, which changes more than the sum of two products."""
+        """Raise SettingError for DoRA, which also scales the layer's output."""
         scaled = [one.weight.name for one in self.adapters if one.settings.dora]
         if scaled:
             raise SettingError(
-                f"The adapters of {listed_names(scaled)} have dora=True, and as inputs of a file"
-                " they would be A and B alone: export the merged model, or train without dora."
+                f"The adapters of {listed_names(scaled)} have dora=True, but a file with adapters"
+                " as inputs stores only A and B. Export the merged model, or train with"
+                " dora=False."
             )
 
     def saved(self, arrays: Mapping[str, Array]) -> dict[str, Matrices]:
-        """Return module -> the matrices of its adapter, for a file of adapters."""
+        """Return a mapping from each module to its adapter's matrices, for a file of adapters."""
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         return {
             one.weight.module: one.saved(arrays, tensors[one.weight.name]) for one in self.adapters
@@ -152,30 +154,29 @@ class AdaptedModel(TrainableModel):
 
     @property
     def constants(self) -> Mapping[str, Sequence[Array]]:
-        """Module -> the first A and B, where the frozen weight is without their product."""
+        """A mapping from module to the first A and B, for weights frozen without their product."""
         return {one.weight.module: one.start_in_peft for one in self.adapters if one.start}
 
     def require_constants(self, constants: Mapping[str, Sequence[Array]]) -> None:
-        """Raise SettingError unless adapters began beside the same frozen weights.
+        """Raise SettingError unless the adapters started from the same frozen weights.
 
-        Singular vectors may have another sign, and their product another rounding, on another
-        machine.
+        On another machine, singular vectors may differ in sign, and their product in rounding.
         """
         for one in self.adapters:
             if one.start and not one.began_as(constants.get(one.weight.module, ())):
                 raise SettingError(
-                    f"The adapter of {one.weight.module!r} began with another part of the weight"
-                    " than that of this checkpoint, by init='pissa': load the checkpoint by"
-                    " Trainer.load(path), which begins with the same."
+                    f"The adapter of {one.weight.module!r} started from another principal part of"
+                    " the weight (init='pissa') than the adapter in this checkpoint. Load the"
+                    " checkpoint with Trainer.load(path), which restores that start."
                 )
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
-        """Raise SettingError for a weight that is trained besides having an adapter."""
+        """Raise SettingError for a weight that is trained itself and has an adapter."""
         adapted = {adapter.weight.name for adapter in self.adapters}
         both = [name for name in weights if name in adapted]
         if both:
             raise SettingError(
-                f"weights= and adapters= both train {listed_names(both)}: leave them out of"
+                f"weights= and adapters= both train {listed_names(both)}. Remove these names from"
                 " weights=, or exclude them from the adapters' target."
             )
 
@@ -183,7 +184,7 @@ class AdaptedModel(TrainableModel):
 def _beside(
     model: onnx.ModelProto, adapters: Sequence[Adapter], arrays: Mapping[str, Array]
 ) -> onnx.ModelProto:
-    """Return the file, or its view, without functions, with the adapters as nodes."""
+    """Return the file, or its view, with the adapters as nodes and its functions inlined."""
     model = inline_functions(model)
     weights = {weight.name: weight for weight in adaptable_weights(model)}
     found = [replace(one, weight=weights[one.weight.name]) for one in adapters]
@@ -217,7 +218,7 @@ def adapt(file: onnx.ModelProto, adapters: LoRA | Sequence[LoRA], seed: int) -> 
 
 
 def _frozen(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> onnx.ModelProto:
-    """Return the model with the weights that stay frozen beside the adapters."""
+    """Return the model with the weights that stay frozen under the adapters."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     residuals = {
         one.weight.name: one.residual(array_of(tensors[one.weight.name]))
@@ -228,7 +229,7 @@ def _frozen(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> onnx.ModelPr
 
 
 def with_constants(adapters: Any, constants: Mapping[str, Sequence[Array]]) -> Any:
-    """Return the `adapters` of Trainer so that they begin with the `constants` of a model."""
+    """Return Trainer's `adapters` with the `constants` of a model as their start."""
     if isinstance(adapters, (list, tuple)):
         return [with_constants(one, constants) for one in adapters]
     if isinstance(adapters, LoRA) and adapters.init == "pissa" and adapters.matrices is None:
@@ -237,9 +238,9 @@ def with_constants(adapters: Any, constants: Mapping[str, Sequence[Array]]) -> A
 
 
 class ComputedTensors(Mapping[str, onnx.TensorProto]):
-    """Tensors by name, of which some are computed when they are read, and not kept.
+    """A mapping of tensors that computes some of them at each access and does not keep them.
 
-    So the merged weights of a large model are in memory one at a time.
+    The merged weights of a large model are then in memory one at a time.
     """
 
     def __init__(
@@ -277,9 +278,10 @@ def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) ->
     others = [one.weight.module for one in adapters if not one.is_beside(tensors[one.weight.name])]
     if others:
         warn_user(
-            f"The loaded adapters of {listed_names(others)} were trained beside weights with other"
-            " values than this model's. Load them for the model that they were trained with, unless"
-            " this one holds the same weights in other numbers, such as 4-bit integers."
+            f"The loaded adapters of {listed_names(others)} were trained with weights of other"
+            " values than this model's. Load them for the model that they were trained with,"
+            " unless this model holds the same weights in another precision, such as 4-bit"
+            " integers."
         )
 
 
@@ -289,7 +291,8 @@ def listed(adapters: object) -> list[LoRA]:
     listed = [one for one in given if isinstance(one, LoRA)]
     if not listed or len(listed) < len(given):
         raise SettingError(
-            f"adapters is an onnxfit.LoRA(...), a list of them, or None, got {shortened(adapters)}."
+            "adapters must be an onnxfit.LoRA(...), a list of them, or None, got"
+            f" {shortened(adapters)}."
         )
     return listed
 
@@ -298,8 +301,8 @@ def _require_opset(model: onnx.ModelProto) -> None:
     version = opset_of(model)
     if version is None or version < FIRST_OPSET:
         raise ModelError(
-            f"Adapters need a model of opset {FIRST_OPSET} or later, and this one's is {version}:"
-            " export the model again."
+            f"Adapters need a model of opset {FIRST_OPSET} or later, got opset {version}. Export"
+            " the model again with a later opset."
         )
 
 
@@ -310,7 +313,7 @@ def _refuse_taken_names(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> 
     conflicts = [name for one in adapters for name in one.names if name in taken]
     if conflicts:
         raise ModelError(
-            f"The model has tensors called {listed_names(conflicts)}, as those of its adapters"
-            " would be. Train these by weights=['*.lora_A', '*.lora_B'] without adapters=, or"
-            " rename them."
+            f"The model already has tensors called {listed_names(conflicts)}, the names of its"
+            " adapters' matrices. Train these tensors with weights=['*.lora_A', '*.lora_B'] and"
+            " without adapters=, or rename them."
         )

@@ -1,4 +1,4 @@
-"""The small matrices beside a weight: their first values, and the weight that they make of it."""
+"""The small matrices of an adapter: their first values, and the merged weight."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Adapter:
-    """Two small matrices A and B beside a weight.
+    """The two small matrices A and B that adapt a weight.
 
     - `weight`: the weight.
     - `settings`: rank, scale and dropout.
-    - `start`: the first values of A and B, if the frozen weight is without their product (PiSSA);
-      None if it stays as it is.
+    - `start`: the first values of A and B, if their product was subtracted from the frozen weight
+      (PiSSA); None if the weight is unchanged.
     """
 
     weight: AdaptableWeight
@@ -55,12 +55,12 @@ class Adapter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all that trains."""
+        """The names of the trained arrays."""
         return (self.a, self.b, self.magnitude) if self.settings.dora else (self.a, self.b)
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
-        """The element type of A and B: float64 beside float64, else float32."""
+        """The element type of A and B: float64 for a weight in float64, else float32."""
         is_double = self.weight.element_type == TensorProto.DOUBLE
         return np.dtype(np.float64 if is_double else np.float32)
 
@@ -75,7 +75,7 @@ class Adapter:
 
     @property
     def _loaded(self) -> Matrices | None:
-        """The loaded matrices, of a file that calls the weight by its module or its name."""
+        """The loaded matrices, stored under the weight's module or its name."""
         matrices = self.settings.matrices or {}
         return matrices.get(self.weight.module) or matrices.get(self.weight.name)
 
@@ -93,22 +93,22 @@ class Adapter:
 
     @property
     def unscaled(self) -> Adapter:
-        """The adapter with s = 1, whose B is to hold the scale."""
+        """The adapter with s = 1, for matrices whose B includes the scale."""
         settings = replace(self.settings, alpha=self.settings.rank, scaling="alpha/r")
         return replace(self, settings=settings)
 
     def served(self, saved: Matrices) -> dict[str, Array]:
-        """Return A and s B by name, as a file for onnxruntime holds them.
+        """Return A and s B by name, as onnxruntime's adapter files store them.
 
-        - `saved`: the matrices that `saved` returns, whose rank may differ from the settings'.
+        - `saved`: the result of the method `saved`. Its rank may differ from the settings'.
         """
         a, b = self._as_peft(saved.a, saved.b * self.dtype.type(saved.scale))
         return {self.a: a, self.b: b}
 
     def begun(self, seed: int, weight: TensorProto) -> tuple[Adapter, dict[str, Array]]:
-        """Return the adapter with its `start`, and name -> the first value of all that trains.
+        """Return the adapter with its `start`, and the first values of its trained arrays by name.
 
-        - `seed`: decides the first values, unless they are loaded.
+        - `seed`: the seed of the first values. Loaded matrices need none.
         - `weight`: the weight of the file.
 
         Raises SettingError for loaded matrices of another shape, ModelError for a weight without a
@@ -128,13 +128,13 @@ class Adapter:
         return begun, arrays
 
     def _random(self, seed: int) -> tuple[Array, Array]:
-        """Return first values of A and B of which one is zeros.
+        """Return first values of A and B. One of the two is zeros.
 
         They depend on the seed and the name of the weight, not on the other adapters.
         """
         random = np.random.default_rng([seed % 2**64, zlib.crc32(self.weight.name.encode())])
         a, b = (np.zeros(shape, self.dtype) for shape in self.shapes)
-        if self.weight.kind == "embedding":  # a row of A is read rarely: it can begin with zeros
+        if self.weight.kind == "embedding":  # each row of A is read rarely, so A starts with zeros
             return a, np.asarray(random.normal(size=b.shape), self.dtype)
         if self.settings.init == "gaussian":
             std = 1 / self.settings.rank
@@ -145,9 +145,9 @@ class Adapter:
     def _principal(self, weight: TensorProto) -> tuple[Array, Array]:
         if self.weight.is_packed:
             raise SettingError(
-                f"init='pissa' takes a part out of the weight, and {self.weight.name!r} is"
-                " integers, which stay as they are: choose init='kaiming', or exclude the weight by"
-                f" target=[..., '!{self.weight.name}']."
+                "init='pissa' subtracts the adapter's start from the weight, but"
+                f" {self.weight.name!r} holds integers, which cannot change. Use init='kaiming',"
+                f" or exclude the weight with target=[..., '!{self.weight.name}']."
             )
         matrix = self.weight.as_matrix(array_of(weight))
         rank, scale = self.settings.rank, self.settings.scale
@@ -163,32 +163,32 @@ class Adapter:
             a, b = a.T, b.T
         if (a.shape, b.shape) != self.shapes:
             raise SettingError(
-                f"The loaded adapter of {self.weight.module!r} has matrices of {a.shape} and"
-                f" {b.shape}, and {self.weight.name!r} needs {self.shapes[0]} and"
-                f" {self.shapes[1]}: it was trained beside another model."
+                f"The loaded adapter of {self.weight.module!r} has matrices of shapes {a.shape}"
+                f" and {b.shape}. Expected {self.shapes[0]} and {self.shapes[1]} for weight"
+                f" {self.weight.name!r}. The adapter was trained with another model."
             )
         return a, b
 
     def _first_magnitude(
         self, weight: TensorProto, arrays: Mapping[str, Array], loaded: Matrices | None
     ) -> Array:
-        """Return the loaded magnitude, or the norms with which nothing changes."""
+        """Return the loaded magnitude, or the weight's norms, which leave the output unchanged."""
         _require_columns(self.weight)
         if loaded is None or loaded.magnitude is None:
             return self._norms(self._sum(array_of(weight), arrays))
         if loaded.magnitude.size != self.weight.sides[1]:
             raise SettingError(
                 f"The loaded adapter of {self.weight.module!r} has a magnitude of"
-                f" {loaded.magnitude.size} numbers, and {self.weight.name!r} needs"
-                f" {self.weight.sides[1]}: it was trained beside another model."
+                f" {loaded.magnitude.size} numbers. Expected {self.weight.sides[1]} for weight"
+                f" {self.weight.name!r}. The adapter was trained with another model."
             )
         return np.asarray(loaded.magnitude, self.dtype).reshape(-1)
 
     def saved(self, arrays: Mapping[str, Array], weight: TensorProto) -> Matrices:
         """Return A and B as PEFT stores them, for the weight of the file.
 
-        Those of PiSSA stand beside the residual. Beside the weight itself s (A B - A0 B0) does the
-        same: one product of 2 r instead of r rows, with the first values A0 and B0.
+        With PiSSA, A and B add to the residual. PEFT adds to the weight itself, so the product is s
+        (A B - A0 B0) with the first values A0 and B0: its rank is 2 r.
 
         - `arrays`: the trained arrays by name.
         - `weight`: the weight of the file.
@@ -221,14 +221,14 @@ class Adapter:
 
     @property
     def start_in_peft(self) -> tuple[Array, ...]:
-        """The first values of A and B as PEFT stores them; () where the weight stays as it is."""
+        """The first values of A and B as PEFT stores them; () if the weight is unchanged."""
         return () if self.start is None else self._as_peft(*self.start)
 
     def began_as(self, start: Sequence[Array]) -> bool:
         """Return whether the `start_in_peft` of another adapter has the same product."""
         if self.start is None or len(start) != len(self.start):
             return False
-        a, b = self._as_peft(*start)  # the way back is the same
+        a, b = self._as_peft(*start)  # the conversion is its own inverse
         if (a.shape, b.shape) != self.shapes:
             return False
         own = self._product(*self.start)
@@ -239,21 +239,21 @@ class Adapter:
 
     @property
     def checksum(self) -> int | None:
-        """The checksum of the weight that loaded matrices were trained beside, if it is known."""
+        """The checksum of the weight that the loaded matrices were trained with, if known."""
         return None if self._loaded is None else self._loaded.checksum
 
     def is_beside(self, weight: TensorProto) -> bool:
-        """Return whether loaded matrices were trained beside this weight, as far as is known."""
+        """Return whether the loaded matrices were trained with this weight, or an unknown one."""
         return self.checksum is None or self.checksum == checksum(weight)
 
     def residual(self, weight: Array) -> Array:
-        """Return the frozen weight as it is stored: the file's, without the `start`."""
+        """Return the frozen weight as stored: the file's weight minus the `start`."""
         if self.start is None:
             return weight
         return np.asarray(weight - self._product(*self.start)).astype(weight.dtype)
 
     def merged(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
-        """Return the weight as it is stored: V = W + s A B without the `start`, or V m / |V|."""
+        """Return the merged weight as stored: V = W + s A B minus the `start`, or V m / |V|."""
         merged = self._sum(weight, arrays)
         if self.settings.dora:
             norms = self._norms(merged)
@@ -281,7 +281,7 @@ class Adapter:
         return op.cast(op.cast(op.constant(weight), self.dtype) + change, weight.dtype)
 
     def _sum(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
-        """Return W + s A B without the `start`."""
+        """Return W + s A B minus the `start`."""
         change = self._product(arrays[self.a], arrays[self.b])
         if self.start is not None:
             change = change - self._product(*self.start)
@@ -293,7 +293,7 @@ class Adapter:
         return np.asarray(np.linalg.norm(matrix, axis=0), self.dtype)
 
     def _product(self, a: Array, b: Array) -> Array:
-        """Return s A B as the weight is stored."""
+        """Return s A B in the layout of the stored weight."""
         if self.weight.kind == "conv":
             a, b = a.reshape(len(a), -1).T, b.reshape(len(b), -1).T
         product = a @ b
@@ -301,16 +301,16 @@ class Adapter:
 
 
 def _require_columns(weight: AdaptableWeight) -> None:
-    """Raise SettingError for a weight whose columns the nodes of DoRA cannot scale."""
+    """Raise SettingError for a weight whose columns DoRA cannot scale."""
     problem = ""
     if weight.is_packed:
-        problem = "is integers, whose norms are not at hand"
+        problem = "holds integers, whose column norms are not available"
     elif any(reader.flipped != weight.is_flipped for reader in weight.readers):
-        problem = "is read by one layer as it is and by another transposed, such as a tied table"
+        problem = "is read as stored by one layer and transposed by another, such as a tied table"
     if problem:
         raise SettingError(
-            f"dora=True scales the columns of a weight, and {weight.name!r} {problem}: exclude it"
-            f" by target=[..., '!{weight.name}'], or give it an adapter of its own without dora."
+            f"dora=True scales the columns of a weight, but {weight.name!r} {problem}. Exclude it"
+            f" with target=[..., '!{weight.name}'], or give it its own adapter with dora=False."
         )
 
 

@@ -1,14 +1,14 @@
-"""The nodes of adapters beside the layers of a model.
+"""The nodes that adapters add to the layers of a model.
 
 file       x -> MatMul(W) -> y
 training   x -> MatMul(W) ------------------------------------> Add -> y
            x -> Dropout -> MatMul(A) -> Mul(s) -> MatMul(B) -> /
 
-An adapter with a magnitude scales the sum, without a bias, as `magnitude` says.
+An adapter with a magnitude also scales the sum before the bias; see `magnitude`.
 
-Why no layer computes x (W + s A B) instead: its gradient needs that of W, as training W does.
-Measured for four layers under Adam, one thread (onnxruntime 1.19.2): the time of a step, relative
-to that with branches.
+A layer does not compute x (W + s A B) instead, because its backward pass would compute the gradient
+of W, as training W does. Measured for four layers with Adam, one thread (onnxruntime 1.19.2): the
+time of a step, relative to a step with branches.
 
     rows   W            r     x (W + s A B)   training W itself
     1      1024 x 1024  16    3.45            5.93
@@ -19,7 +19,7 @@ to that with branches.
     2048   64 x 64      32    0.63            0.61
     Conv, 8 images of 14 x 14, 128 channels, 3 x 3, r = 8: 1.43, 1.45
 
-It is faster only where training W itself is faster, too: for a rank above a quarter of the smaller
+It is faster only where training W itself is also faster: for a rank above a quarter of the smaller
 side, and many rows.
 """
 
@@ -40,7 +40,7 @@ from onnxfit.graph.model import as_tensors
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.shared_tensors import array_of
 
-RATIO_IS_INPUT = 12  # the first opset in which Dropout has its ratio as an input
+RATIO_IS_INPUT = 12  # the first opset whose Dropout takes its ratio as an input
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -77,11 +77,11 @@ class _BranchWriter:
         self.op = NodeWriter(model)
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self.after: dict[int, list[onnx.NodeProto]] = {}  # position of a layer -> its branch
-        self.inputs: dict[tuple[str, bool, float], str] = {}  # those of earlier branches
+        self.inputs: dict[tuple[str, bool, float], str] = {}  # the inputs of earlier branches
         self.scales: dict[str, str] = {}  # weight -> the scale of its earlier branches
 
     def write(self, adapter: Adapter, reader: Reader, dropout: float) -> None:
-        """Add the branch beside one reader of a weight."""
+        """Add the branch of one reader of a weight."""
         layer = self.graph.node[reader.index]
         y = layer.output[0]
         self.after[reader.index] = self.op.begin(f"{y}/lora")
@@ -139,14 +139,14 @@ class _BranchWriter:
     def _convolution(
         self, adapter: Adapter, layer: onnx.NodeProto, is_half: bool, dropout: float
     ) -> str:
-        """Return the convolution with A, as the layer convolves, times s B in each position."""
+        """Return the convolution with A, as the layer convolves, times s B at each position."""
         x = self._input(layer.input[0], is_half, dropout)
         convolved = self.op.node("Conv", [x, adapter.a])
         self.op.branch[-1].attribute.extend(layer.attribute)
         return self.op.node("Conv", [self._scaled(adapter, convolved), adapter.b])
 
     def _matrices(self, adapter: Adapter, reader: Reader) -> tuple[str, str]:
-        """Return two matrices whose product is added to the matrix that the reader reads."""
+        """Return two matrices whose product is added to the reader's matrix."""
         if reader.flipped == adapter.weight.is_flipped:
             return adapter.a, adapter.b
         first, second = (
@@ -157,8 +157,9 @@ class _BranchWriter:
     def _input(self, x: str, is_half: bool, dropout: float) -> str:
         """Return the input of a layer in float32 or float64, with dropout.
 
-        Layers that read the same x share it. Measured for a transformer of width 256 with adapters
-        beside all layers: dropout takes 47 instead of 69 ms of a step, the rest of it 127 ms.
+        Layers that read the same x share its dropout. Measured for a transformer of width 256 with
+        adapters on all layers: dropout takes 47 instead of 69 ms of a step, and the rest takes 127
+        ms.
         """
         key = x, is_half, dropout
         if key not in self.inputs:

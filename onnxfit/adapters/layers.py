@@ -1,8 +1,8 @@
-"""Find the weights of a model that adapters of low rank can stand beside.
+"""Find the weights of a model that can have adapters of low rank.
 
-Each is read by linear layers (MatMul, Gemm, MatMulNBits), as the table of an embedding (Gather), or
-by convolutions. Transpose and Identity may lie between the weight and its readers. A weight of
-integers is read through a DequantizeLinear.
+They are read by linear layers (MatMul, Gemm, MatMulNBits), by embeddings (Gather) as their table,
+or by convolutions. Transpose and Identity may lie between the weight and its readers. An integer
+weight is read through a DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Array = npt.NDArray[Any]
 
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 LINEAR = {"MatMul", "Gemm", "MatMulNBits"}
-# onnxruntime's quantizer names packed integers after the float weight, with this ending. The
-# exporter's notes stay under the name of the float weight.
+# onnxruntime's quantizer names packed integers after the float weight, with this suffix. The
+# exporter's metadata stays under the name of the float weight.
 PACKED_END = re.compile(r"(_Q\d+(G\d+)?|_quantized)$")
-# the end of a weight's name behind that of its module: of torch, of quantizers, and of genai
+# suffixes of a weight's name after its module's name: torch's, quantizers', and genai's
 ENDS = re.compile(r"((\.MatMul(NBits)?)?\.(q?weight|qzeros|scales))?(_Q\d+(G\d+)?|_quant(ized)?)?$")
 
 
@@ -42,8 +42,8 @@ class Reader:
 
     - `index`: the position of the node in the graph.
     - `op_type`: its operator.
-    - `flipped`: whether it reads rows of outputs: (outputs, inputs), as the weight is stored.
-    - `factor`: a number that it multiplies the product with, `alpha` of a Gemm.
+    - `flipped`: whether it reads the stored weight as (outputs, inputs).
+    - `factor`: the factor of the product, `alpha` of a Gemm.
     """
 
     index: int
@@ -54,15 +54,15 @@ class Reader:
 
 @dataclass(frozen=True)
 class AdaptableWeight:
-    """A weight that adapters can stand beside.
+    """A weight that can have adapters.
 
-    - `name`: its initializer; that of the integers for a MatMulNBits or a DequantizeLinear.
+    - `name`: its initializer; the integers' initializer for a MatMulNBits or a DequantizeLinear.
     - `module`: the module that it belongs to, by the name before the export.
-    - `names`: every name that a target may call it by.
-    - `shape`: its shape as it is stored; (inputs, outputs) for a MatMulNBits.
-    - `element_type`: that of the layer's input and output, a number of `onnx.TensorProto`.
+    - `names`: every name by which a target may select it.
+    - `shape`: its stored shape; (inputs, outputs) for a MatMulNBits.
+    - `element_type`: the element type of the layer's input and output, from `onnx.TensorProto`.
     - `readers`: the nodes that read it.
-    - `is_packed`: whether its numbers are integers, so that nothing can be added to them.
+    - `is_packed`: whether it holds integers, to which nothing can be added.
     """
 
     name: str
@@ -121,7 +121,7 @@ class AdaptableWeight:
 class _Graph:
     """The values of a graph, and the nodes that read them.
 
-    `elsewhere` are the values that bodies of nodes read, and the outputs of the graph.
+    `elsewhere` holds the graph's outputs and the values that subgraphs read.
     """
 
     proto: onnx.GraphProto
@@ -138,9 +138,9 @@ class _Graph:
 
 
 def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
-    """Return the weights that adapters can stand beside, in the model's order.
+    """Return the weights that can have adapters, in the model's order.
 
-    A weight that something else reads, too, is left out: it would not change by the adapter.
+    A weight that another node reads as well is omitted: the adapter would not change that reader.
 
     - `model`: a model without functions.
     """
@@ -198,7 +198,7 @@ def output_layers(model: onnx.ModelProto, weights: list[AdaptableWeight]) -> set
 
 
 def _readers(graph: _Graph, name: str) -> list[Reader] | None:
-    """Return the readers of an initializer; None if it is no weight that can have an adapter."""
+    """Return the readers of an initializer; None if it cannot have an adapter."""
     tensor = graph.tensors[name]
     is_float = _element_type(graph, name) in FLOATS
     readers = []
@@ -224,7 +224,7 @@ def _readers(graph: _Graph, name: str) -> list[Reader] | None:
 
 
 def _element_type(graph: _Graph, name: str) -> int:
-    """Return the element type of an initializer; that of its scale behind a DequantizeLinear."""
+    """Return the element type of an initializer; its scale's for a DequantizeLinear."""
     own: int = graph.tensors[name].data_type
     types = {own}
     for index, position in graph.readers[name]:
@@ -235,12 +235,12 @@ def _element_type(graph: _Graph, name: str) -> int:
 
 
 def _dequantizes(graph: _Graph, node: onnx.NodeProto) -> bool:
-    """Return whether a node is a DequantizeLinear by a constant scale."""
+    """Return whether a node is a DequantizeLinear with a constant scale."""
     return is_dequantize(node) and node.input[1] in graph.tensors
 
 
 def _moves_a_matrix(node: onnx.NodeProto, tensor: TensorProto) -> bool:
-    """Return whether a node passes a matrix on as it is, or transposed."""
+    """Return whether a node returns a matrix unchanged or transposed."""
     if node.domain or len(tensor.dims) != 2:
         return False
     return node.op_type == "Identity" or (
@@ -284,7 +284,7 @@ def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 
 def _notes(graph: onnx.GraphProto) -> dict[str, dict[str, str]]:
-    """Return the metadata of initializers, which exporters write beside them or in value_info."""
+    """Return the metadata of initializers, which exporters store with them or in value_info."""
     notes: dict[str, dict[str, str]] = defaultdict(dict)
     for entry in (*graph.value_info, *graph.initializer):
         for prop in entry.metadata_props:
@@ -293,7 +293,7 @@ def _notes(graph: onnx.GraphProto) -> dict[str, dict[str, str]]:
 
 
 def _origins(notes: Mapping[str, str]) -> list[str]:
-    """Return the parameters that the exporter computed a tensor from."""
+    """Return the parameters from which the exporter computed a tensor."""
     names = re.findall(r"'([^']*)'", notes.get(FOLDED_FROM, ""))
     return [name for name in names if not NO_PARAMETER.fullmatch(name)]
 

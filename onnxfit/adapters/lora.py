@@ -21,39 +21,39 @@ INITIALIZERS = ("kaiming", "gaussian", "pissa")
 
 @dataclass(frozen=True)
 class LoRA(ChecksArguments):
-    r"""Adapters of low rank: two small matrices train beside each weight, which is frozen.
+    r"""Adapters of low rank: two small matrices train in the place of each weight.
 
     A linear layer $y = x W + b$ with $W$ of (inputs, outputs) computes
     $y = x W + b + s\,\mathrm{dropout}(x) A B$, with $A$ of (inputs, rank), $B$ of (rank, outputs)
     and $s = \alpha / r$ (Hu et al. 2021, arXiv:2106.09685). The table of an embedding and the
-    weights of a Conv get the same. $B$ begins with zeros, so that the model computes at first what
-    the file does; in an embedding $A$ does.
+    weights of a Conv are adapted in the same way. $B$ starts with zeros ($A$ in an embedding), so
+    the model first computes what the file computes.
 
     - `rank`: $r$, a whole number from 1 up to the smaller side of each weight.
     - `alpha`: $\alpha$, a finite number > 0.
-    - `target`: names and fnmatch patterns of the weights, where `"!pattern"` excludes. They are
-      compared with the names of the initializer, of the parameter and the module that it was
-      exported from, and of the node that reads it. None takes every linear layer but those that no
-      other linear layer follows, as "all-linear" of PEFT leaves out the output layer.
+    - `target`: names and fnmatch patterns of the weights, where `"!pattern"` excludes. A pattern is
+      compared with the names of the initializer, of the parameter and module that it was exported
+      from, and of the node that reads it. None adapts every linear layer except those that no other
+      linear layer follows, as "all-linear" of PEFT leaves out the output layer.
     - `dropout`: the fraction of the elements of $x$ that a training step drops for the adapter,
       in [0, 1). Layers that read the same $x$ share its dropout; an embedding has none.
-    - `scaling`: "alpha/r"; or "alpha/sqrt(r)", $s = \alpha / \sqrt{r}$, with which the updates do
-      not become smaller with the rank (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732).
+    - `scaling`: "alpha/r"; or "alpha/sqrt(r)", $s = \alpha / \sqrt{r}$, with which updates do not
+      shrink as the rank grows (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732).
     - `init`: the first values of $A$: "kaiming", uniform in $\pm 1 / \sqrt{\text{inputs}}$, or
-      "gaussian", with standard deviation $1 / r$. That of $B$ in an embedding is 1. "pissa": $s A
-      B$ is the best approximation of $W$ of this rank, from the singular value decomposition, and
-      $W - s A B$ is frozen (Meng et al. 2024, arXiv:2404.02948). The model computes at first what
-      the file does, within rounding, and learns faster, as $A$ and $B$ begin with the largest parts
-      of $W$. Weights of 4 bits have no other. A large weight takes time: one of 4096 x 4096 about
-      a minute.
+      "gaussian", with standard deviation $1 / r$ (1 for $B$ in an embedding). "pissa": $s A B$ is
+      the best approximation of $W$ of this rank, from the singular value decomposition, and $W - s
+      A B$ is frozen (Meng et al. 2024, arXiv:2404.02948). The model first computes what the file
+      computes, within rounding. It learns faster, because $A$ and $B$ start with the largest parts
+      of $W$. Weights of 4 bits cannot use "pissa". The decomposition of a large weight takes time:
+      about a minute for 4096 x 4096.
     - `dora`: train the magnitude of each weight apart from its direction (DoRA, Liu et al. 2024,
       arXiv:2402.09353). With $V = W + s A B$ the layer computes $y = x V \mathrm{diag}(m / \lVert
-      V \rVert) + b$. The vector $m$ trains besides, and begins with the norms of the columns of
-      $W$; the norms $\lVert V \rVert$, one for each output, count as constants in the gradient.
-      Dropout acts on $x A B$ alone. Weights of 4 bits, and tables that are also the weight of a
-      linear layer, cannot have it.
-    - `matrices`: module -> the first values of $A$ and $B$, as `LoRA.load` reads them; None for
-      those of `init`. Checkpoints do not hold it.
+      V \rVert) + b$. The vector $m$ also trains, and starts with the norms of the columns of $W$.
+      The norms $\lVert V \rVert$, one for each output, count as constants in the gradient. Dropout
+      applies to $x A B$ alone. Weights of 4 bits cannot use DoRA, nor can tables that are also the
+      weight of a linear layer.
+    - `matrices`: a mapping from module to the first values of $A$ and $B$, as `LoRA.load` returns
+      them; None takes them from `init`. Checkpoints do not store it.
 
     Raises SettingError for a value out of range. `Trainer` raises UnknownNameError for a pattern
     that matches no weight, and SettingError for a rank that is too large, or for a weight that two
@@ -79,22 +79,24 @@ class LoRA(ChecksArguments):
         if self.target is not None:
             patterns = tuple(name_list("target", self.target))
             if not patterns:
-                raise SettingError("target=[] names no weight: leave it out for all linear layers.")
+                raise SettingError(
+                    "target=[] matches no weight. Omit target to adapt all linear layers."
+                )
             object.__setattr__(self, "target", patterns)
         for name, known in (("scaling", SCALINGS), ("init", INITIALIZERS)):
             if getattr(self, name) not in known:
                 raise SettingError(
-                    f"{name} of LoRA is one of {', '.join(map(repr, known))}, got"
+                    f"LoRA {name} must be one of {', '.join(map(repr, known))}, got"
                     f" {shortened(getattr(self, name))}."
                 )
 
         if not isinstance(self.dora, bool):
-            raise SettingError(f"dora of LoRA is True or False, got {shortened(self.dora)}.")
+            raise SettingError(f"LoRA dora must be True or False, got {shortened(self.dora)}.")
         given = {} if self.matrices is None else self.matrices
         values = given.values() if isinstance(given, Mapping) else [None]
         if not all(isinstance(value, Matrices) for value in values):
             raise SettingError(
-                "matrices of LoRA are those that LoRA.load(path) reads, or None, got"
+                "LoRA matrices must be None or the matrices that LoRA.load(path) returns, got"
                 f" {shortened(self.matrices)}."
             )
 
@@ -103,13 +105,13 @@ class LoRA(ChecksArguments):
     def load(cls, path: str | os.PathLike[str]) -> tuple[LoRA, ...]:
         """Return the adapters that `Trainer.export_adapter` or PEFT wrote, for `Trainer`.
 
-        `path` is a folder, or an `.onnx_adapter` file of `Trainer.export_adapter`. Such a file
-        holds $s B$ in the place of $B$: adapters of it have alpha = rank, so that $s = 1$, and no
-        dropout. There is one LoRA for each rank and alpha. `Trainer(model,
-        adapters=LoRA.load(path))` goes on with their training, or applies them: it predicts, and
-        exports the merged file. CheckpointError for a path without adapters, or with others than
-        LoRA. The Trainer raises UnknownNameError or SettingError for adapters of another model. It
-        warns of those from a folder that were trained beside weights with other values.
+        `path` is a folder, or an `.onnx_adapter` file of `Trainer.export_adapter`. The file stores
+        $s B$ in the place of $B$: its adapters have alpha = rank, hence $s = 1$, and no dropout.
+        The list has one LoRA for each rank and alpha. `Trainer(model, adapters=LoRA.load(path))`
+        continues their training, predicts with them, or exports the merged file. Raises
+        CheckpointError for a path without adapters, or with adapters other than LoRA. The Trainer
+        raises UnknownNameError or SettingError for adapters of another model. It warns if the
+        adapters of a folder were trained with weights of other values.
         """
         require_path(path)
         read = read_onnx_adapter if is_onnx_adapter(path) else read_adapters
@@ -123,18 +125,18 @@ class LoRA(ChecksArguments):
                 settings = cls(rank, alpha, tuple(matrices), first.dropout, first.scaling)
             except SettingError as error:
                 raise CheckpointError(
-                    f"{os.fspath(path)!r} has settings that no adapter takes: {error}"
+                    f"{os.fspath(path)!r} has invalid adapter settings: {error}"
                 ) from None
             dora = first.magnitude is not None
             loaded.append(replace(settings, dora=dora, matrices=matrices))
         return tuple(loaded)
 
     def without_matrices(self) -> LoRA:
-        """Return the settings that a checkpoint holds."""
+        """Return the settings that a checkpoint stores."""
         return replace(self, matrices=None)
 
     def beginning_with(self, start: Mapping[str, Sequence[Any]]) -> LoRA:
-        """Return the same settings with matrices; `start` is module -> A and B as in PEFT."""
+        """Return the same settings with matrices. `start` maps a module to A and B as in PEFT."""
         settings = self.alpha, self.dropout, self.scaling
         matrices = {module: Matrices(a, b, *settings) for module, (a, b) in start.items()}
         return replace(self, matrices=matrices)

@@ -2,13 +2,13 @@ r"""DoRA: the direction of a weight by an adapter, and its magnitude by a vector
 
 Liu et al. 2024, arXiv:2402.09353. With $V = W + s A B$ of (inputs, outputs) the layer computes
 $y = x V \mathrm{diag}(m / \lVert V \rVert) + b$, where $\lVert V \rVert$ are the L2 norms of the
-columns, one for each output. As in section 4.3 of the paper they count as constants in the
+columns, one for each output. As in section 4.3 of the paper, the norms count as constants in the
 gradient.
 
     g = m / |V|                     x -> MatMul(W) -> Add(s x A B) -> Mul(g) -> Add(b) -> y
 
 The norms need no V: $\lVert v_j \rVert^2 = \lVert w_j \rVert^2 + (2 s A^T w_j + s^2 A^T A b_j)^T
-b_j$. Their costliest part, $A^T W$, is as much work as r more rows of the batch.
+b_j$. The most expensive part, $A^T W$, costs as much as r more rows of the batch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from onnxfit.adapters.nodes import NodeWriter
 
 Array = npt.NDArray[Any]
 
-OPTIONAL_BIAS = 11  # the first opset in which a Gemm may lack its bias
-# Every norm from 2**-60 on, times this power of 2, is a whole number, and no float32 overflows
-# below 2**40.
+OPTIONAL_BIAS = 11  # the first opset in which the bias of a Gemm is optional
+# Times this power of 2, every norm of at least 2**-60 is a whole number, and no norm below 2**40
+# overflows float32.
 WHOLE = 2.0**83
 TINY = 1e-30  # under the root: a column of zeros has no direction
 
 
 def write_scale(op: NodeWriter, adapter: Adapter, weight: Array) -> str:
-    """Add the nodes of m / |V|, of (outputs,), or (1, outputs, 1, ...) beside a Conv.
+    """Add the nodes of m / |V|, of shape (outputs,), or (1, outputs, 1, ...) for a Conv.
 
-    - `weight`: the frozen weight as it is stored.
+    - `weight`: the frozen weight as stored.
     """
     dtype, s = adapter.dtype, adapter.settings.scale
     matrix = adapter.weight.as_matrix(weight).astype(np.float64)
@@ -83,7 +83,7 @@ def _projected(op: NodeWriter, adapter: Adapter, a: str) -> str:
 
 
 def _without_gradient(op: NodeWriter, value: str, dtype: np.dtype[Any]) -> str:
-    """Return the same numbers; Floor has no derivative, and keeps a whole number."""
+    """Return the same whole numbers without a gradient: Floor has no derivative."""
     whole = op.node("Mul", [value, op.constant(np.array(WHOLE, dtype))])
     floor = op.node("Floor", [whole])
     return op.node("Mul", [floor, op.constant(np.array(1 / WHOLE, dtype))])
@@ -95,7 +95,7 @@ def _as_channels(op: NodeWriter, values: str, rank: int) -> str:
 
 
 def take_bias(op: NodeWriter, adapter: Adapter, layer: onnx.NodeProto) -> str:
-    """Take the bias away from a layer, in place, and return what is added to its output, or ""."""
+    """Remove the bias of a layer, in place, and return the value to add to its output, or ""."""
     if layer.op_type not in ("Gemm", "Conv") or len(layer.input) < 3 or not layer.input[2]:
         return ""
     bias: str = layer.input[2]

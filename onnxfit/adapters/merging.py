@@ -1,4 +1,4 @@
-"""`merge` and `unmerge`: a file with adapters in its weights, and the file without them again."""
+"""`merge` and `unmerge`: add adapters to the weights of a file, or remove them again."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ AdapterSource = Union[LoRA, Sequence[LoRA], str, "os.PathLike[str]"]
 def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     r"""Return the model with $W + s A B$ in the place of each weight $W$ that has an adapter.
 
-    - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
+    - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which stays unchanged.
     - `adapter`: what `LoRA.load` returned, or the path that it reads.
 
-    The file is that of `Trainer(model_onnx, adapters=adapter).export()`. With DoRA the columns are
-    scaled as well. To integers nothing can be added: their adapters are nodes beside them.
-    Raises CheckpointError for a path without adapters, SettingError or UnknownNameError for those
-    of another model; a UserWarning says where they were trained beside other weights.
+    The result is the same as that of `Trainer(model_onnx, adapters=adapter).export()`. With DoRA
+    the columns are scaled as well. Nothing can be added to integers: their adapters become nodes.
+    Raises CheckpointError for a path without adapters, SettingError or UnknownNameError for
+    adapters of another model. Warns if they were trained with weights of other values.
 
     >>> import numpy as np, onnx.parser, onnxfit, tempfile
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -64,10 +64,10 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     - `model_onnx`: the merged model, as `merge` or `Trainer.export` wrote it.
     - `adapter`: the adapter that it was merged with: what `LoRA.load` returned, or the path.
 
-    Each number differs from that of the base by less than the rounding of $W'$ and of itself, at
-    most $6 \cdot 10^{-8} (|W| + |W'|)$ in float32. So keep the base file where bits matter.
-    SettingError for a file that is the base itself; for DoRA, as the merged weight does not tell
-    the norms that it was divided by; and for integers, which are not changed by merging.
+    Each number differs from the base's by less than the rounding of $W'$ and of itself, at most $6
+    \cdot 10^{-8} (|W| + |W'|)$ in float32. Keep the base file if you need identical bits. Raises
+    SettingError for a file that is the base itself; for DoRA, because the merged weight does not
+    store the norms that it was divided by; and for integers, which merging does not change.
     """
     file = read_model(model_onnx)
     model = inline_functions(file)
@@ -83,8 +83,8 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     ]
     if base:
         raise SettingError(
-            f"The weights of {listed_names(base)} are those that the adapter was trained beside:"
-            " the model is not merged with it. Give unmerge the merged file."
+            f"The weights of {listed_names(base)} are the base weights of this adapter, so the"
+            " model is not merged with it. Pass the merged model to unmerge."
         )
     arrays: dict[str, Array] = {}
     for one, matrices in adapters:
@@ -99,18 +99,18 @@ def _loaded(adapter: AdapterSource) -> list[LoRA]:
     settings = listed(given)
     if any(one.matrices is None for one in settings):
         raise SettingError(
-            "An adapter to merge has matrices, and LoRA(...) has settings alone: give what"
-            " onnxfit.LoRA.load(path) returns, or the path."
+            "This adapter has settings but no matrices to merge. Pass the result of"
+            " onnxfit.LoRA.load(path), or the path."
         )
     return settings
 
 
 def _require_reversible(adapter: Adapter) -> None:
-    """Raise SettingError for an adapter that a merged weight does not give back."""
+    """Raise SettingError for an adapter that cannot be removed from a merged weight."""
     name, problem = adapter.weight.name, ""
     if adapter.settings.dora:
-        problem = f"DoRA divided the columns of {name!r} by norms that the file does not tell"
+        problem = f"DoRA divided the columns of {name!r} by norms that the file does not store"
     elif adapter.weight.is_packed:
-        problem = f"{name!r} is integers, beside which adapters are nodes"
+        problem = f"{name!r} holds integers, whose adapters are nodes of their own"
     if problem:
         raise SettingError(f"unmerge cannot undo this adapter: {problem}. Keep the base file.")

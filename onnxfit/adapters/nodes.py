@@ -14,9 +14,9 @@ from onnxfit.graph.completion import opset_of
 
 
 class NodeWriter:
-    """Collects the nodes of one branch after another.
+    """Collects the nodes of branches, one branch at a time.
 
-    - `scope`: what their names begin with.
+    - `scope`: the prefix of their names.
     - `branch`: the nodes since `begin`.
     """
 
@@ -28,12 +28,12 @@ class NodeWriter:
         self.scope = ""
 
     def begin(self, scope: str) -> list[onnx.NodeProto]:
-        """Return the list that the next nodes are added to, whose names begin with `scope`."""
+        """Return the list of the next branch's nodes, whose names begin with `scope`."""
         self.scope, self.branch = scope, []
         return self.branch
 
     def unique(self, name: str) -> str:
-        """Return a name in the scope that nothing else has."""
+        """Return an unused name in the scope."""
         return protos.unique_name(f"{self.scope}/{name}", self.in_use)
 
     def node(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:

@@ -1,8 +1,8 @@
 """Adapters in the file format of onnxruntime, `.onnx_adapter`.
 
-onnxruntime (from 1.20 on) and onnxruntime-genai set such adapters for single runs of one model. A
-file is a FlatBuffer with the tables below (`adapter_schema.fbs` in onnxruntime), after which the
-fields are numbered here. Tensors are called as the inputs of the model that they replace.
+onnxruntime (1.20 or later) and onnxruntime-genai activate these adapters for single runs of one
+model. A file is a FlatBuffer with the tables below (`adapter_schema.fbs` in onnxruntime); field
+numbers here follow their order. Each tensor has the name of the model input that it replaces.
 
     table Adapter   { format_version, adapter_version, model_version: int; parameters: [Parameter] }
     table Parameter { name: string; dims: [int64]; data_type: int; raw_data: [uint8] }
@@ -45,7 +45,7 @@ KEY = re.compile(r"(?P<weight>.+)\.lora_(?P<part>[AB])", re.DOTALL)
 
 
 def is_onnx_adapter(path: str | os.PathLike[str]) -> bool:
-    """Return whether the name of a file says that it holds adapters for onnxruntime."""
+    """Return whether a file's name ends as that of an adapter for onnxruntime."""
     return os.fspath(path).endswith(SUFFIX)
 
 
@@ -53,16 +53,16 @@ def write_onnx_adapter(path: str | os.PathLike[str], tensors: Mapping[str, Array
     """Write tensors of float32 or float64 as an adapter for onnxruntime, atomically.
 
     - `path`: the file.
-    - `tensors`: input of the model -> the tensor that replaces it.
+    - `tensors`: a mapping from input of the model to the tensor that replaces it.
 
-    Raises CheckpointError where the disk refuses, or for more than 2 GB.
+    Raises CheckpointError if the file cannot be written, or for more than 2 GB.
     """
     size = sum(tensor.nbytes for tensor in tensors.values())
     if size > MAX_BYTES:
         raise CheckpointError(
-            f"{os.fspath(path)!r} cannot be written: the adapters have {size / 2**30:.1f} GiB, and"
-            f" a {SUFFIX} file holds less than 2 GiB. Choose a smaller rank, or write a folder for"
-            " PEFT."
+            f"{os.fspath(path)!r} cannot be written: the adapters have {size / 2**30:.1f} GiB, but"
+            f" a {SUFFIX} file must be smaller than 2 GiB. Use a smaller rank, or export a folder"
+            " for PEFT."
         )
     data = _serialized(tensors, size)
     return write_atomically(path, lambda file: file.write(data))
@@ -101,10 +101,10 @@ def _add_parameter(builder: flatbuffers.Builder, name: str, tensor: Array) -> in
 
 
 def read_onnx_adapter(path: str | os.PathLike[str]) -> dict[str, Matrices]:
-    """Return weight -> its matrices, from a file that `write_onnx_adapter` wrote.
+    """Return a mapping from weight to matrices, from a file that `write_onnx_adapter` wrote.
 
-    The scale of an adapter is in its B, so that alpha is the rank. Raises CheckpointError for
-    anything but a whole file of adapters whose tensors are called `<weight>.lora_A` and `.lora_B`.
+    B includes the scale of an adapter, so alpha is the rank. Raises CheckpointError for anything
+    but a whole file of adapters whose tensors are called `<weight>.lora_A` and `.lora_B`.
     """
     require_path(path)
     place = repr(os.fspath(path))
@@ -114,14 +114,15 @@ def read_onnx_adapter(path: str | os.PathLike[str]) -> dict[str, Matrices]:
         raise CheckpointError(f"{place} cannot be read: {error.strerror or error}.") from None
     if data[4:8] != IDENTIFIER:
         raise CheckpointError(
-            f"{place} is no adapter for onnxruntime: its bytes 4 to 8 are {data[4:8]!r}, expected"
-            f" {IDENTIFIER!r}. trainer.export_adapter('name{SUFFIX}') writes such files."
+            f"{place} is not an adapter file of onnxruntime: its bytes 4 to 8 are {data[4:8]!r},"
+            f" expected {IDENTIFIER!r}. Write adapter files with"
+            f" trainer.export_adapter('name{SUFFIX}')."
         )
     tensors: dict[str, Array] = {}
     try:
         for name, tensor in _parameters(data):
             if name in tensors:
-                raise ValueError(f"it has two tensors {name!r}")
+                raise ValueError(f"it contains two tensors called {name!r}")
             tensors[name] = tensor
     except (ValueError, TypeError, IndexError, OverflowError, struct.error) as error:
         raise CheckpointError(f"{place} is damaged: {error}.") from None
@@ -129,16 +130,16 @@ def read_onnx_adapter(path: str | os.PathLike[str]) -> dict[str, Matrices]:
 
 
 def _parameters(data: bytes) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors of a file; the errors of Python for a damaged one.
+    """Yield the tensors of a file. A damaged file raises errors of Python.
 
-    Every place in a FlatBuffer is relative and may point anywhere, so that few bytes can claim many
-    large tensors. Tensors of a sound file do not overlap: together they are smaller than it.
+    Every offset in a FlatBuffer is relative and may point anywhere, so a few bytes can claim many
+    large tensors. Tensors of a valid file do not overlap: together they are smaller than the file.
     """
     unclaimed = len(data)
     root = Table(data, int.from_bytes(data[:4], "little"))
     version = _number(root, 0)
     if version != VERSION:
-        raise ValueError(f"its format has the version {version}, and {VERSION} is known")
+        raise ValueError(f"it has format version {version}, expected {VERSION}")
     for place in _elements(root, 3, 4):
         table = Table(data, place + int.from_bytes(data[place : place + 4], "little"))
         name, dims, raw = _elements(table, 0, 1), _elements(table, 1, 8), _elements(table, 3, 1)
@@ -151,46 +152,50 @@ def _parameters(data: bytes) -> Iterator[tuple[str, Array]]:
             raise ValueError(f"{text!r} has the element type {number}, expected float32 or float64")
         dtype, shape = TYPES[number], [table.Get(Int64Flags, place) for place in dims]
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(raw):
-            raise ValueError(f"{text!r} has {len(raw)} bytes, which are no {dtype} of {shape}")
+            raise ValueError(
+                f"{text!r} has {len(raw)} bytes, which do not fit {dtype} of shape {shape}"
+            )
         yield text, np.frombuffer(data, dtype, math.prod(shape), raw.start).reshape(shape)
 
 
 def _number(table: Table, field: int) -> int:
-    """Return a field of a table that is an int; 0 if the file leaves it out."""
+    """Return an int field of a table; 0 if the file omits it."""
     offset = table.Offset(4 + 2 * field)
     return int(table.Get(Int32Flags, table.Pos + offset)) if offset else 0
 
 
 def _elements(table: Table, field: int, size: int) -> range:
-    """Return the places of the elements of a vector, of `size` bytes each."""
+    """Return the offsets of a vector's elements, of `size` bytes each."""
     offset = table.Offset(4 + 2 * field)
     if not offset:
         return range(0)
     start, length = table.Vector(offset), table.VectorLen(offset)
     if start < 0 or start + size * length > len(table.Bytes):
-        raise ValueError("it ends before its tensors do")
+        raise ValueError("it ends before the end of its tensors")
     return range(start, start + size * length, size)
 
 
 def _paired(place: str, tensors: Mapping[str, Array]) -> dict[str, Matrices]:
-    """Return weight -> its matrices, in the layout of PEFT."""
+    """Return a mapping from weight to matrices, in the layout of PEFT."""
     pairs: dict[str, dict[str, Array]] = {}
     for name, tensor in tensors.items():
         match = KEY.fullmatch(name)
         if match is None:
             raise CheckpointError(
-                f"{place} holds {name!r}, which is no matrix of an adapter: expected tensors called"
-                " <weight>.lora_A and <weight>.lora_B, as trainer.export_adapter writes them."
+                f"{place} contains {name!r}, which is not a matrix of an adapter. Expected tensors"
+                " called <weight>.lora_A and <weight>.lora_B, as trainer.export_adapter writes"
+                " them."
             )
         pairs.setdefault(match["weight"], {})[match["part"]] = _as_peft(tensor)
     if not pairs:
-        raise CheckpointError(f"{place} holds no adapter.")
+        raise CheckpointError(f"{place} contains no adapter.")
     for weight, pair in pairs.items():
         if not is_pair(pair):
             shapes = {part: array.shape for part, array in pair.items()}
             raise CheckpointError(
-                f"{place} holds for {weight!r} matrices that do not fit each other: their shapes"
-                f" are {shapes}, of which the first is the rank of A, and the second that of B."
+                f"{place} contains matrices for {weight!r} that do not fit each other: their"
+                f" shapes are {shapes}. The first size of A and the second of B must both be the"
+                " rank."
             )
     return {
         weight: Matrices(

@@ -1,8 +1,8 @@
 """Folders of adapters in the format of PEFT: adapter_model.safetensors and adapter_config.json.
 
 PEFT (https://github.com/huggingface/peft) stores A as (rank, inputs) and B as (outputs, rank),
-under the names of the modules. The metadata of adapter_model.safetensors also holds checksums of
-the weights that the adapters were trained beside, which PEFT ignores.
+under the names of the modules. The metadata of adapter_model.safetensors also stores checksums of
+the base weights, which PEFT ignores.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ DEFAULTS = {
     "alpha_pattern": None,
     "init_lora_weights": True,
 }
-# the beginnings of PEFT's init_lora_weights with which it replaces the weight of the model
+# prefixes of those values of PEFT's init_lora_weights that replace the model's weight
 CHANGING_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 
@@ -69,11 +69,12 @@ CHANGING_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 class Matrices:
     """The two matrices of an adapter as PEFT stores them, and its settings.
 
-    - `a`, `b`: A of (rank, inputs), B of (outputs, rank); those of a Conv have its kernel besides.
+    - `a`, `b`: A of (rank, inputs), B of (outputs, rank); for a Conv, followed by the kernel's
+      sizes.
     - `alpha`, `dropout`, `scaling`: as in `LoRA`.
-    - `is_embedding`: whether they stand beside the table of an embedding.
-    - `checksum`: the checksum of the weight that they were trained beside, if it is known.
-    - `magnitude`: that of DoRA, of (outputs,); of a Conv (1, outputs, 1, ...).
+    - `is_embedding`: whether they adapt the table of an embedding.
+    - `checksum`: the checksum of the weight that they were trained with, if known.
+    - `magnitude`: DoRA's magnitude, of (outputs,); of a Conv (1, outputs, 1, ...).
     """
 
     a: Array
@@ -102,18 +103,18 @@ def scale_of(alpha: float, rank: int, scaling: str) -> float:
 def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matrices]) -> Path:
     """Write a folder of adapters that PEFT reads; each of its files is replaced atomically.
 
-    - `adapters`: module -> its matrices.
+    - `adapters`: a mapping from module to matrices.
 
-    Raises SettingError for some adapters with DoRA and some without, CheckpointError where the disk
-    refuses.
+    Raises SettingError for some adapters with DoRA and some without, CheckpointError if a file
+    cannot be written.
     """
     require_path(folder)
     plain = [module for module, one in adapters.items() if one.magnitude is None]
     if 0 < len(plain) < len(adapters):
         raise SettingError(
-            "A folder of PEFT has adapters that are all with DoRA or all without, and those of"
-            f" {listed_names(plain)} alone have dora=False. Use one kind of adapters, or export the"
-            " merged model by export(path)."
+            "PEFT stores adapters that all have dora=True or all have dora=False, but only those"
+            f" of {listed_names(plain)} have dora=False. Use one kind of adapter, or export the"
+            " merged model with export(path)."
         )
     tensors: dict[str, Array] = {}
     for module, one in adapters.items():
@@ -132,7 +133,7 @@ def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matric
 
 
 def _config(adapters: Mapping[str, Matrices]) -> dict[str, Any]:
-    """Return adapter_config.json; modules with another rank or alpha than the first are listed."""
+    """Return adapter_config.json, with patterns for modules of another rank or alpha."""
     first = next(iter(adapters.values()))
     is_rooted = first.scaling == "alpha/sqrt(r)"
     alphas = {}
@@ -161,7 +162,7 @@ def _config(adapters: Mapping[str, Matrices]) -> dict[str, Any]:
 
 
 def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
-    """Return module -> its matrices, from a folder that PEFT or `write_adapters` wrote.
+    """Return a mapping from module to matrices, from a folder of PEFT or `write_adapters`.
 
     Raises CheckpointError for anything else. Nothing in the files is executed.
     """
@@ -169,8 +170,9 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
     path = Path(folder)
     if (path / PICKLE).exists() and not (path / TENSORS).exists():
         raise CheckpointError(
-            f"{str(path)!r} holds a pickle, {PICKLE}, which may run code, so that it is not read."
-            " Save the adapter again by PEFT's save_pretrained(folder), which writes safetensors."
+            f"{str(path)!r} contains a pickle, {PICKLE}, which is not read because it may run"
+            " code. Save the adapter again with PEFT's save_pretrained(folder), which writes"
+            " safetensors."
         )
     config = _read_config(path / CONFIG)
     try:
@@ -178,24 +180,24 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
         arrays = read_safetensors(data)
         sums = json.loads(read_metadata(data).get(CHECKSUMS, "{}"))
     except FileNotFoundError:
-        raise CheckpointError(f"There is no {TENSORS} in {str(path)!r}.") from None
+        raise CheckpointError(f"{str(path)!r} contains no {TENSORS}.") from None
     except (safetensors.SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{str(path / TENSORS)!r} is not whole: {error}") from None
+        raise CheckpointError(f"{str(path / TENSORS)!r} is damaged: {error}") from None
     pairs: dict[str, dict[str, Array]] = {}
     tables = set()
     for name, array in arrays.items():
         match = KEY.fullmatch(name)
         if match is None or array.dtype.kind not in "fV":
             raise CheckpointError(
-                f"{str(path / TENSORS)!r} holds {name!r}, which is no matrix of LoRA. Adapters are"
-                " read alone: without biases and modules_to_save."
+                f"{str(path / TENSORS)!r} contains {name!r}, which is not a matrix of LoRA. Save"
+                " the adapter without biases and modules_to_save."
             )
         part = match["part"] or match["t"] or "magnitude"
         pairs.setdefault(match["module"], {})[part] = array
         if match["table"]:
             tables.add(match["module"])
     if not pairs:
-        raise CheckpointError(f"{str(path / TENSORS)!r} holds no adapter.")
+        raise CheckpointError(f"{str(path / TENSORS)!r} contains no adapter.")
     sums = sums if isinstance(sums, dict) else {}
     return {
         module: _matrices(path, module, pair, config, module in tables, sums.get(module))
@@ -208,8 +210,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(
-            f"There is no {CONFIG} in {str(path.parent)!r}: name the folder that"
-            " trainer.export_adapter, or save_pretrained of PEFT, wrote."
+            f"{str(path.parent)!r} contains no {CONFIG}. Pass a folder written by"
+            " trainer.export_adapter or by PEFT's save_pretrained."
         ) from None
     except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read as JSON: {error}") from None
@@ -217,13 +219,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     require_types(repr(str(path)), config, CONFIG_TYPES)
     if config["peft_type"] != "LORA":
         kind = config["peft_type"]
-        raise CheckpointError(f"{str(path)!r} describes an adapter of the kind {kind}, not LoRA.")
+        raise CheckpointError(f"{str(path)!r} describes an adapter of type {kind}, expected LoRA.")
     start = config["init_lora_weights"]
     if isinstance(start, str) and start.lower().startswith(CHANGING_THE_BASE):
         raise CheckpointError(
-            f"{str(path)!r} describes an adapter of init_lora_weights={start!r}, which stands"
-            " beside another weight than the model's. Save it in PEFT as one of the model's weight,"
-            " by save_pretrained(folder, path_initial_model_for_weight_conversion=...)."
+            f"{str(path)!r} has init_lora_weights={start!r}, which changes the base weights. Save"
+            " the adapter in PEFT for the original weights, with save_pretrained(folder,"
+            " path_initial_model_for_weight_conversion=...)."
         )
     return dict(config)
 
@@ -238,13 +240,13 @@ def _matrices(
 ) -> Matrices:
     if bool(config["use_dora"]) != ("magnitude" in pair):
         raise CheckpointError(
-            f"{str(path / CONFIG)!r} says use_dora={config['use_dora']}, and"
-            f" {TENSORS} has {'a' if 'magnitude' in pair else 'no'} magnitude for {module!r}."
+            f"{str(path / CONFIG)!r} has use_dora={config['use_dora']}, but {TENSORS} has"
+            f" {'a' if 'magnitude' in pair else 'no'} magnitude for {module!r}."
         )
     if not is_pair(pair):
         shapes = {part: array.shape for part, array in pair.items()}
         raise CheckpointError(
-            f"{str(path / TENSORS)!r} holds for {module!r} matrices of the shapes {shapes},"
+            f"{str(path / TENSORS)!r} contains matrices for {module!r} of shapes {shapes},"
             " expected A of (rank, inputs) and B of (outputs, rank)."
         )
     return Matrices(
@@ -260,7 +262,7 @@ def _matrices(
 
 
 def is_pair(pair: Mapping[str, Array]) -> bool:
-    """Return whether there are an "A" of (rank, inputs) and a "B" of (outputs, rank)."""
+    """Return whether a pair has an "A" of (rank, inputs) and a "B" of (outputs, rank)."""
     shapes = {part: array.shape for part, array in pair.items()}
     a, b = shapes.get("A", ()), shapes.get("B", ())
     return len(a) >= 2 and len(a) == len(b) and a[0] == b[1] and 0 not in a and 0 not in b
@@ -272,8 +274,8 @@ def _alpha(path: Path, module: str, config: Mapping[str, Any]) -> float:
     expressions = [pattern for pattern in patterns if not LITERAL.fullmatch(pattern)]
     if expressions:
         raise CheckpointError(
-            f"{str(path / CONFIG)!r} has an alpha_pattern with regular expressions,"
-            f" {listed_names(expressions)}: write the names of the modules instead."
+            f"{str(path / CONFIG)!r} has regular expressions in alpha_pattern:"
+            f" {listed_names(expressions)}. Replace them with names of modules."
         )
     alpha = config["lora_alpha"]
     for name, value in patterns.items():

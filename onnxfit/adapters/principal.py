@@ -1,8 +1,8 @@
-r"""The principal part of a weight, with which adapters of PiSSA begin.
+r"""The principal part of a weight, the start of adapters with PiSSA.
 
 Meng et al. 2024, arXiv:2404.02948: of the singular value decomposition $W = U S V^T$ the adapter
 gets the $r$ largest singular values, $s A B = U_r S_r V_r^T$. The frozen weight is the residual
-$W - s A B$, so that the layer computes at first what it did.
+$W - s A B$, so the layer first computes what it did before.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def principal_matrices(weight: Array, rank: int, scale: float, *, name: str) -> 
     - `weight`: of (inputs, outputs).
     - `rank`: $r$.
     - `scale`: $s$.
-    - `name`: that of the weight, for the error.
+    - `name`: the name of the weight, for the error.
 
-    Raises ModelError for a weight with numbers that are not finite.
+    Raises ModelError for a weight with NaN or infinity.
     """
     matrix = np.asarray(weight, np.float64)
     if not np.isfinite(matrix).all():
         raise ModelError(
-            f"The weight {name!r} has numbers that are not finite, so that it has no principal part"
-            " for init='pissa': repair it, or exclude it from the adapters' target."
+            f"The weight {name!r} contains NaN or infinity, so init='pissa' cannot decompose it."
+            " Repair the weight, or exclude it from the adapters' target."
         )
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     roots = np.sqrt(values[:rank] / scale)

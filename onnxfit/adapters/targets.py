@@ -17,17 +17,18 @@ def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Ada
     """Return an adapter for each weight that a target matches, in the model's order.
 
     - `model`: a model without functions.
-    - `settings`: the adapters' settings, of which each weight may match one.
+    - `settings`: the adapters' settings. Each weight may match one of them.
 
-    Raises ModelError for a model without such weights, UnknownNameError for a pattern that matches
-    nothing, and SettingError for a weight that two match, or a rank above its smaller side.
+    Raises ModelError for a model without a weight that can have an adapter, UnknownNameError for a
+    pattern that matches nothing, and SettingError for a weight that two targets match, or for a
+    rank above the weight's smaller side.
     """
     weights = adaptable_weights(model)
     if not weights:
         raise ModelError(
-            "The model has no weight that an adapter can stand beside: a float initializer, or"
-            " integers behind DequantizeLinear, that MatMul, Gemm, Conv (with group=1) or Gather"
-            " alone reads, or the integers of a MatMulNBits. Train its weights by Trainer(...,"
+            "The model has no weight that can have an adapter. Expected a float initializer, or"
+            " integers behind DequantizeLinear, read only by MatMul, Gemm, Conv (with group=1) or"
+            " Gather; or the integers of a MatMulNBits. Train its weights with Trainer(...,"
             " weights=...) instead."
         )
     chosen: dict[str, LoRA] = {}
@@ -36,7 +37,8 @@ def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Ada
             if weight.name in chosen:
                 raise SettingError(
                     f"Two adapters match the weight {weight.name!r}: {chosen[weight.name]} and"
-                    f" {one}. Exclude it from one of them by target=[..., '!{weight.name}']."
+                    f" {one}. Exclude the weight from one of them with target=[...,"
+                    f" '!{weight.name}']."
                 )
             _require_rank(weight, one)
             chosen[weight.name] = one
@@ -56,14 +58,14 @@ def _matching(
         selected -= _names_of(pattern[1:], weights)
     if not selected:
         raise SettingError(
-            f"target={settings.target!r} leaves no weight; those that an adapter can stand beside"
-            f" are {listed_names(weight.name for weight in weights)}."
+            f"target={settings.target!r} excludes every weight. The weights that can have an"
+            f" adapter are {listed_names(weight.name for weight in weights)}."
         )
     return [weight for weight in weights if weight.name in selected]
 
 
 def _linear_layers(model: onnx.ModelProto, weights: list[AdaptableWeight]) -> set[str]:
-    """Return the weights of all linear layers but the last ones, or of all if no other is left."""
+    """Return the weights of all linear layers but the last ones; of all if there are no others."""
     linear = {weight.name for weight in weights if weight.kind == "linear"}
     return linear - output_layers(model, weights) or linear
 
@@ -71,7 +73,8 @@ def _linear_layers(model: onnx.ModelProto, weights: list[AdaptableWeight]) -> se
 def _names_of(pattern: str, weights: Sequence[AdaptableWeight]) -> set[str]:
     """Return the initializers that a name or a pattern matches.
 
-    A name of one weight, or of its module, is no pattern. Else each name of a weight may match.
+    An exact name of a weight or its module is not used as a pattern. Otherwise each name of a
+    weight may match.
     """
     exact = {weight.name for weight in weights if pattern in (weight.name, weight.module)}
     matches = exact or {
@@ -81,15 +84,15 @@ def _names_of(pattern: str, weights: Sequence[AdaptableWeight]) -> set[str]:
     }
     if not matches:
         known = {name for weight in weights for name in (weight.name, weight.module)}
-        raise UnknownNameError("weight that an adapter can stand beside", pattern, known)
+        raise UnknownNameError("weight that can have an adapter", pattern, known)
     return matches
 
 
 def _require_rank(weight: AdaptableWeight, settings: LoRA) -> None:
-    # Loaded matrices may have more: PiSSA's twice the rank that they were trained with.
+    # Loaded matrices may have a larger rank: PiSSA's have twice their training rank.
     if settings.matrices is None and settings.rank > min(weight.sides):
         raise SettingError(
-            f"An adapter of rank {settings.rank} is larger than the weight {weight.name!r}, whose"
-            f" smaller side is {min(weight.sides)}: choose a smaller rank, or exclude the weight"
-            f" by target=[..., '!{weight.name}']."
+            f"LoRA rank must be at most {min(weight.sides)}, the smaller side of weight"
+            f" {weight.name!r}, got {settings.rank}. Use a smaller rank, or exclude the weight"
+            f" with target=[..., '!{weight.name}']."
         )

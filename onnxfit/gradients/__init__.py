@@ -53,15 +53,15 @@ BuildModel = Callable[[], ir.Model]
 
 @dataclass(frozen=True)
 class GradientSource:
-    """A source of gradients; `name` is what the user asked for, one of SOURCES.
+    """A source of gradients; `name` is the user's choice, one of SOURCES.
 
-    Each of the functions takes a model, the name of its loss, and the names of its weights. The
-    loss is a scalar output, the weights are inputs. `add_gradients` returns the model with one
-    more value per weight, of the weight's type and shape, and weight -> name of that value.
+    Each function takes a model, the name of its loss, and the names of its weights. The loss is a
+    scalar output, the weights are inputs. `add_gradients` returns the model with one more value per
+    weight, of the weight's type and shape, and a mapping from weight to the name of that value.
     `add_pullback` takes float outputs in the place of the loss, and returns a Pullback. Both raise
     BlockedError, whose `blockers` are the nodes that cannot be differentiated. `blockers` returns
-    these nodes. `add_gradients` and `blockers` may change the model that they get. `device` is the
-    kind of device that the gradients are for, as for GraphBuilder.
+    these nodes. `add_gradients` and `blockers` may change their model. `device` is the kind of
+    device that the gradients are for, as for GraphBuilder.
     """
 
     name: str
@@ -74,11 +74,11 @@ class GradientSource:
 def gradient_source(gradient: str, device: str = "cpu") -> GradientSource:
     """Return the source that `gradient` names, as in `Trainer`: "auto", "onnx" or "onnxruntime".
 
-    `device` is as for GraphBuilder: rules choose among their forms by it.
+    `device` is as for GraphBuilder: rules with several forms choose by it.
 
     "onnx" is the table of rules, which runs on any onnxruntime. "onnxruntime" is the gradient
-    builder of onnxruntime's training build. "auto" is the table; if nodes block it, and the builder
-    is installed and differentiates all of them correctly, it is the builder.
+    builder of onnxruntime's training build. "auto" is the table. If nodes block the table, and the
+    installed builder differentiates all of them correctly, "auto" is the builder.
     """
     if not isinstance(gradient, str) or gradient not in SOURCES:
         raise UnknownNameError("gradient source", gradient, SOURCES)
@@ -103,7 +103,7 @@ def choose_source(
 ) -> tuple[str, Sequence[Blocker]]:
     """Return the source that differentiates a model, "onnx" or "onnxruntime", and its blockers.
 
-    `gradient` is what the user asked for. `build` returns the model, anew with each call. The
+    `gradient` is the user's choice. `build` returns a new copy of the model with each call. The
     scalar output `loss` and the inputs `weights` are those of a GradientSource.
     """
     if gradient != "auto":
@@ -121,8 +121,8 @@ def differentiate(
     """Return a model with its gradients, as `GradientSource.add_gradients` does.
 
     - `source`: the source of gradients.
-    - `build`: a function that returns the model, anew with each call. "auto" calls it again if the
-      first source is blocked, which spares it a copy of every model for that case.
+    - `build`: a function that returns a new copy of the model with each call. "auto" calls it again
+      only if the first source is blocked.
     - `loss`, `weights`: the scalar output and the inputs, as for a GradientSource.
 
     Raises BlockedError if nodes cannot be differentiated.
@@ -169,7 +169,7 @@ def _add_best_pullback(
 
 
 def _installed_builder() -> GradientSource | None:
-    """Return the gradient builder of onnxruntime; None if the installed build has none."""
+    """Return the gradient builder of onnxruntime; None if it is not installed."""
     try:
         return gradient_source("onnxruntime")
     except InstallationError:

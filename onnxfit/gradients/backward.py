@@ -1,9 +1,9 @@
 """Reverse-mode differentiation of a graph by the table of rules.
 
-First, every node on the gradient path that has no rule is replaced by operators that have one
-(`prepare`). Then the nodes are walked once, from the outputs back: the gradients that arrived at a
-node's outputs are summed, and its rule turns them into gradients of its inputs (the tape of Wengert
-1964, as in autograd and JAX).
+First, every node on the gradient path without a rule is replaced by operators with rules
+(`prepare`). Then the nodes are visited once, from the outputs back. The gradients at a node's
+outputs are summed, and its rule turns them into gradients of its inputs (the tape of Wengert 1964,
+as in autograd and JAX).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from onnxfit.graph.inference import (
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.graph.weights import FLOATS
 
-# Errors of a rule, or of ONNX's inference, at a node whose attributes and inputs contradict each
-# other: rules count axes and sizes, which ONNX's checker does not compare.
+# Errors of a rule, or of ONNX's inference, at a node whose attributes do not fit its inputs: rules
+# count axes and sizes, which ONNX's checker does not compare.
 _CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, MemoryError)
 
 
@@ -62,10 +62,10 @@ def add_gradients(
 ) -> tuple[ir.Model, dict[str, str]]:
     """Add one value per weight to the model: the gradient of the loss.
 
-    Returns the model and weight -> name of its gradient. `weights` are graph inputs, `loss` is a
-    scalar float output, the opset is 21. Inputs and outputs keep their names and order. `device` is
-    as for GraphBuilder. Raises BlockedError with all blockers; the model must not be used any more
-    then.
+    Returns the model, and a mapping from weight to the name of its gradient. `weights` are graph
+    inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs keep their names
+    and order. `device` is as for GraphBuilder. Raises BlockedError with all blockers; then the
+    model must no longer be used.
     """
     path = check_ends(model, loss, weights)
     op = GraphBuilder(model.graph, device=device)
@@ -83,8 +83,8 @@ def add_gradients(
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blocker]:
     """Return every node between `weights` and `loss` that cannot be differentiated.
 
-    No gradient is built: among nodes that a rule cannot tell apart, the rule of one is called. The
-    model must not be used any more then.
+    No gradient is built: of several nodes that look the same to a rule, only one is checked. The
+    model must not be used afterwards.
     """
     path = check_ends(model, loss, weights)
     inputs = {v.name: v for v in model.graph.inputs}
@@ -109,7 +109,7 @@ class Tape:
     blockers: dict[ir.Node, NoGradientError] = field(default_factory=dict)
 
     def inner(self, op: GraphBuilder) -> Tape:
-        """Return the tape of a subgraph, which adds its blockers to this one's."""
+        """Return the tape of a subgraph. Its blockers are added to this tape's."""
         return Tape(op, self.blockers)
 
 
@@ -121,9 +121,9 @@ def gradients(
 ) -> tuple[dict[ir.Value, Value], list[Blocker]]:
     """Append the gradient of sum(output_i * arriving_i) with respect to each value of `wrt`.
 
-    `arriving` is by position among the graph's outputs; `path` is as for `prepare`. Returns
-    value -> gradient, without the values that the outputs do not depend on, and the nodes that
-    block the gradient. If there are any, the gradients and the graph must not be used.
+    `arriving` is by position among the graph's outputs; `path` is as for `prepare`. Returns a
+    mapping from value to gradient, without values that do not affect the outputs, and the nodes
+    that block the gradient. If there are any, the gradients and the graph must not be used.
     """
     tape = Tape(op)
     by_value = backward(tape, arriving, wrt, prepare(tape, arriving, wrt, path))
@@ -146,7 +146,7 @@ def _call_rules(tape: Tape, target: ir.Value, path: Sequence[PathNode]) -> None:
     """Call the rules of the nodes on a path, to find the nodes that block the gradient.
 
     The gradients that arrive at a node are placeholders of the right type and shape. The layers of
-    a model repeat the same few nodes, so a node like one whose rule has succeeded is not asked.
+    a model repeat the same few nodes, so a node equal to a checked one is skipped.
     """
     op = tape.op
     reached = {target}  # values at which a gradient arrives
@@ -170,7 +170,7 @@ def _call_rules(tape: Tape, target: ir.Value, path: Sequence[PathNode]) -> None:
 
 
 def _kind(graph: ir.Graph, path_node: PathNode, arriving: frozenset[int]) -> Any:
-    """Return everything that a rule can see of a node, None where it is not hashable."""
+    """Return everything that a rule can see of a node; None if it is not hashable."""
     key = inference_key(graph, path_node.node)
     if key is None:
         return None
@@ -193,7 +193,7 @@ def prepare(
 ) -> list[PathNode]:
     """Replace, in place, every node on the gradient path by operators that have rules.
 
-    `path` is the path of the graph as it is, if the caller knows it. Returns the path afterwards.
+    `path` is the graph's current path, if the caller knows it. Returns the path afterwards.
     """
     op = tape.op
     leaves = list(wrt)
@@ -215,9 +215,9 @@ def prepare(
 
 
 def _infer_type(graph: ir.Graph, node: ir.Node) -> bool:
-    """Infer the outputs of a node. Returns whether that tells all their types, which were unknown.
+    """Infer the outputs of a node. Return whether all their types, unknown before, are known.
 
-    An operator unknown to ONNX came before the node, and may be decomposed by now.
+    An earlier operator, unknown to ONNX, may have been decomposed since.
     """
     had_types = all(v.type is not None for v in node.outputs)
     infer_outputs(graph, node)
@@ -225,7 +225,7 @@ def _infer_type(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _decompose_or_block(tape: Tape, node: ir.Node) -> bool:
-    """Decompose a node, or note why that is impossible. Returns whether the node was replaced."""
+    """Decompose a node, or record why that is impossible. Return whether the node was replaced."""
     try:
         _decompose(tape.op, node)
         return True
@@ -241,10 +241,10 @@ def _decompose_or_block(tape: Tape, node: ir.Node) -> bool:
 def backward(
     tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value], path: Sequence[PathNode]
 ) -> dict[ir.Value, Value]:
-    """Walk a prepared graph from its outputs back, and return value -> gradient.
+    """Visit a prepared graph from its outputs back; return a mapping from value to gradient.
 
-    `wrt` may contain values that a subgraph captures from outside; `path` is what `prepare`
-    returned.
+    `wrt` may contain values that a subgraph captures from outside; `path` is the result of
+    `prepare`.
     """
     op = tape.op
     pending: dict[ir.Value, list[Value]] = {}
@@ -313,7 +313,7 @@ def _input_gradients(
         tape.blockers.setdefault(node, error)
     except _CONTRADICTIONS as error:
         tape.blockers.setdefault(node, _contradiction(error))
-    # Zeros let the walk go on, so that it finds the other blockers as well.
+    # With zeros the walk continues, and finds the other blockers as well.
     return {
         i: zeros_like(op, op.wrap(_input(node, i)))
         for i in path_node.inputs
@@ -326,8 +326,7 @@ def _contradiction(error: Exception) -> NoGradientError:
         fix = STATIC if isinstance(error, UnknownRankError) else FITTING
         return NoGradientError(str(error).rstrip("."), fix)
     return NoGradientError(
-        f"its attributes and the sizes of its inputs do not fit each other ({type(error).__name__}:"
-        f" {error})",
+        f"its attributes do not fit the sizes of its inputs ({type(error).__name__}: {error})",
         FITTING,
     )
 
@@ -353,8 +352,9 @@ def _by_rule(
     entries: tuple[InputGradient, ...] = result if isinstance(result, tuple) else (result,)
     if len(entries) < len(node.inputs):
         raise GradientError(
-            f"The rule of {rule.op_type} returned {len(entries)} entries for the {len(node.inputs)}"
-            f" inputs of {node.name!r}; it returns one per input, None where there is no gradient."
+            f"The rule of {rule.op_type} returned {len(entries)} entries for the"
+            f" {len(node.inputs)} inputs of {node.name!r}. Return one entry per input, None for an"
+            " input without a gradient."
         )
     by_position = {}
     for i in path_node.inputs:
@@ -366,7 +366,7 @@ def _by_rule(
 
 
 def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
-    """Return a rule's gradient in the type of its input; GradientError for another shape."""
+    """Return a rule's gradient in the type of its input. Raises GradientError for another shape."""
     # An integer on the gradient path is a quantized float, whose gradient is a float.
     dtype = x.ir.dtype
     if dtype in FLOATS and dtype != dx.ir.dtype:
@@ -393,7 +393,7 @@ def may_be_equal(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
 
 
 def _refine_shape(dx: Value, x: ir.Value) -> None:
-    """Give a gradient the shape of its value where inference left its own shape open."""
+    """Give a gradient the shape of its value, if inference did not find the gradient's shape."""
     shape = dx.ir.shape
     if dx.ir.producer() is None or x.shape is None:
         return
@@ -413,7 +413,7 @@ def _arguments(
         return [*(wrapped + [None] * single)[:single], tuple(wrapped[single:])]
     if any(v is not None for v in wrapped[len(parameters) :]):
         raise NoGradientError(
-            f"its rule knows {len(parameters)} of its {len(wrapped)} inputs or outputs"
+            f"its rule has {len(parameters)} parameters for {len(wrapped)} inputs or outputs"
         )
     return (wrapped + [None] * len(parameters))[: len(parameters)]
 
@@ -463,14 +463,14 @@ def _has_no_rule(node: ir.Node) -> bool:
 
 
 def _decompose(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace a node by simpler operators; NoGradientError if it has no decomposition."""
+    """Replace a node by simpler operators. Raises NoGradientError without a decomposition."""
     with op.replacing(node) as replace:
         outputs = _simpler_outputs(op, node)
         for i, output in enumerate(node.outputs):
             used = output.uses() or output.is_graph_output()
             if used and (i >= len(outputs) or outputs[i] is None):
                 raise NoGradientError(
-                    f"its output {output.name!r} is used, which its decomposition does not compute"
+                    f"its output {output.name!r} is used, but its decomposition does not compute it"
                 )
         replace(*outputs)
 
@@ -497,4 +497,4 @@ def _missing_rule(key: Key) -> str:
     if key in NOT_DIFFERENTIABLE:
         return NOT_DIFFERENTIABLE[key]
     name = f"{domain}::{op_type}" if domain else op_type
-    return f"there is no rule for {name}; onnxfit.gradients.register adds one"
+    return f"there is no rule for {name} (onnxfit.gradients.register adds one)"

@@ -17,18 +17,18 @@ from onnxfit.gradients.paths import (
 )
 
 # Fixes that code looks for: see `Blocker.needs_sizes` and `without_consequences`.
-STATIC = "static shapes: fix the sizes of the model's inputs"
-TYPED = "a model whose types can be inferred"
-FITTING = "inputs that the operator accepts"
+STATIC = "use static shapes, with fixed sizes of the model's inputs"
+TYPED = "use a model whose types can be inferred"
+FITTING = "use inputs that the operator accepts"
 # What a user can do about a loss in float16 or bfloat16.
-HALF_PRECISION = "A model in half precision must be converted to float32 before it is trained."
+HALF_PRECISION = "Convert a model in half precision to float32 before training."
 
 
 @dataclass(frozen=True)
 class Blocker:
     """A node on the gradient path that cannot be differentiated correctly.
 
-    `node` is its name, `op_type` its operator, `reason` says why, `fix` what the user can do.
+    `node` is its name, `op_type` its operator, `reason` the reason, `fix` what the user can do.
     """
 
     node: str
@@ -85,14 +85,14 @@ def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> list[PathN
     inputs = {v.name: v for v in model.graph.inputs}
     if loss not in outputs or loss in inputs:
         raise GradientError(
-            f"The graph computes no output {loss!r} to differentiate; its outputs are"
+            f"The model has no output {loss!r} to differentiate. Its outputs are"
             f" {', '.join(map(str, outputs))}."
         )
     shape = outputs[loss].shape
     dtype = outputs[loss].dtype
     if shape is None or len(shape) != 0 or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise GradientError(
-            f"A loss is a scalar in float32 or float64; {loss!r} is"
+            f"The loss must be a scalar in float32 or float64, but {loss!r} is"
             f" {dtype}{'[?]' if shape is None else list(shape)}. {HALF_PRECISION}"
         )
     missing = [name for name in weights if name not in inputs]

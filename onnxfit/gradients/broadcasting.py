@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxfit.graph.values import GraphBuilder, Value
 
-# Rows that are summed by a product with a row of ones, which is a constant of that many elements.
+# Rows that a product with a row of ones sums. The row is a constant of that many elements.
 MAX_SUMMED_ROWS = 1 << 20
 
 
@@ -20,7 +20,7 @@ def zeros_like(op: GraphBuilder, x: Value) -> Value:
 
 
 def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
-    """Return `dx`, which has the shape that x was broadcast to, summed to the shape of x."""
+    """Return `dx`, of the shape that x was broadcast to, summed to the shape of x."""
     known = dx.ir.shape
     if known is not None and known == x.ir.shape and None not in known.dims:
         return dx
@@ -55,7 +55,7 @@ def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
 
 
 def _broadcast_is_known(x: Sequence[int | str | None], y: Sequence[int | str | None]) -> bool:
-    """Return whether the shapes tell along which axes x was broadcast to y."""
+    """Return whether the axes along which x was broadcast to y are known from the shapes."""
     return all(
         isinstance(d, int) or (d == e and d is not None) for d, e in zip(x, y[len(y) - len(x) :])
     )

@@ -43,7 +43,7 @@ def first_applying(strategies: Iterable[Strategy[Problem]], problem: Problem) ->
     return next(strategy for strategy in strategies if strategy.applies(problem))
 
 
-MAX_REPEATS = 3  # a Gather for each time that an element was read, else one scatter is better
+MAX_REPEATS = 3  # one Gather for each read of an element; with more reads, one scatter is faster
 
 # Constants
 # ------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def static_size(x: Value) -> int | None:
 
 
 def require_rank(x: Value) -> int:
-    """Return the number of axes of a value; NoGradientError if it is unknown."""
+    """Return the number of axes of a value. Raises NoGradientError if it is unknown."""
     if x.shape is None:
         raise NoGradientError(f"the rank of {x.name!r} is unknown", TYPED)
     return x.rank
@@ -111,7 +111,7 @@ def require_ints(minimum: int, **attributes: Any) -> None:
     for name, value in attributes.items():
         if not isinstance(value, int) or value < minimum:
             raise NoGradientError(
-                f"its attribute {name} is {value!r}", f"an integer {name} of at least {minimum}"
+                f"its attribute {name} is {value!r}", f"use an integer {name} of at least {minimum}"
             )
 
 
@@ -166,7 +166,7 @@ def identity_matrix(op: GraphBuilder, size: Value, dtype: npt.DTypeLike) -> Valu
 def element_numbers(op: GraphBuilder, x: Value, count: Value | None = None) -> Value:
     """Return a tensor in the shape of x whose elements count 0, 1, ... row by row.
 
-    `count` is the number of elements, where the caller has computed it already.
+    `count` is the number of elements, if the caller has already computed it.
     """
     numbers = arange(op, op.Size(x) if count is None else count)
     return op.Reshape(numbers, op.shape(x), allowzero=1)
@@ -200,7 +200,7 @@ def per_channel(op: GraphBuilder, vector: Value, x: Value) -> Value:
 
 
 def transpose_matrices(op: GraphBuilder, x: Value) -> Value:
-    """Swap the last two axes; NoGradientError if the rank is unknown."""
+    """Swap the last two axes. Raises NoGradientError if the rank is unknown."""
     rank = require_rank(x)
     return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
@@ -219,14 +219,14 @@ def transposed_gather(
 ) -> Value | None:
     """Return the gradient of reading constant `indices` (0 ... length - 1) along an axis.
 
-    Indices without gaps are a Pad, others a Gather for each time an element was read. None if an
-    element was read more than MAX_REPEATS times: then a scatter is better.
+    Indices without gaps become a Pad, others a Gather for each read of an element. None if an
+    element was read more than MAX_REPEATS times: then a scatter is faster.
     """
     count = len(indices)
     if count and np.array_equal(indices, np.arange(indices[0], indices[0] + count)):
         return pad_axis(op, dy, axis, int(indices[0]), length - count - int(indices[0]))
-    # Row k tells where in dy the elements are that were read for the k-th time. Elements that were
-    # not read so often point to a zero, which is appended to dy at `count`.
+    # Row k holds the positions in dy of the k-th read of each element. Elements with fewer reads
+    # point to a zero, which is appended to dy at `count`.
     order = np.argsort(indices, kind="stable")
     first = np.searchsorted(indices[order], indices[order])
     repeat = np.arange(count) - first

@@ -21,9 +21,9 @@ FIRST_OPSET = 13
 
 GRADIENTS = {
     "rule": "a rule of its own",
-    "decomposed": "written in simpler operators, which have rules",
-    "function": "through the operators by which ONNX defines it",
-    "not_differentiable": "no derivative: its output counts as a constant",
+    "decomposed": "decomposed into simpler operators, which have rules",
+    "function": "through ONNX's definition in other operators",
+    "not_differentiable": "no derivative: the output counts as a constant",
     "none": "none: it blocks the gradient",
 }
 
@@ -32,8 +32,8 @@ GRADIENTS = {
 class Operator:
     """An operator and how it is differentiated.
 
-    `gradient` is a key of GRADIENTS, `note` a reason or "". `builder` says whether the gradient
-    builder of onnxruntime differentiates it correctly, in some configuration at least.
+    `gradient` is a key of GRADIENTS, `note` a reason or "". `builder` tells whether onnxruntime's
+    gradient builder differentiates it correctly, at least in some configurations.
     """
 
     domain: str
@@ -49,15 +49,15 @@ class Operator:
 
     @property
     def description(self) -> str:
-        """How the operator is differentiated, in words."""
+        """Description of how the operator is differentiated."""
         return GRADIENTS[self.gradient]
 
 
 def operators(names: Collection[str] = ()) -> list[Operator]:
     """Return the operators of ONNX from opset 13 to 21, and those of other domains in the table.
 
-    They are sorted by domain and name; `names` selects some of them. Raises UnknownNameError for a
-    name that no operator has.
+    They are sorted by domain and name; `names` selects some of them. Raises UnknownNameError for an
+    unknown name.
     """
     history = [
         schema

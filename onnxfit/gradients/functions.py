@@ -1,4 +1,4 @@
-"""A loss, a penalty or an optimizer's update as an ONNX model, which runs in any onnxruntime.
+"""A loss, a penalty or an optimizer's update as an ONNX model that runs in any onnxruntime.
 
 `Loss`, `Penalty` and `Optimizer` have a method `build_onnx_function(shape, dtype, ...)`. The inputs
 and outputs always have these names, in this order; an axis named in `shape` may have any size:
@@ -53,8 +53,8 @@ def to_model_proto(
     """Return the graph as a model.
 
     `differentiate` names a scalar output and an input. The model then has one more output, the
-    gradient, called `<input>_grad`. Unused inputs stay, so that the inputs do not depend on the
-    settings of the formula.
+    gradient, called `<input>_grad`. Unused inputs stay, so the inputs do not depend on the
+    formula's settings.
     """
     model = ir.Model(op.graph, ir_version=IR_VERSION)
     if differentiate is not None:
@@ -99,7 +99,7 @@ def _slot_specs(
 ) -> list[TensorSpec]:
     """Return the specs of the slots of a weight whose sizes may be names.
 
-    A slot's size that changes with the weight's sizes is the size of the weight's axis.
+    A size of a slot that changes with a size of the weight gets its name.
     """
     small, large = (
         initial_slots(

@@ -29,16 +29,16 @@ def gradient_model(
     The product is $\sum_i g_i^T \partial y_i / \partial x$, for gradients $g_i$ that arrive at the
     outputs $y_i$. The new model has the inputs of the old one, and an input `<output>_grad` for
     each of `outputs`, in the type and shape of that output. It has the outputs of the old one, and
-    an output `<name>_grad` for each name of `wrt`, in the type and shape of that tensor. Where such
-    a name is taken, as it is when a gradient is differentiated again, the new one is followed by
+    an output `<name>_grad` for each name of `wrt`, in the type and shape of that tensor. If a name
+    is already in use, for instance when a gradient is differentiated again, the new name ends in
     `_2`, `_3`, ... Dropout and BatchNormalization compute as in inference.
 
-    - `model_onnx` is a path, bytes, or an `onnx.ModelProto`, which is not changed.
-    - `wrt` names inputs or initializers; None takes every float input and every weight that the
+    - `model_onnx` is a path, bytes, or an `onnx.ModelProto`, which stays unchanged.
+    - `wrt` names inputs or initializers. None selects every float input and every weight that the
       outputs depend on.
-    - `outputs` names float outputs; None takes all of them.
-    - `gradient` is the source of gradients, as in `Trainer`. "onnx" and, wherever the table of
-      rules suffices, "auto" use ONNX's own operators (opset 21) only, so that the model runs in any
+    - `outputs` names float outputs. None selects all of them.
+    - `gradient` is the source of gradients, as in `Trainer`. "onnx", and "auto" if the table of
+      rules suffices, use only ONNX's own operators (opset 21), so the model runs in any
       onnxruntime; "onnxruntime" also uses those of the training build.
 
     Raises UnknownNameError for a name that the model does not have, and GradientError with every
@@ -65,7 +65,7 @@ def gradient_model(
     leaves = _leaves(work, wrt, targets)
     initializers = work.graph.initializers
     tensors = {name: initializers[name].const_value for name in leaves if name in initializers}
-    initializers_to_inputs(work.graph, tensors)  # sources of gradients take inputs
+    initializers_to_inputs(work.graph, tensors)  # sources differentiate by inputs
     pullback = source.add_pullback(work, targets, leaves).model
     for value in [v for v in pullback.graph.inputs if v.name in tensors]:
         pullback.graph.inputs.remove(value)
@@ -85,7 +85,7 @@ def _targets(work: ir.Model, outputs: Sequence[str] | str | None) -> list[str]:
         if outputs is None:
             raise GradientError("The model has no float output to differentiate.")
         raise SettingError(
-            "outputs=[] leaves nothing to differentiate; None takes every float output."
+            "outputs=[] selects nothing to differentiate. Pass None to select every float output."
         )
     return selected
 

@@ -62,21 +62,21 @@ class OperatorUse:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The result of `onnxfit.inspect`; printed, it is a table and a verdict.
+    """The result of `onnxfit.inspect`. It prints as a verdict and a table.
 
     - `weights` are the weights that train.
-    - `idle` are selected weights without a gradient path to an output; a Trainer leaves them as
-      they are.
+    - `idle` are selected weights without a gradient path to an output. A Trainer does not change
+      them.
     - `outputs` are the float outputs that were differentiated.
-    - `source` is what differentiates the model: "onnx" (the table of rules) or "onnxruntime" (the
+    - `source` is the source of gradients: "onnx" (the table of rules) or "onnxruntime" (the
       builder).
     - `operators` has one OperatorUse per kind of operator, sorted by name.
     - `blockers` are the nodes on the gradient path that cannot be differentiated, each with a
       `reason` and a `fix`.
-    - `problems` are sentences that say what else keeps the model from training, and how to fix it.
+    - `problems` are sentences about other obstacles to training, each with a fix.
     - `shared` has the weights that several nodes read, each with the number of these nodes, the
       largest numbers first. `onnxfit.untie` gives each layer its own.
-    - `quantized` are weights of integers, which training leaves as they are.
+    - `quantized` are integer weights, which training does not change.
     - `device` is the device that a Trainer was asked about, else None.
     - `on_cpu` are the operators of a training step that `device` leaves to the CPU, each with the
       number of their nodes. Their inputs and outputs are copied in every step.
@@ -96,7 +96,7 @@ class Inspection:
 
     @property
     def trains(self) -> bool:
-        """Whether there are weights to train, and every node on their gradient path has one."""
+        """Whether there are weights to train, and no node on their gradient path is blocked."""
         return bool(self.weights) and not self.blockers
 
     def __str__(self) -> str:
@@ -170,8 +170,8 @@ def inspect_working(
 ) -> Inspection:
     """Return the Inspection of a normalized model.
 
-    `weights` are initializers, `outputs` are float outputs, `problems` are problems that the caller
-    has found already.
+    `weights` are initializers, `outputs` are float outputs, `problems` are those that the caller
+    has already found.
     """
     gradient_source(gradient)  # an unknown or missing source is an error for any model
     work = work.clone()
@@ -240,11 +240,11 @@ def _gradient_text(key: Key, source: str, *, needed: bool, blocked: bool) -> str
 
 
 def _missing_weights(work: ir.Model, error: ModelError) -> str:
-    """Explain a model without weights; `error` is what selecting them raised."""
+    """Explain why a model has no weights; `error` is the error from their selection."""
     constants = any(node.op_type == "Constant" for node in work.graph)
     in_bodies = any(graph.initializers for graph in work.graph.subgraphs())
     if any(is_float(v) for v in work.graph.initializers.values()) or constants or in_bodies:
-        return str(error)  # the error says how to fix it
+        return str(error)  # the error contains a fix
     if work.graph.initializers:
         if quantized_weights(work):
             return str(error)
@@ -258,7 +258,7 @@ def _missing_outputs(work: ir.Model) -> str:
     """Explain why there is no output to differentiate, and name a value that could be one."""
     floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
     if floats:
-        return f"No output was selected. Fix: outputs=None selects {', '.join(floats)}."
+        return f"No output was selected. Fix: use outputs=None, which selects {', '.join(floats)}."
     types = ", ".join(f"{v.name} ({v.dtype or v.type})" for v in work.graph.outputs)
     problem = f"None of the outputs is a float tensor: {types}."
     for output in work.graph.outputs:
@@ -272,7 +272,7 @@ def _missing_outputs(work: ir.Model) -> str:
                 )
             producers = [v.producer() for v in node.inputs if v is not None]
             node = next((producer for producer in producers if producer is not None), None)
-    return f"{problem} Fix: add a float output that a loss can be of."
+    return f"{problem} Fix: add a float output for a loss."
 
 
 def _missing_path(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]) -> str:
@@ -300,7 +300,7 @@ def _stop_reason(node: ir.Node) -> str:
         return NOT_DIFFERENTIABLE[key_of(node)]
     if not any(carries_gradient(v) for v in node.outputs):
         return "its output is not a float"
-    return "it uses its input only to count, or to tell a type"
+    return "it uses only the shape or type of its input"
 
 
 def _with_total_loss(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]) -> ir.Model:

@@ -31,10 +31,10 @@ NOT_FLOATS = {
     ir.DataType.STRING,
 }
 
-# Operator -> float inputs whose type alone is used, or whose value is rounded.
+# Operator -> float inputs of which only the type is used, or whose value is rounded.
 NOT_DIFFERENTIABLE_INPUTS = {"CastLike": {1}, "OneHot": {0, 1}}
-# A quantizer rounds, too, but stays on the path. A user who trains through it expects the
-# straight-through estimator, and gets an error rather than zeros.
+# A quantizer also rounds, but stays on the path. A user who trains through it expects the
+# straight-through estimator, and gets an error instead of zeros.
 QUANTIZERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
@@ -66,7 +66,7 @@ def differentiable_path(
 
 
 def values_read(path: Iterable[PathNode]) -> set[ir.Value]:
-    """Return the values that the nodes on a path read and that are on it, too."""
+    """Return the values on a path that its nodes read."""
     values = set()
     for node, positions, _ in path:
         inputs = (*node.inputs, *_captured_by(node))
@@ -147,7 +147,7 @@ def captured(graph: ir.Graph) -> list[ir.Value]:
     graphs = dict.fromkeys([graph, *(inner for node in nodes for inner in subgraphs_of(node))])
     used = [v for node in nodes for v in node.inputs if v is not None]
     for inner in graphs:
-        used.extend(inner.outputs)  # a branch may return a captured value as it is
+        used.extend(inner.outputs)  # a branch may return a captured value unchanged
     return list(dict.fromkeys(v for v in used if v.graph is not None and v.graph not in graphs))
 
 
@@ -167,7 +167,7 @@ def is_float(value: ir.Value) -> bool:
 def select_float_outputs(graph: ir.Graph, requested: Sequence[str] | str | None) -> list[str]:
     """Return the names of the requested outputs, or of all float outputs for None.
 
-    UnknownNameError for a name that no float output has.
+    Raises UnknownNameError for a name that no float output has.
     """
     floats = [v.name or "" for v in graph.outputs if is_float(v)]
     if requested is None:
@@ -238,7 +238,7 @@ def _varying_outputs(node: ir.Node, inputs: Sequence[ir.Value]) -> Sequence[ir.V
     """Return the outputs that vary if these inputs do."""
     if not inputs:
         return []
-    # After a quantizer, integers stand for floats.
+    # After a quantizer, integers represent floats.
     if node.op_type in QUANTIZERS or not all(map(carries_gradient, inputs)):
         return node.outputs
     return [v for v in node.outputs if carries_gradient(v)]

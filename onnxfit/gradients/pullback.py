@@ -23,10 +23,11 @@ AddGradients = Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str
 
 @dataclass(frozen=True)
 class Pullback:
-    """A model with an input for each gradient that arrives, and an output for each that leaves.
+    """A model with an input for each output's gradient, and an output for each input's gradient.
 
-    `model` is that model, `arriving` is output -> name of the added input, `leaving` is input ->
-    name of the added output. Both names are `<name>_grad`, with a number if that is in use.
+    `model` is this model, `arriving` maps an output to the name of the added input, `leaving` an
+    input to the name of the added output. Both names are `<name>_grad`, with a number if that is in
+    use.
     """
 
     model: ir.Model
@@ -95,7 +96,8 @@ def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
             y = op.wrap(value)
             if y.shape is None:
                 raise GradientError(
-                    f"The rank of output {value.name!r} is unknown, so its gradient has none."
+                    f"The rank of output {value.name!r} is unknown, so the rank of its gradient is"
+                    " unknown as well."
                 )
             name = names.unused(names.gradient(value.name), op.has_name)
             arriving[i] = op.input(name, y.dtype, y.shape)
@@ -105,7 +107,7 @@ def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
 def _with_outputs(
     op: GraphBuilder, arriving: Mapping[int, Value], leaving: Mapping[str, Value]
 ) -> Pullback:
-    """Add an output for each gradient that leaves."""
+    """Add an output for each input's gradient."""
     arriving_names = {op.graph.outputs[i].name or "": dy.name for i, dy in arriving.items()}
     leaving_names = {}
     for name, dx in leaving.items():

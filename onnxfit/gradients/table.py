@@ -1,6 +1,6 @@
 """The table of gradients: one rule per operator, written in plain ONNX operators.
 
-A rule is the derivative of one operator as a textbook writes it. Its parameters are the graph
+A rule is the derivative of one operator, written as in a textbook. Its parameters are the graph
 builder `op`, one name per input, one per output, and `d` + name for the gradient that arrives at
 each output; attributes are keyword-only parameters. It returns one gradient per input, None for an
 input that has none. onnxruntime has an operator `CDist` for the distances between the rows of two
@@ -27,14 +27,14 @@ matrices, for which onnxfit has no rule:
     ([[1.0, 9.0, 16.0], [4.0, 4.0, 9.0]], [[-12.0], [-6.0]])
     >>> del table.RULES["com.microsoft", "CDist"]  # for this page only
 
-The driver (`backward.py`) does what would otherwise be repeated in each rule: it reduces the
-gradient of a broadcast input (`broadcasts=True`), adds up the gradients of a value with several
-uses, casts to the type of the input, and calls only the functions whose results are needed.
+The driver (`backward.py`) does the work common to all rules: it reduces the gradient of a broadcast
+input (`broadcasts=True`), adds up the gradients of a value with several uses, casts to the type of
+the input, and calls only the functions whose results are needed.
 
 There are three other entries for an operator. `decompose` writes it in simpler operators, which
-have rules. `NOT_DIFFERENTIABLE` says why it has no derivative. Without any entry, it is
-differentiated through the ONNX function that defines it; if there is no such function, the operator
-blocks the gradient, and an error names it.
+have rules. `NOT_DIFFERENTIABLE` gives the reason why it has no derivative. Without an entry, the
+operator is differentiated through the ONNX function that defines it; without a function, it blocks
+the gradient, and an error names it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ Key = tuple[str, str]  # domain, operator
 class NoGradientError(Exception):
     """Raised by a rule about a node that it cannot differentiate.
 
-    `reason` says why, `fix` what the user can do. The driver collects them: the user sees one
-    GradientError for all nodes that block the gradient.
+    `reason` is the reason, `fix` a remedy for the user. The driver collects these errors: the user
+    sees one GradientError for all nodes that block the gradient.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ def gradient(
 ) -> Callable[[Any], Any]:
     """Register the decorated function as the gradient rule of an operator.
 
-    A rule of your own replaces one that is there. The rule is called as
-    `rule(op, *inputs, *outputs, *arriving, **attributes)`. It returns one entry per input, or the
-    entry itself for an operator with one input. An entry is a value, None for no gradient, or a
-    function without arguments that makes the value; it is called only if the value is needed.
+    Your rule replaces an existing rule. The rule is called as `rule(op, *inputs, *outputs,
+    *arriving, **attributes)`. It returns one entry per input, or the entry itself for an operator
+    with one input. An entry is a value, None for no gradient, or a function without arguments that
+    computes the value; it is called only if the value is needed.
 
     - `op_type` and `domain` name the operator; "" is ONNX's own domain.
     - `broadcasts=True` allows an entry to have the broadcast shape: the driver sums it down to the
@@ -150,15 +150,15 @@ def gradient(
       called with the `onnx_ir.Node`; `onnxfit.gradients` has `same_type`, `same_type_and_rank` and
       `same_type_and_shape`, which copy those of the first input.
 
-    An absent optional input is None. So is the gradient of an output that has no gradient; the only
-    output of an operator always has one. A last input (output) parameter annotated `Values` takes
-    all remaining inputs (outputs, gradients) as a tuple, and the returned tuple has one entry for
-    each of them. An attribute that the node does not set has the default of the operator's schema,
-    else that of the parameter, else None.
+    An absent optional input is None. The gradient of an output is None if no gradient arrives
+    there; the only output of an operator always has one. A last input (output) parameter annotated
+    `Values` takes all remaining inputs (outputs, gradients) as a tuple, and the returned tuple has
+    one entry for each of them. An attribute that the node does not set has the default of the
+    operator's schema, else the parameter's default, else None.
 
-    Every operator that a rule uses on floats needs a rule, too, so that gradients can be
-    differentiated again. Raise `NoGradientError` for a node that the rule cannot differentiate.
-    The decorator raises TypeError if the parameters are not those of a rule.
+    Every operator that a rule uses on floats needs a rule itself, so that gradients can be
+    differentiated again. Raise `NoGradientError` for a node that the rule cannot differentiate. The
+    decorator raises TypeError if the parameters are not those of a rule.
 
     >>> from onnxfit.gradients import register, table
     >>> @register("RoundToHalf", "my.domain")
@@ -182,13 +182,13 @@ def gradient(
 def decompose(
     op_type: str, domain: str = "", *, infer: InferenceFunction | None = None
 ) -> Callable[[Any], Any]:
-    """Register the decorated function as the way to write an operator in simpler operators.
+    """Register the decorated function as the decomposition of an operator into simpler ones.
 
-    The simpler operators replace the node before anything is differentiated; they have rules, or
-    decompositions again. The function is called as `function(op, *inputs, **attributes)`, with
-    inputs and attributes as in a rule (see `register`). It returns the output, or a tuple of
-    outputs with None for an output that it does not compute; such an output must not be used. It
-    may raise `NoGradientError`. It replaces a rule or decomposition that is there.
+    The simpler operators replace the node before differentiation; they have rules or decompositions
+    themselves. The function is called as `function(op, *inputs, **attributes)`, with inputs and
+    attributes as in a rule (see `register`). It returns the output, or a tuple of outputs with None
+    for an output that it does not compute; such an output must not be used. It may raise
+    `NoGradientError`. It replaces an existing rule or decomposition.
 
     - `op_type` and `domain` name the operator; "" is ONNX's own domain.
     - `infer` sets the type and shape of the outputs, as for `register`.
@@ -221,7 +221,7 @@ def subgraph_gradient(op_type: str) -> Callable[[Any], Any]:
     """Register the decorated function as the rule of an operator with subgraphs.
 
     It is called as `function(tape, path_node, dys)`, `dys` being the gradients that arrive at the
-    outputs, and returns position of input -> gradient.
+    outputs, and returns a mapping from input position to gradient.
     """
 
     def register(function: SubgraphRule) -> SubgraphRule:
@@ -247,7 +247,7 @@ def key_of(node: ir.Node) -> Key:
 def _clear(key: Key, module: str) -> None:
     """Remove the entry of an operator, which `module` replaces.
 
-    Users replace entries of onnxfit. Two entries within onnxfit are a mistake: whichever module is
+    Users may replace entries of onnxfit. Two entries within onnxfit are a mistake: the module
     imported first would be dead code.
     """
     previous = _module_of(key)
@@ -274,7 +274,7 @@ def _is_own(module: str) -> bool:
 
 
 def _rule_signature(function: Callable[..., Any]) -> RuleSignature:
-    """The parameters of a rule; TypeError if the gradients do not mirror the outputs."""
+    """Return the parameters of a rule, or raise TypeError unless gradients mirror the outputs."""
     positional, keywords = _parameters(function)
     names = [p.name for p in positional]
     # the longest tail (y, z, dy, dz) in which the second half is "d" + the first half
@@ -285,8 +285,8 @@ def _rule_signature(function: Callable[..., Any]) -> RuleSignature:
             return _signature(positional[:inputs], positional[inputs : inputs + count], keywords)
     everything = ", ".join(inspect.signature(function).parameters)
     raise TypeError(
-        "The parameters of a rule are op, its inputs, its outputs, and 'd' + name for each output,"
-        f" as in (op, x, y, dy); {function.__name__} has ({everything})."
+        "The parameters of a rule must be op, its inputs, its outputs, and 'd' + name for each"
+        f" output, as in (op, x, y, dy), but {function.__name__} has ({everything})."
     )
 
 

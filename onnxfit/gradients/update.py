@@ -42,10 +42,10 @@ def apply_update(
     - `step`: a float64 scalar, 1 for the first update.
     - `scaled`: the gradients are already multiplied by the learning rate; the optimizer is
       `is_plain_sgd`.
-    - `bounds`: weight -> arrays of its shape, between which its numbers are clamped.
+    - `bounds`: weight -> two arrays of its shape, to which its numbers are clamped.
 
-    Raise SettingError where the optimizer's `update` returns another number of values, or a value
-    of another type or shape, than it was given.
+    Raises SettingError if the optimizer's `update` changes the number of values, or the type or
+    shape of a value.
     """
     # Weights of one element type, learning rate and weight decay share these scalars.
     shared: dict[Any, tuple[Value | None, tuple[Value, ...]]] = {}
@@ -79,7 +79,7 @@ def apply_update(
 
 
 def _within(op: GraphBuilder, w: Value, least: Array, greatest: Array) -> Value:
-    """Return w clamped between arrays; NaN stays NaN, as Max and Min do not promise."""
+    """Return w clamped between arrays. NaN stays NaN, which Max and Min do not guarantee."""
     low, high = op.constant(least, w.dtype), op.constant(greatest, w.dtype)
     raised = op.Where(w < low, low, w)
     return op.Where(raised > high, high, raised)
@@ -121,7 +121,7 @@ def _check_returned(
 ) -> None:
     """Raise SettingError unless an update keeps the weight and its slots, their types and shapes.
 
-    Weight and slots come in this order, since a weight may have the name of a slot.
+    Weight and slots come in this order, because a weight may have the name of a slot.
     """
     method = f"{type(optimizer).__name__}.update for {name!r}"
     if len(after) != len(before):
@@ -134,16 +134,16 @@ def _check_returned(
         if old.dtype != new.dtype or other_shape:
             old_type, new_type = (f"{v.dtype}{list(v.shape or ())}" for v in (old, new))
             raise SettingError(
-                f"{method} made {key!r} {new_type}; it was {old_type}. Keep shapes, and cast"
-                " numbers made of `step` to w.dtype."
+                f"{method} changed {key!r} from {old_type} to {new_type}. Keep the shape, and cast"
+                " numbers computed from `step` to w.dtype."
             )
 
 
 def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
     """Return the slots of the weight `w`, called `name`, before the first update.
 
-    They are copies, by name. With `ema_momentum` the average is among them, as `ema`. SettingError
-    if the optimizer has a slot of that name itself.
+    They are copies, by name. With `ema_momentum` they include the average, as `ema`. Raises
+    SettingError if the optimizer has its own slot of that name.
 
     >>> from onnxfit.optimizers import Adam
     >>> list(initial_slots(Adam(ema_momentum=0.99), "fc.weight", np.ones((3, 2))))
@@ -154,8 +154,8 @@ def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]
         return slots
     if names.EMA in slots:
         raise SettingError(
-            f"{type(optimizer).__name__} has a slot {names.EMA!r} for {name!r}, which is the name"
-            " of ema_momentum's: rename it."
+            f"{type(optimizer).__name__} has a slot {names.EMA!r} for {name!r}, but ema_momentum"
+            " uses this name. Rename the slot."
         )
     return {**slots, names.EMA: np.array(w)}
 
@@ -163,7 +163,7 @@ def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]
 def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
     """Return `initial_slots` as read-only arrays.
 
-    A slot that is one number throughout, as nearly all are at first, takes no memory.
+    A slot with one repeated number, as nearly all are at first, takes no memory.
     """
 
     def compact(value: Array) -> Array:

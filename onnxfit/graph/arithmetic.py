@@ -23,8 +23,8 @@ class Value:
 
     `+ - * / ** @`, unary `-`, `abs`, the comparisons `== != < <= > >=` and the logical `~ & |`
     append the operator of that name and return its output. The other operand may be a number or an
-    array, which gets the element type of this value. A value has no truth value, so that `if`,
-    `and`, `or` raise TypeError.
+    array, which gets the element type of this value. A value has no truth value: `if`, `and` and
+    `or` raise TypeError.
 
     - `op`: the builder of the graph.
     - `value`: the value in the graph, as onnx-ir has it; it is the attribute `ir`.
@@ -39,7 +39,7 @@ class Value:
     """
 
     __slots__ = ("ir", "op")
-    # numpy scalars and arrays on the left hand leave the operation to this class
+    # numpy scalars and arrays as left operands leave the operation to this class
     __array_ufunc__ = None
     __hash__ = object.__hash__
 
@@ -54,7 +54,7 @@ class Value:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The element type. Raises InputsError where it is unknown."""
+        """The element type. Raises InputsError if it is unknown."""
         if self.ir.dtype is None or self.ir.dtype == ir.DataType.UNDEFINED:
             raise InputsError(f"The element type of {self.name!r} is unknown.")
         return self.ir.dtype.numpy()
@@ -71,7 +71,7 @@ class Value:
 
     @property
     def rank(self) -> int:
-        """The number of dimensions. Raises UnknownRankError where it is unknown."""
+        """The number of dimensions. Raises UnknownRankError if it is unknown."""
         if self.ir.shape is None:
             raise UnknownRankError(f"The rank of {self.name!r} is unknown.")
         return len(self.ir.shape)
@@ -140,9 +140,9 @@ class Value:
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"{self!r} has no truth value: it is part of a graph, and its numbers come later."
-            " Instead of `if`, `and`, `or`, `max` and `min` write op.Where(condition, a, b), `&`,"
-            " `|`, op.Max and op.Min."
+            f"{self!r} has no truth value: it is a tensor of a graph, computed when the graph"
+            " runs. Instead of `if`, `and`, `or`, `max` and `min`, use op.Where(condition, a, b),"
+            " `&`, `|`, op.Max and op.Min."
         )
 
     def __and__(self, other: Operand) -> Value:

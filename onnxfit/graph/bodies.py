@@ -1,8 +1,8 @@
-"""ONNX's definitions of operators by other operators, to replace nodes by.
+"""Replace nodes by ONNX's definitions of their operators in other operators.
 
 `onnx.inliner` does this for a whole model, but without the operators' default attributes and
-without types, so that a definition may come out wrong (MeanVarianceNormalization loses its axes) or
-not at all.
+without types. Its result may therefore be wrong (MeanVarianceNormalization loses its axes) or
+missing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _definition(
     node: ir.Node,
     opset: int,
 ) -> onnx.FunctionProto | None:
-    """Return the newest definition in operators that `opset` has."""
+    """Return the newest definition whose operators exist in `opset`."""
     versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
     if versions:
         types = [

@@ -1,8 +1,8 @@
 """The training view of a model that decodes: the same model with empty caches.
 
 A file for decoding takes the keys and values of earlier tokens as inputs (`past_key_values.0.key`)
-and returns them with those of the new tokens (`present.0.key`). Training sees whole sequences, and
-needs neither: an empty cache changes no result.
+and returns them with the keys and values of the new tokens (`present.0.key`). Training sees whole
+sequences and needs no cache: an empty cache changes no result.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LENGTH_AXIS = -2  # of the cache of an attention operator: (batch, heads, length
 
 @dataclass(frozen=True)
 class Cache:
-    """A graph input with the keys or values of earlier tokens, and what it becomes.
+    """A graph input with the keys or values of earlier tokens, and the output that extends it.
 
     - `past`: the name of the input.
-    - `present`: the name of the graph output with the new tokens, too; "" if there is none.
+    - `present`: the name of the graph output that also has the new tokens; "" if there is none.
     - `axis`: the axis of the tokens.
     """
 
@@ -46,9 +46,9 @@ class Cache:
 def caches_of(model: onnx.ModelProto) -> list[Cache]:
     """Return the caches of a model, in the order of its inputs.
 
-    A cache is a graph input that attention operators read as keys or values of the past, and
-    nothing else reads. Or it is one to which a Concat adds new keys or values for a graph output,
-    which the graph reads, too; nothing reads such a cache otherwise but for its sizes.
+    A cache is a graph input that only attention operators read, as keys or values of the past. Or a
+    Concat appends new keys or values to it, for a graph output that the graph also reads; otherwise
+    only its sizes are read.
     """
     graph = model.graph
     outputs = {value.name for value in graph.output}
@@ -64,14 +64,14 @@ def caches_of(model: onnx.ModelProto) -> list[Cache]:
 
 
 def without_caches(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model as it is for whole sequences, whose caches are empty.
+    """Return the model for whole sequences, with empty caches.
 
     The inputs of `caches_of` are removed, and so are the graph outputs that would be the next
     caches. A size that counts past and new tokens, such as that of an attention mask, gets the name
-    of the number of new tokens. Initializers keep their names, so that weights trained on the view
-    can be put back into the file.
+    of the number of new tokens. Initializers keep their names, so weights trained on the view can
+    be put back into the file.
 
-    - `model`: the model, which is not changed. It is returned itself if it has no caches.
+    - `model`: the model, which stays unchanged. A model without caches is returned itself.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''
@@ -112,8 +112,8 @@ def _attentions(
 ) -> Iterator[tuple[onnx.NodeProto, list[int], list[str]]]:
     """Yield the attention nodes that read a cache, and where.
 
-    With each come the positions of caches among its inputs, and the names of the next caches; ""
-    where there is none.
+    Each node comes with the positions of caches among its inputs, and the names of the next caches,
+    "" for none.
     """
     for node in graph.node:
         positions = CACHES.get((node.domain, node.op_type), ((), ()))
@@ -142,10 +142,10 @@ def _attention_caches(graph: onnx.GraphProto) -> set[str]:
 
 
 def _empty_caches(node: onnx.NodeProto, inputs: list[int]) -> None:
-    """Remove these inputs of an attention node, in place, and what only matters with them.
+    """Remove these inputs of an attention node, with attributes that depend on them, in place.
 
-    Absent inputs at the end and a `softcap` of 0 are left out, too: they say nothing, and older
-    releases of onnxruntime do not know them.
+    Absent inputs at the end and a `softcap` of 0 are removed as well: they have no effect, and
+    older releases of onnxruntime do not support them.
     """
     for i in inputs:
         node.input[i] = ""
@@ -171,11 +171,11 @@ def _remove(values: MutableSequence[onnx.ValueInfoProto], names: set[str]) -> No
 
 
 def _rename_lengths(graph: onnx.GraphProto, lengths: set[str]) -> None:
-    """Give sizes of these names that of the number of tokens, in place.
+    """Rename sizes of these names to the number of tokens, in place.
 
-    That is the second size of the inputs whose sizes have other names. Where there are several such
-    names, the sizes of inputs and outputs keep theirs. Other values lose sizes that are computed of
-    the lengths of caches, such as `past + 1`.
+    The number of tokens is the second size of the inputs whose sizes have other names. If several
+    names qualify, the sizes of inputs and outputs keep their names. Other values lose sizes that
+    are computed from the lengths of caches, such as `past + 1`.
     """
     names = [[dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in graph.input]
     tokens = {sizes[1] for sizes in names if len(sizes) > 1 and lengths.isdisjoint(sizes)}

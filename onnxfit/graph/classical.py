@@ -1,8 +1,8 @@
 """Rewrite classical models in ONNX's own operators, so that their coefficients become weights.
 
-The operators of `ai.onnx.ml` keep coefficients in attributes, where nothing can train them. Here
-coefficients become initializers, and every number that onnxruntime computes stays the same.
-Operators that belong to no linear model (trees, support vectors, encoders of categories) stay.
+The operators of `ai.onnx.ml` store coefficients in attributes, which cannot be trained. This module
+turns coefficients into initializers; every number that onnxruntime computes stays the same.
+Operators of other models than linear ones (trees, support vectors, encoders of categories) stay.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def convert_classical_operators(model: onnx.ModelProto) -> None:
 
     - The weights of a linear model are called `<node>/coefficients`, shape `(outputs, features)`,
       and `<node>/intercepts`, shape `(outputs,)`.
-    - A classifier for two classes keeps one row of weights, that of the second class, if its rows
-      are each other's negative, as scikit-learn's are. Both columns of its scores come from that
-      row, so that training cannot pull them apart.
-    - The numbers of a scaler become constants. In models by skl2onnx, so do those of any arithmetic
-      before the first layer.
+    - A classifier for two classes keeps one row of weights, the second class's, if its rows are
+      each other's negative, as scikit-learn's are. Both columns of its scores come from that row,
+      so training keeps them consistent.
+    - The numbers of a scaler become constants. In models by skl2onnx, so do the numbers of any
+      arithmetic before the first layer.
 
-    A node that onnxruntime does not run, or runs on anything but a table, stays as it is.
+    A node that onnxruntime cannot run, or whose input is not a table, stays unchanged.
     """
     graph = model.graph
     by_skl2onnx = model.producer_name == "skl2onnx"
@@ -60,7 +60,7 @@ def convert_classical_operators(model: onnx.ModelProto) -> None:
 
 
 def remove_zip_maps(model: onnx.ModelProto) -> None:
-    """Let outputs that are lists of maps from class to probability be tensors, in place.
+    """Convert outputs that are lists of maps from class to probability to tensors, in place.
 
     The tensor of probabilities has the name of the output.
     """
@@ -131,7 +131,7 @@ class _Conversion(NodeReplacement):
         return self("ReduceMax", x, self.constant(np.array([1], np.int64)), keepdims=1)
 
 
-Convert = Callable[[_Conversion], bool]  # False leaves the node as it is
+Convert = Callable[[_Conversion], bool]  # False leaves the node unchanged
 
 
 def _convert_nodes(model: onnx.ModelProto, opset: int, conversions: dict[str, Convert]) -> None:
@@ -154,12 +154,12 @@ def _convert_nodes(model: onnx.ModelProto, opset: int, conversions: dict[str, Co
 
 
 def _ranks(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the ranks of values by name, where they can be inferred."""
+    """Return the ranks of values by name, for values whose rank can be inferred."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model).graph
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         # functions that call themselves, for instance
-        raise ModelError(f"The model contradicts itself: {str(error).strip()}") from None
+        raise ModelError(f"The model is inconsistent: {str(error).strip()}") from None
     ranks = {t.name: len(t.dims) for t in inferred.initializer}
     for value in (*inferred.input, *inferred.value_info):
         if value.type.tensor_type.HasField("shape"):
@@ -241,7 +241,7 @@ def _scores_of_one_row(
     """Return two columns of scores, those that tell the class, and the transform of the first."""
     score = _scores(op, x, coefficients, intercepts)
     signed = op("Mul", score, op.constant(np.array([[-1, 1]], np.float32)))
-    if transform == "LOGISTIC":  # 1 - p and p; onnxruntime 1.19 left the scores as they are
+    if transform == "LOGISTIC":  # 1 - p and p; onnxruntime 1.19 did not transform the scores
         return _logits(op, score), signed, "SOFTMAX"
     # onnxruntime applies no other transform to a single row: the columns are 1 - s and s
     return op("Add", signed, op.constant(np.array([[1, 0]], np.float32))), signed, "NONE"
@@ -275,7 +275,7 @@ def _labels(op: _Conversion) -> Array:
 
 def _scores(op: _Conversion, x: str, coefficients: Array, intercepts: Array | None) -> str:
     factors = op.weight("coefficients", coefficients)
-    if intercepts is None:  # a model without intercepts does not learn any
+    if intercepts is None:  # a model without intercepts learns no intercepts
         added = op.constant(np.zeros(len(coefficients), np.float32))
     else:
         added = op.weight("intercepts", intercepts)

@@ -1,4 +1,4 @@
-"""Complete what onnxruntime accepts in a file, and ONNX's checker does not."""
+"""Complete parts of a file that onnxruntime accepts as missing, but ONNX's checker does not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of, read_by
 
 MICROSOFT = "com.microsoft"
-FIRST_IR_WITH_OWN_INITIALIZERS = 4  # before, every initializer was an input, too
+FIRST_IR_WITH_OWN_INITIALIZERS = 4  # before, every initializer was also an input
 # Operators of ONNX's own domain that onnxruntime defines, and its optimizer writes; ONNX has them
-# from an opset on, or not at all.
+# only from some opset on, or not at all.
 RUNTIME_OPERATORS: dict[str, int | None] = {
     "LayerNormalization": 17,
     "SimplifiedLayerNormalization": None,
@@ -41,7 +41,7 @@ def complete(model: onnx.ModelProto) -> None:
 def complete_outputs(model: onnx.ModelProto, small: onnx.ModelProto) -> None:
     """Give the outputs of a model the types and shapes that it does not declare, in place.
 
-    `small` is a copy without large tensors, which ONNX's inference takes. It gets the same outputs.
+    `small` is a copy without large tensors, for ONNX's inference. It gets the same outputs.
     """
     incomplete = [value for value in model.graph.output if not _is_declared(value)]
     if not incomplete:
@@ -65,7 +65,7 @@ def opset_of(model: onnx.ModelProto) -> int | None:
 
 
 def checkable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model, changed in place, with shapes and domains that ONNX's checker insists on."""
+    """Return a model, changed in place, with the shapes and domains that ONNX's checker needs."""
     for value in (*model.graph.input, *model.graph.output):
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
@@ -76,7 +76,7 @@ def checkable(model: onnx.ModelProto) -> onnx.ModelProto:
 def move_runtime_operators(model: onnx.ModelProto) -> list[str]:
     """Move operators that only onnxruntime defines to its own domain, in place.
 
-    ONNX's checker and converter pass them there. Returns the first output of each.
+    ONNX's checker and converter accept them there. Returns the first output of each.
     """
     version = opset_of(model)
     moved = []
@@ -104,7 +104,7 @@ def _import_microsoft(model: onnx.ModelProto) -> None:
 
 
 def _use_one_name_of_onnx(model: onnx.ModelProto) -> None:
-    """Write ONNX's own domain as "", which "ai.onnx" is another name of."""
+    """Replace the domain "ai.onnx" by "", the other name of ONNX's own domain."""
     if not any(entry.domain == "ai.onnx" for entry in model.opset_import):
         return
     both = any(entry.domain == "" for entry in model.opset_import)
@@ -122,7 +122,7 @@ def _use_one_name_of_onnx(model: onnx.ModelProto) -> None:
 def _sort_nodes(graph: onnx.GraphProto) -> None:
     """Put every node after the nodes whose outputs it reads, in place.
 
-    A graph that is sorted, and one with a circle, stays as it is.
+    A sorted graph stays unchanged, and so does a graph with a cycle.
     """
     made = {name for node in graph.node for name in node.output if name}
     if _is_sorted(graph, made):
@@ -133,7 +133,7 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
     while waiting:
         ready = [node for node in waiting if made.intersection(read_by(node)) <= done]
         if not ready:
-            return  # the checker names the circle
+            return  # the checker reports the cycle
         ordered += ready
         done |= {name for node in ready for name in node.output}
         placed = set(map(id, ready))
@@ -156,13 +156,13 @@ def _is_declared(value: onnx.ValueInfoProto) -> bool:
 
 
 def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of outputs by ONNX's inference and, where it ends, by `infer_outputs`."""
+    """Return the types of outputs by ONNX's inference or, if it fails, by `infer_outputs`."""
     moved = move_runtime_operators(model)
     try:
         proto = onnx.shape_inference.infer_shapes(model)
         restore_runtime_operators(proto, moved)
         work = ir.from_proto(proto)
-    # Whatever is wrong with the model, the checker says it better.
+    # The checker reports any error of the model better.
     except Exception:
         return {}
     for node in work.graph:

@@ -1,4 +1,4 @@
-"""Caches of keys and values to which a Concat adds those of the new tokens.
+"""Caches of keys and values to which a Concat appends the new tokens' keys and values.
 
 PyTorch and optimum export decoders in this form:
 
@@ -18,12 +18,12 @@ import onnx
 from onnxfit.graph.replacement import NodeReplacement, replace_nodes
 from onnxfit.graph.subgraphs import nodes_of, read_by
 
-LEAST_RANK = 3  # of a cache: (batch times heads, length, size), or those in another order
+LEAST_RANK = 3  # of a cache: (batch times heads, length, size), in any order
 
 # A size of an empty cache: a number, or the input and the axis that have the same size
 Size = Union[int, "tuple[str, int]"]
 Readers = dict[str, list[onnx.NodeProto]]  # value -> the nodes that read it
-COPIES = ("Concat", "Identity")  # operators that return a single input as it is
+COPIES = ("Concat", "Identity")  # operators that return a single input unchanged
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ConcatenatedCache:
 
     - `past`, `present`, `axis`: as in `caches.Cache`.
     - `copies`: the names of values that are the input itself.
-    - `shape`: its sizes when it is empty; None for a size that no other input has.
+    - `shape`: its sizes if empty; None for a size that no other input has.
     """
 
     past: str
@@ -73,7 +73,7 @@ def concatenated_caches(graph: onnx.GraphProto) -> list[ConcatenatedCache]:
 def without_concatenated(model: onnx.ModelProto) -> None:
     """Make the caches of `concatenated_caches` empty, in place.
 
-    They stay inputs that nothing reads.
+    They remain as unused inputs.
     """
     graph = model.graph
     caches = concatenated_caches(graph)
@@ -103,9 +103,9 @@ def without_concatenated(model: onnx.ModelProto) -> None:
 def _concatenated(
     graph: onnx.GraphProto, value: onnx.ValueInfoProto, readers: Readers
 ) -> tuple[str, int, frozenset[str]] | None:
-    """Return the graph output that a cache becomes, the axis of tokens and the copies of the cache.
+    """Return the graph output that extends a cache, the axis of tokens and the cache's copies.
 
-    None if the value is no cache.
+    None if the value is not a cache.
     """
     dims = value.type.tensor_type.shape.dim
     outputs = {one.name for one in graph.output}
@@ -131,7 +131,7 @@ def _concatenated(
 
 
 def _equal_values(name: str, readers: Readers) -> list[str]:
-    """Return the names of values that are the value of this name, with its own."""
+    """Return the names of all values equal to the value of this name, itself included."""
     names = [name]
     for one in names:
         names += [

@@ -10,8 +10,8 @@ from onnxfit.graph.subgraphs import subgraphs_of
 def clone(model: ir.Model) -> ir.Model:
     """Return a copy of a model without functions, which shares its tensors, types and attributes.
 
-    It is the copy that onnx-ir makes, in two thirds of the time, without what onnx-ir notes beside
-    a model (`meta`). A model with subgraphs is left to onnx-ir.
+    It equals onnx-ir's copy without onnx-ir's metadata (`meta`), and takes two thirds of the time.
+    A model with subgraphs is copied by onnx-ir.
     """
     graph = model.graph
     if any(subgraphs_of(node) for node in graph):
@@ -51,7 +51,7 @@ def clone(model: ir.Model) -> ir.Model:
 
 
 def _with_properties(copy: ir.Value, value: ir.Value) -> ir.Value:
-    """Return `copy` with all that `value` has, but for its name."""
+    """Return `copy` with every property of `value` except its name."""
     shape = value.shape
     copy.shape = shape if shape is None or shape.frozen else shape.copy()
     copy.type = value.type

@@ -1,4 +1,4 @@
-"""Compare what a model declares of its outputs with what its nodes compute."""
+"""Compare the declared shapes of a model's outputs with the computed ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onnxfit.graph.inference import infer_outputs
 
 
 def require_declared_sizes(graph: ir.Graph, declared: Mapping[str, ir.Shape | None]) -> None:
-    """Raise ModelError where a node computes other sizes than its output is declared with.
+    """Raise ModelError if an output's computed sizes differ from its declared sizes.
 
-    The size of the batch, which has the name of the first size of an input, may not be fixed.
+    A size named like the first size of an input is the batch; no node may fix it.
 
     - `graph`: a graph whose shapes have been inferred.
     - `declared`: the declared shapes of its outputs.
@@ -36,10 +36,10 @@ def require_declared_sizes(graph: ir.Graph, declared: Mapping[str, ir.Shape | No
 
 
 def _computed_shape(graph: ir.Graph, node: ir.Node, value: ir.Value) -> ir.Shape | None:
-    """Return the shape of an output by its node alone; None if it is unknown."""
+    """Return the shape that the node alone gives an output; None if unknown."""
     kept = [(v, v.type, v.shape) for v in node.outputs]
     value.shape = None
-    with suppress(ValueError):  # reported where the model is used
+    with suppress(ValueError):  # reported when the model is used
         infer_outputs(graph, node)
     computed = value.shape
     for output, type_, shape in kept:
@@ -48,7 +48,7 @@ def _computed_shape(graph: ir.Graph, node: ir.Node, value: ir.Value) -> ir.Shape
 
 
 def _first_fixed(node: ir.Node) -> ir.Node:
-    """Return the first node on the way to `node` whose output has no open size any more."""
+    """Return the first node before `node`, or `node`, whose output has only fixed sizes."""
     while True:
         made = [v for v in node.inputs if v is not None and v.producer() is not None]
         if not made or not all(v.shape is not None and v.shape.is_static() for v in made):
@@ -64,7 +64,7 @@ def _contradiction(
     value: ir.Value, shape: ir.Shape, computed: ir.Shape, node: ir.Node
 ) -> ModelError:
     return ModelError(
-        f"Output {value.name!r} is declared with the shape {shape}, and computed with {computed}:"
-        f" {node.op_type} {node.name!r} gives it its sizes. Declare the computed ones; where a"
-        " constant fixes the batch, onnxfit.dynamic_batch(model) mends it."
+        f"Output {value.name!r} is declared with shape {shape}, but {node.op_type} {node.name!r}"
+        f" determines shape {computed}. Declare the computed shape. If a constant fixes the batch"
+        " size, use onnxfit.dynamic_batch(model)."
     )

@@ -1,4 +1,4 @@
-"""A network of dense layers, for data that come without a model."""
+"""A network of dense layers, for data without a model."""
 
 from __future__ import annotations
 

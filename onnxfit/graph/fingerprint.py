@@ -1,4 +1,4 @@
-"""A digest by which a model is recognized."""
+"""A digest that identifies a model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onnxfit.graph.shared_tensors import array_of
 
 
 def fingerprint(model: onnx.ModelProto) -> str:
-    """Return the SHA-256 of what a model computes: nodes, inputs, outputs, numbers and functions.
+    """Return the SHA-256 of a model's computation: nodes, inputs, outputs, numbers and functions.
 
-    Documentation, metadata, and whether numbers are stored raw or as fields have no influence.
+    Documentation, metadata and the storage of numbers (raw or as fields) do not matter.
     """
     digest = hashlib.sha256()
     graph = model.graph
@@ -28,6 +28,6 @@ def fingerprint(model: onnx.ModelProto) -> str:
 
 
 def _add(digest: hashlib._Hash, data: bytes) -> None:
-    """Add bytes after their length, so that they do not run into their neighbours."""
+    """Add bytes after their length, which separates them from their neighbours."""
     digest.update(len(data).to_bytes(8, "little"))
     digest.update(data)

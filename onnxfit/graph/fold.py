@@ -31,7 +31,7 @@ RANDOM = {
 
 
 _INTEGERS = {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL}
-_ANY_TYPE = {"Cast", "Constant", "Identity"}  # operators that are computed for floats, too
+_ANY_TYPE = {"Cast", "Constant", "Identity"}  # operators that are also computed for floats
 
 
 def fold_shapes(model: ir.Model) -> None:
@@ -76,8 +76,8 @@ def computed_values(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
         return None
     if any(np.prod(_sizes(v) or [0]) > MAX_FOLDED_ELEMENTS for v in node.outputs):
         return None
-    # The reference may differ from onnxruntime in details of an operator, so that only arithmetic
-    # of shapes is computed.
+    # The reference may differ from onnxruntime in details of an operator, so only arithmetic of
+    # shapes is computed.
     if node.op_type not in _ANY_TYPE and not all(v.dtype in _INTEGERS for v in node.outputs):
         return None
     try:
@@ -116,7 +116,7 @@ def _constant_inputs(node: ir.Node) -> dict[str, Array] | None:
 
 
 def _merged(inferred: ir.Shape | None, before: ir.Shape | None) -> ir.Shape | None:
-    """Return the sizes that one of two shapes of a value tells.
+    """Return the sizes that are known from one of two shapes of a value.
 
     The inference of a whole model keeps names of sizes that the inference of one operator loses.
     """

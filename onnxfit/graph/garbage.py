@@ -11,9 +11,9 @@ from contextlib import contextmanager
 def paused_collection() -> Iterator[None]:
     """Pause Python's cyclic garbage collector inside the block.
 
-    A graph of 15,000 nodes is some hundred thousand objects, all of them alive. The collector goes
-    through them again and again while they are made: building took 1.3 times as long with it. A
-    collector that the caller has switched off stays off.
+    A graph of 15,000 nodes is some hundred thousand objects, all of them alive. The collector scans
+    them repeatedly during the build, which took 1.3 times as long with it. A collector that the
+    caller disabled stays disabled.
     """
     was_enabled = gc.isenabled()
     gc.disable()

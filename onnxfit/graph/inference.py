@@ -1,8 +1,8 @@
 """Element types and shapes of the outputs of an operator.
 
 `infer_outputs` runs ONNX's own inference and completes it by the functions registered here: for
-operators that ONNX does not know, and for those of which its inference tells too little. Operators
-of com.microsoft are registered beside their gradient rules, by `infer=`.
+operators that ONNX does not define, and for operators whose inference is incomplete. Operators of
+com.microsoft are registered with their gradient rules, by `infer=`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import onnx_ir as ir
 InferenceFunction = Callable[[ir.Node], None]
 F = TypeVar("F", bound=InferenceFunction)
 
-# By domain and operator type. An entry completes ONNX's inference, or stands in for it.
+# By domain and operator type. An entry completes ONNX's inference, or replaces it.
 INFERENCES: dict[tuple[str, str], InferenceFunction] = {}
 
 
@@ -35,9 +35,9 @@ class UnknownRankError(InputsError):
 def register_inference(op_type: str, domain: str = "") -> Callable[[F], F]:
     """Register the decorated function as the type and shape inference of an operator.
 
-    The function is called with a node whose inputs have a type and, where it is known, a shape. It
-    sets `type` and `shape` of the outputs and leaves what it cannot tell at None. For an operator
-    with an ONNX schema, ONNX's inference runs first, and the function should keep its results.
+    The function is called with a node whose inputs have a type and, if known, a shape. It sets
+    `type` and `shape` of the outputs, and leaves unknown ones None. For an operator with an ONNX
+    schema, ONNX's inference runs first, and the function should keep its results.
 
     - `op_type`: the type of the operator, such as "Gelu".
     - `domain`: the operator's domain; "" is ONNX's own.
@@ -64,15 +64,15 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     """Set the type and shape of a node's outputs from those of its inputs.
 
     `graph` is the graph of `node`, whose opset versions select the operator's schema. Outputs of an
-    operator that neither ONNX nor `register_inference` knows stay as they are. Raises InputsError
-    where the operator does not accept its inputs.
+    operator that neither ONNX nor `register_inference` knows stay unchanged. Raises InputsError if
+    the operator does not accept its inputs.
     """
     function = INFERENCES.get((node.domain, node.op_type))
     schema = schema_of(node, graph)
     if schema is not None and not (node.domain == "" and node.op_type in _SUBGRAPHS):
         for value in node.inputs:
             if value is not None and value.type is None:
-                return  # an unknown operator comes before this one
+                return  # an unknown operator precedes this one
         _infer_by_onnx(graph, node, schema)
     if function is not None:
         function(node)
@@ -93,8 +93,7 @@ def same_type(node: ir.Node) -> None:
 def same_type_and_shape(node: ir.Node) -> None:
     """Give the outputs of `node` type and shape of its first input.
 
-    The second and third output are the statistics of a normalization, of which only the type is
-    set.
+    The second and third outputs are the statistics of a normalization; only their type is set.
     """
     same_type(node)
     first = _first_input(node)
@@ -106,8 +105,8 @@ def same_type_and_shape(node: ir.Node) -> None:
 def same_type_and_rank(node: ir.Node) -> None:
     """Give the first output of `node` the sizes of its first input, with an unknown last one.
 
-    An input of five axes is left out: it is the packed heads of an attention, whose output has
-    three.
+    An input of five axes is skipped: it holds the packed heads of an attention, whose output has
+    three axes.
     """
     same_type(node)
     first = _first_input(node)
@@ -120,7 +119,7 @@ def same_type_and_rank(node: ir.Node) -> None:
 def like(op_type: str) -> InferenceFunction:
     """Return the inference of an operator that does more with the inputs of ONNX's `op_type`.
 
-    Its output has the type and shape of that of `op_type`, with the attributes that both have.
+    Its output has the type and shape of the output of `op_type` with the common attributes.
     """
 
     def infer(node: ir.Node) -> None:
@@ -143,7 +142,7 @@ def like(op_type: str) -> InferenceFunction:
 
 
 def fused_product(node: ir.Node) -> None:
-    """Give the output of a FusedMatMul its type, and the sizes that its operands tell."""
+    """Give the output of a FusedMatMul its type, and the sizes known from its operands."""
     same_type(node)
     shapes = [None if v is None else v.shape for v in node.inputs[:2]]
     a, b = shapes if len(shapes) == 2 else (None, None)
@@ -170,7 +169,7 @@ def _first_input(node: ir.Node) -> ir.Value | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Operators of classical models, of which ONNX infers nothing
+# Operators of classical models, for which ONNX has no inference
 
 
 def _float_table(output: int = 0, columns: str | None = None) -> InferenceFunction:
@@ -212,12 +211,12 @@ register_inference("TreeEnsembleClassifier", "ai.onnx.ml")(_float_table(output=1
 register_inference("SVMClassifier", "ai.onnx.ml")(_float_table(output=1))
 
 
-# onnxruntime has it in every opset, ONNX from 17 on
+# onnxruntime has it in every opset, ONNX from opset 17 on
 register_inference("LayerNormalization")(same_type_and_shape)
 
 
 # --------------------------------------------------------------------------------------------------
-# Operators of which ONNX's inference overlooks the rank
+# Operators whose rank ONNX's inference misses
 
 
 def _rank_from_length(node: ir.Node, shape: ir.Value | None) -> int | None:
@@ -248,8 +247,8 @@ def _reshape(node: ir.Node) -> None:
     known = len(before) == len(x.shape) and len(after) == len(out.shape)
     if known and math.prod(before) != math.prod(after):
         raise InputsError(
-            f"Reshape {node.name!r} cannot turn {describe(x)} into {describe(out)}. If it fixes the"
-            " batch of the model, onnxfit.dynamic_batch(model) lets it have any size."
+            f"Reshape {node.name!r} cannot turn {describe(x)} into {describe(out)}. If it fixes"
+            " the model's batch size, use onnxfit.dynamic_batch(model)."
         )
 
 
@@ -294,7 +293,7 @@ def _if(node: ir.Node) -> None:
 
 @register_inference("Loop")
 def _loop(node: ir.Node) -> None:
-    """Give the outputs the types of the body's; the number of iterations is unknown."""
+    """Give the outputs the types of the body's outputs; the number of iterations is unknown."""
     results = node.attributes["body"].as_graph().outputs[1:]  # without the condition
     states = len(node.inputs) - 2
     _outputs_of_body(node, results, states, ir.SymbolicDim(None))
@@ -302,7 +301,7 @@ def _loop(node: ir.Node) -> None:
 
 @register_inference("Scan")
 def _scan(node: ir.Node) -> None:
-    """Give the outputs the types of the body's; the scanned inputs tell how long they are."""
+    """Give the outputs the types of the body's outputs, and the length of the scanned inputs."""
     results = node.attributes["body"].as_graph().outputs
     states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
     scanned = len(results) > states
@@ -341,7 +340,7 @@ def _scan_length(node: ir.Node, states: int) -> int | ir.SymbolicDim:
     axis = _scan_axis(node, "scan_input_axes", 0)
     rank = scanned.shape.rank()
     if not -rank <= axis < rank:
-        raise InputsError(f"{node.name}: Scan cannot go along axis {axis} of {describe(scanned)}.")
+        raise InputsError(f"Scan {node.name!r} cannot scan {describe(scanned)} along axis {axis}.")
     return scanned.shape[axis]
 
 
@@ -407,7 +406,7 @@ def _infer_by_onnx(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -
 def inference_key(graph: ir.Graph, node: ir.Node) -> Any:
     """Return everything that the types and sizes of a node's outputs depend on.
 
-    None where it is not hashable, as a tensor or a graph among the attributes is not.
+    None if it is not hashable: a tensor or a graph is among the attributes.
     """
     attributes = []
     for name, attribute in node.attributes.data.items():

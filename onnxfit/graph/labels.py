@@ -27,7 +27,7 @@ def label_numbers(owner: str, y: npt.ArrayLike) -> Array:
     if labels.dtype.kind == "b":
         return labels.astype(np.uint8)
     if labels.dtype.kind not in "iuf":
-        raise DataError(f"{owner} needs labels that are numbers, got {labels.dtype}.")
+        raise DataError(f"{owner} needs numeric labels, got dtype {labels.dtype}.")
     return labels
 
 
@@ -37,7 +37,7 @@ def has_shape_of(labels: Array, output: TensorSpec) -> bool:
 
 
 def fit_shape(labels: Array, expected: TensorSpec) -> Array | None:
-    """Return labels in the expected shape, or None where they have another one.
+    """Return labels in the expected shape, or None if their shape does not fit.
 
     A last axis of size 1 is added or removed.
     """
@@ -53,14 +53,14 @@ def fit_shape(labels: Array, expected: TensorSpec) -> Array | None:
 def align(
     owner: str, labels: Array, expected: TensorSpec, output: TensorSpec, hint: str = ""
 ) -> Array:
-    """Return labels in the expected shape; DataError, with `hint`, where they have another one."""
+    """Return labels in the expected shape. Raises DataError, with `hint`, if it does not fit."""
     fitted = fit_shape(labels, expected)
     if fitted is None:
         sizes = ["?" if d is None else str(d) for d in _any_rows(expected).shape or ()]
         shape = ", ".join(sizes) + "," * (len(sizes) == 1)
         kind = "class indices" if expected.dtype.kind in "iu" else "labels"
         raise DataError(
-            f"{owner} expects {kind} of shape ({shape}) for output {output}; got shape"
+            f"{owner} expects {kind} of shape ({shape}) for output {output}, got shape"
             f" {labels.shape}.{hint}"
         )
     return fitted
@@ -81,8 +81,8 @@ def check_range(
     highest = min(high, limit)
     if not labels.size:
         return
-    # As Python's floats, since a bound of float64 would overflow in the type of float32 labels.
-    # With NaN among the labels, their minimum and maximum are NaN, and both comparisons fail.
+    # Python floats, because a bound of float64 would overflow in the type of float32 labels. With
+    # NaN among the labels, minimum and maximum are NaN, and both comparisons fail.
     if not (float(labels.min()) >= lowest and float(labels.max()) <= highest):
         expected = RANGES.get((low, high), "finite {}").format(kind)
         numbers = labels.astype(np.float64) if labels.dtype.kind == "f" else labels
@@ -96,13 +96,13 @@ def refuse_where(
     if wrong.any():
         index = np.unravel_index(int(wrong.argmax()), wrong.shape)
         raise DataError(
-            f"{owner} expects {expected} for output {output}; got {_shown(labels[index].item())} at"
-            f" row {index[0]}.{hint}"
+            f"{owner} expects {expected} for output {output}, got {_shown(labels[index].item())}"
+            f" at row {index[0]}.{hint}"
         )
 
 
 def _shown(label: float) -> str:
-    """A label as messages show it; a whole number has all its digits."""
+    """Return the text of a label for messages. A whole number shows all its digits."""
     return str(label) if isinstance(label, int) else f"{label:g}"
 
 
@@ -110,7 +110,7 @@ def adopt_sizes(value: Value, sizes: tuple[Dim, ...] | None) -> None:
     """Give an input of labels the sizes of its output that are unknown in the input.
 
     Otherwise sizes that are equal at run time would look as if they might broadcast. An input of
-    another rank stays as it is, since a loss may ask for it.
+    another rank stays unchanged, because a loss may require it.
     """
     if value.ir.producer() is not None or value.shape is None or sizes is None:
         return

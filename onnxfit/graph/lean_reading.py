@@ -1,4 +1,4 @@
-"""Read a large model whose tensors are in memory once, beside its proto.
+"""Read a large model with its tensors in memory once, outside its proto.
 
 protobuf reads a whole file, and then copies its tensors. This module cuts the tensors out of the
 file before protobuf reads the rest.
@@ -34,7 +34,7 @@ def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto,
 
     The bytes of a tensor are read into memory once.
 
-    - `source`: the path of an ONNX file, its bytes, or a model, which stays as it is.
+    - `source`: the path of an ONNX file, its bytes, or a model, which stays unchanged.
 
     Raises the errors of `onnx.load`.
     """
@@ -93,8 +93,8 @@ def _of_file(path: str) -> tuple[onnx.ModelProto, dict[int, Array]]:
 def _without_raw_data(data: Buffer) -> tuple[bytes, dict[int, tuple[int, int]]]:
     """Return the message of a model without the bytes of its larger initializers, and their places.
 
-    The places are initializer -> (first byte in `data`, number of bytes). A message that protobuf
-    might read in another way, such as a damaged one, is returned whole.
+    The places map each initializer to (first byte in `data`, number of bytes). A message that
+    protobuf might read in another way, such as a damaged one, is returned whole.
     """
     try:
         return _stripped(data)
@@ -106,7 +106,7 @@ def _stripped(data: Buffer) -> tuple[bytes, dict[int, tuple[int, int]]]:
     parts = list(fields(data, 0, len(data)))
     graphs = [field for field in parts if field[0] == GRAPH_OF_MODEL]
     if len(graphs) != 1 or graphs[0][1] != LENGTH_DELIMITED:
-        raise ValueError("no graph, or one in parts")
+        raise ValueError("expected one graph in one field")
     _, _, start, first, end = graphs[0]
     pieces: list[bytes] = []
     places: dict[int, tuple[int, int]] = {}
@@ -131,7 +131,7 @@ def _stripped(data: Buffer) -> tuple[bytes, dict[int, tuple[int, int]]]:
 
 
 def _place_of_bytes(data: Buffer, start: int, end: int) -> tuple[int, int, int] | None:
-    """Return where the only `raw_data` of a larger tensor is: its tag, its first byte, its end."""
+    """Return the positions of a larger tensor's only `raw_data`: tag, first byte and end."""
     parts = list(fields(data, start, end))
     raw = [field for field in parts if field[0] == RAW_DATA_OF_TENSOR]
     if len(raw) != 1 or any(field[0] in EXTERNAL_FIELDS for field in parts):

@@ -36,11 +36,11 @@ SCALES_OF_PACKED = 2  # the position of the scales among the inputs of a MatMulN
 
 @contextmanager
 def model_errors() -> Iterator[None]:
-    """Raise InputsError as ModelError: operators of the model contradict each other."""
+    """Raise InputsError as ModelError: operators of the model are inconsistent."""
     try:
         yield
     except InputsError as error:
-        raise ModelError(f"The model contradicts itself: {error}") from None
+        raise ModelError(f"The model is inconsistent: {error}") from None
 
 
 @model_errors()
@@ -50,7 +50,7 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     Functions are inlined, known sequences are unrolled, and every node and value is named. Large
     initializers share the memory of `model`.
 
-    Raises ModelError where the model contradicts itself or its opset cannot be converted.
+    Raises ModelError if the model is inconsistent or its opset cannot be converted.
     """
     proto = large_tensors_as_inputs(model)
     remove_zip_maps(proto)
@@ -76,9 +76,9 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
 
 
 def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with the bodies of its functions in the place of their calls.
+    """Return the model with its functions inlined.
 
-    A model without functions is returned itself. Raises ModelError where that is impossible.
+    A model without functions is returned itself. Raises ModelError if a function cannot be inlined.
     """
     if not model.functions:
         return model
@@ -86,13 +86,11 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.inliner.inline_local_functions(model)
     # ValidationError or RuntimeError, for functions that call themselves or lack an opset import
     except Exception as error:
-        raise ModelError(
-            f"The model's functions cannot be put in the place of their calls: {str(error).strip()}"
-        ) from None
+        raise ModelError(f"The model's functions cannot be inlined: {str(error).strip()}") from None
 
 
 def _clear_negative_sizes(model: onnx.ModelProto) -> None:
-    """Make sizes of -1, which some exporters write for an unknown size, unknown, in place."""
+    """Replace sizes of -1, written by some exporters, by unknown sizes, in place."""
     graph = model.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
@@ -101,7 +99,7 @@ def _clear_negative_sizes(model: onnx.ModelProto) -> None:
 
 
 def _declared_shapes(model: onnx.ModelProto) -> dict[str, ir.Shape | None]:
-    """Return the shapes of outputs as the file declares them; the opset converter changes them."""
+    """Return the shapes of outputs that the file declares. The opset converter changes them."""
     return {
         value.name: ir.serde.deserialize_type_proto_for_shape(value.type)
         for value in model.graph.output
@@ -110,9 +108,9 @@ def _declared_shapes(model: onnx.ModelProto) -> dict[str, ir.Shape | None]:
 
 
 def _has_same_values(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
-    """Return whether `proto` has the inputs and values of `graph` by the same names, and no bodies.
+    """Return whether `proto` has inputs and values of the same names as `graph`, and no subgraphs.
 
-    Names of nodes may differ, as shapes do not depend on them.
+    Names of nodes may differ, because shapes do not depend on them.
     """
     if any(subgraphs_of(node) for node in graph):
         return False
@@ -125,7 +123,7 @@ def _has_same_values(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
 def _with_computed_shapes(
     model: ir.Model, proto: onnx.ModelProto, declared: Mapping[str, ir.Shape | None]
 ) -> ir.Model:
-    """Return the model with inferred shapes; ModelError where outputs are declared otherwise.
+    """Return the model with inferred shapes. Raises ModelError if declared outputs differ.
 
     `proto` has the values of the model. An output whose rank cannot be inferred has its declared
     shape.
@@ -134,7 +132,7 @@ def _with_computed_shapes(
     _complete_ranks(model.graph)
     try:
         require_declared_sizes(model.graph, declared)
-    except ModelError:  # values inside the model may be declared wrongly, which changes no result
+    except ModelError:  # wrong declarations of values inside the model change no result
         del proto.graph.value_info[:]
         model = _inferred(proto)
         NameFixPass()(model)
@@ -148,7 +146,7 @@ def _with_computed_shapes(
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Give every value the type and shape that can be inferred, in place, and return the model.
 
-    Raises ModelError where shapes contradict each other.
+    Raises ModelError if shapes are inconsistent.
     """
     _set_inferred(model.graph, _infer_by_onnx(_to_proto(model)).graph)
     _complete_ranks(model.graph)
@@ -159,9 +157,9 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
     try:
         return ir.to_proto(model)
     except ir.serde.SerdeError as error:
-        # a hidden size of -2^63, for instance, four times of which is a size of an LSTM's weights
+        # for instance a hidden size of -2^63: an LSTM's weights have four times that size
         raise ModelError(
-            f"The model has sizes that ONNX cannot write down: {root_cause(error)}."
+            f"The model has sizes that ONNX cannot represent: {root_cause(error)}."
         ) from None
 
 
@@ -176,17 +174,15 @@ def _infer_by_onnx(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
-        raise ModelError(
-            f"The model's shapes contradict each other: {str(error).strip()}"
-        ) from None
+        raise ModelError(f"The model's shapes are inconsistent: {str(error).strip()}") from None
     except MemoryError:
         raise ModelError(
-            "The model's sizes are too large: there is no memory to infer its shapes."
+            "The model's sizes are too large: memory ran out during shape inference."
         ) from None
 
 
 def _set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
-    """Give the values of a graph and of its bodies the types and shapes that `proto` has."""
+    """Give the values of a graph and its subgraphs the types and shapes of `proto`."""
     values = values_of(graph)
     for info in (*proto.value_info, *proto.output):
         value = values.get(info.name)
@@ -199,19 +195,19 @@ def _set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
 
 
 def _complete_ranks(graph: ir.Graph) -> None:
-    """Infer ranks that ONNX leaves open, and what follows from them, in place."""
+    """Infer ranks that ONNX's inference misses, and the shapes that follow, in place."""
     for node in graph:
         if any(v.shape is None and v.name for v in node.outputs):
             try:
                 infer_outputs(graph, node)
             except ValueError:
-                continue  # sizes that contradict each other are reported when the model runs
+                continue  # inconsistent sizes are reported when the model runs
 
 
 def complete_shapes(model: ir.Model) -> ir.Model:
-    """Return the model itself if every value has a type and a rank, else that of `infer_shapes`.
+    """Return the model itself if every value has a type and a rank, else infer its shapes.
 
-    Raises ModelError where shapes contradict each other.
+    Raises ModelError if shapes are inconsistent.
     """
     outputs = (value for node in model.graph for value in node.outputs if value.name)
     if all(value.type is not None and value.shape is not None for value in outputs):
@@ -247,7 +243,7 @@ def _fold(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> None:
     try:
         fold_shapes(model)
     except ValueError as error:
-        reason = "does not accept inputs of these shapes" if shapes else "contradicts itself"
+        reason = "does not accept inputs of these shapes" if shapes else "is inconsistent"
         raise ModelError(f"The model {reason}: {error}") from None
 
 
@@ -259,17 +255,18 @@ def _has_static_shapes(graph: ir.Graph) -> bool:
 
 
 def _forget_names_of_sizes(graph: ir.Graph) -> None:
-    """Make the named sizes of outputs unknown, in place; their names may stand for known sizes."""
+    """Make the named sizes of outputs unknown, in place: the names may refer to known sizes."""
     for value in graph.outputs:
         if value.shape is not None and not value.is_graph_input():
             value.shape = ir.Shape([d if isinstance(d, int) else None for d in value.shape])
 
 
 def spec_of(value: ir.Value) -> TensorSpec:
-    """Return name, element type and shape of a value; ModelError for anything but a tensor."""
+    """Return a tensor's name, element type and shape. Raises ModelError for any other value."""
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         raise ModelError(
-            f"{value.name!r} is not a tensor: a training step takes and gives tensors alone."
+            f"{value.name!r} is not a tensor. The inputs and outputs of a training step must be"
+            " tensors."
         )
     if value.dtype is None:
         raise ModelError(f"The element type of {value.name!r} is unknown.")
@@ -280,8 +277,8 @@ def spec_of(value: ir.Value) -> TensorSpec:
 def tensor_outputs(model: ir.Model) -> dict[str, TensorSpec]:
     """Return the outputs that a loss can be put on, by name.
 
-    Sequences and maps, which converters of classical models add, stay out of training. Raises
-    ModelError for a model without a tensor among its outputs.
+    Sequences and maps, which converters of classical models add, are excluded. Raises ModelError
+    for a model without a tensor among its outputs.
     """
     specs = {
         v.name or "": spec_of(v)
@@ -290,7 +287,7 @@ def tensor_outputs(model: ir.Model) -> dict[str, TensorSpec]:
     }
     if not specs:
         names = ", ".join(v.name or "" for v in model.graph.outputs)
-        raise ModelError(f"No output of the model is a tensor ({names}).")
+        raise ModelError(f"The model has no tensor output; its outputs are {names}.")
     return specs
 
 
@@ -298,8 +295,8 @@ def initializers_to_inputs(graph: ir.Graph, names: Iterable[str]) -> None:
     """Make the named initializers inputs without a value, after the other inputs, in place.
 
     A MatMulNBits whose scales become inputs loses its `accuracy_level`: it does not round its
-    activations. The kernel that rounds them (level 4) reads the scales when a session is made, and
-    computes garbage where they come later (onnxruntime 1.19 and 1.32).
+    activations. The kernel that rounds them (level 4) reads the scales when a session is created,
+    and computes garbage if they are inputs (onnxruntime 1.19 and 1.32).
     """
     for name in names:
         value = graph.initializers.pop(name)
@@ -313,15 +310,15 @@ def initializers_to_inputs(graph: ir.Graph, names: Iterable[str]) -> None:
 def with_initializers(
     model: onnx.ModelProto, arrays: Mapping[str, np.ndarray[Any, Any]]
 ) -> onnx.ModelProto:
-    """Return a copy of the model in which the named initializers hold these arrays.
+    """Return a copy of the model with these arrays in the named initializers.
 
-    Everything else is byte-identical. Raises ModelError for a name that is no initializer.
+    Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
     """
     return with_tensors(model, as_tensors(arrays))
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, onnx.TensorProto]:
-    """Return name -> initializer of that name that holds the array."""
+    """Return a mapping from name to an initializer of that name with the array."""
     return {
         name: onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
         for name, array in arrays.items()
@@ -333,7 +330,7 @@ def with_tensors(
 ) -> onnx.ModelProto:
     """Return a copy of the model with other initializers of the same names.
 
-    Everything else is byte-identical. Raises ModelError for a name that is no initializer.
+    Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -1,7 +1,7 @@
 """Convert a model to the opset that every graph of onnxfit is built in.
 
-The converter of the onnx package does most of the work. Added here are operators that are newer
-than that opset, and two operators whose meaning the converter changes.
+The converter of the onnx package does most of the work. This module adds the operators that are
+newer than that opset, and two operators whose meaning the converter changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxfit.graph.reading import to_ir
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.values import GraphBuilder
 
-OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
+OPSET = 21  # the newest opset that onnxruntime-training 1.19.2 reads; every graph is built in it
 IR_VERSION = 10  # likewise
 # From MIN_KNOWN_OPSET on, new versions of these operators have only added element types.
 MIN_KNOWN_OPSET = 13
@@ -32,9 +32,9 @@ MORE_TYPES = {
 
 
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model in opset OPSET; a model that has it already is returned itself.
+    """Return the model in opset OPSET; a model of that opset is returned itself.
 
-    Raises ModelError where the conversion is impossible.
+    Raises ModelError if the conversion is impossible.
     """
     version = opset_of(model)
     if version == OPSET:
@@ -63,9 +63,9 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         lines = str(error).strip().splitlines()
         reason = lines[-1] if lines else type(error).__name__
         raise ModelError(
-            f"The model's opset is {version}; onnxfit works in opset {OPSET}, and onnx"
-            f" {onnx.__version__} cannot convert it: {reason}. Export the model again with opset"
-            f" {OPSET}, or any from 13 to {OPSET}."
+            f"The model has opset {version}, which onnx {onnx.__version__} cannot convert to opset"
+            f" {OPSET}: {reason}. Export the model again with opset {OPSET}, or any from 13 to"
+            f" {OPSET}."
         ) from None
 
 
@@ -82,8 +82,8 @@ def _is_same_in_both(model: onnx.ModelProto, version: int) -> bool:
 def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with operators newer than OPSET replaced by their ONNX definitions.
 
-    The converter cannot go back in versions. Raises ModelError for an operator without a
-    definition, and for one inside a body.
+    The converter cannot lower an opset. Raises ModelError for an operator without a definition, and
+    for an operator inside a subgraph.
     """
     work = to_ir(onnx.shape_inference.infer_shapes(model))
     NameFixPass()(work)
@@ -93,8 +93,8 @@ def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
         body = function_body(node, work.graph)
         if body is None:
             raise ModelError(
-                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which onnxfit"
-                " works, and ONNX does not define it by older operators. Export the model again"
+                f"{node.op_type} {node.name!r} is newer than opset {OPSET}, which onnxfit"
+                " supports, and ONNX does not define it in older operators. Export the model again"
                 f" with opset {OPSET}, or any from 13 to {OPSET}."
             )
         with op.replacing(node) as replace:
@@ -102,8 +102,8 @@ def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in ir.traversal.RecursiveGraphIterator(work.graph):
         if _is_newer(node):
             raise ModelError(
-                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which onnxfit"
-                f" works. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+                f"{node.op_type} {node.name!r} is newer than opset {OPSET}, which onnxfit"
+                f" supports. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
             )
     return ir.to_proto(work)
 
@@ -117,10 +117,10 @@ def _is_newer(node: ir.Node) -> bool:
 
 
 def _restore_resize(model: onnx.ModelProto, converted: onnx.ModelProto) -> None:
-    """Let Resize compute positions as until opset 10, in place.
+    """Let Resize compute positions as in opset 10, in place.
 
-    They were counted from the corner. That is no longer the default, and the converter does not
-    write it down.
+    Positions were counted from the corner. Later opsets have another default, and the converter
+    does not set the attribute.
     """
     old = {
         name
@@ -141,8 +141,8 @@ def _restore_resize(model: onnx.ModelProto, converted: onnx.ModelProto) -> None:
 def _restore_group_normalization(converted: onnx.ModelProto) -> None:
     """Repeat scale and bias of every GroupNormalization for the channels of a group, in place.
 
-    From opset 21 on there is a number for each channel; opset 18 had one for each group, which the
-    converter leaves as it is.
+    From opset 21 on, each channel has its own scale and bias. Opset 18 had one of each per group,
+    which the converter leaves unchanged.
     """
     nodes = list(converted.graph.node)
     del converted.graph.node[:]

@@ -1,4 +1,4 @@
-"""Decide whether a model's output is probabilities or logits, as far as the graph tells."""
+"""Decide from the graph whether a model's output is probabilities or logits."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ MOVING = {
     "Unsqueeze",
     "Upsample",
 }
-# The same of probabilities only
+# The same, for probabilities only
 PRESERVING = {*MOVING, "Clip", "Div"}
-# Operators whose result may be any number.
+# Operators whose result may be any number
 ANY_NUMBER = {"Add", "Conv", "ConvTranspose", "Gemm", "LogSoftmax", "MatMul"}
 ARITHMETIC = {"Add", "Div", "Mul", "Sub"}
 MAX_DEPTH = 8  # sums and products between an output and the operators that bound it
@@ -57,8 +57,8 @@ def decide_logits(setting: bool | None, value: ir.Value, default: bool) -> Logit
     """Decide whether `value` is taken as logits.
 
     `setting` wins unless it is None. Otherwise a Softmax or Sigmoid that computes `value` means
-    probabilities, an operator that gives any number means logits, and where the graph does not
-    tell, `default` holds.
+    probabilities, an operator whose result may be any number means logits, and `default` holds for
+    any other graph.
 
     >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float[N, 2] y)'
     >>> model = ir.from_onnx_text(text + " { s = Softmax(x) y = Identity(s) }")
@@ -79,7 +79,7 @@ def decide_logits(setting: bool | None, value: ir.Value, default: bool) -> Logit
 def probability_operator(value: ir.Value | None) -> str | None:
     """Return the operator, Sigmoid or Softmax, that makes a value probabilities, or None.
 
-    The operator may be hidden as converters of classical models hide it.
+    Converters of classical models write the operator in other operators; it is found there too.
 
     >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 1] x) => (float[N, 2] y) {'
     >>> text += "one = Constant<value_float=1.0>() p = Sigmoid(x) q = Sub(one, p)"
@@ -92,7 +92,7 @@ def probability_operator(value: ir.Value | None) -> str | None:
 
 
 def without_mask(value: ir.Value) -> ir.Value:
-    """Return the value that a Where chooses from, if a Where computes `value`."""
+    """Return the value that a Where selects from, if a Where computes `value`."""
     node = value.producer()
     if node is None or (node.op_type, node.domain) != ("Where", ""):
         return value
@@ -100,7 +100,7 @@ def without_mask(value: ir.Value) -> ir.Value:
 
 
 def any_number_operator(value: ir.Value | None) -> str | None:
-    """Return the operator after which a value may be any number, or None where that is unknown."""
+    """Return the operator after which a value may be any number; None if unknown."""
     node = _any_number(value)
     return None if node is None else node.op_type
 
@@ -109,8 +109,8 @@ def any_number_operator(value: ir.Value | None) -> str | None:
 class _Bounded:
     """A bound of a value without negative elements.
 
-    `largest` bounds the elements. `operator` and `node` make them of probabilities; both are None
-    for a constant.
+    `largest` bounds the elements. `operator` and `node` made them probabilities; both are None for
+    a constant.
     """
 
     largest: float
@@ -162,7 +162,7 @@ def _softmax_or_sigmoid(node: ir.Node) -> str | None:
 
 
 def _quotient(node: ir.Node, depth: int) -> _Bounded | None:
-    """Return the bound of a Div, which is taken to normalize unless it divides by a constant."""
+    """Return the bound of a Div, assumed to normalize unless it divides by a constant."""
     first, second = node.inputs
     if _computes(first, "Add"):
         # Converters add a small number to the divisor, so that it is never 0.
@@ -194,7 +194,7 @@ def _combined(node: ir.Node, depth: int) -> _Bounded | None:
         return None
     numbers = [one.largest for one in bounds]
     if node.op_type == "MatMul":
-        # The rows of a Softmax sum up to 1, so that the product is a weighted mean.
+        # The rows of a Softmax sum up to 1, so the product is a weighted mean.
         if not _computes(node.inputs[0], "Softmax"):
             return None
         return replace(source, largest=numbers[1])

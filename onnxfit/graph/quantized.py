@@ -1,7 +1,7 @@
-"""Find weights that are integers and that training leaves as they are.
+"""Find integer weights that training does not change.
 
-Integers that can be written behind DequantizeLinear are trained: onnxfit.quantization makes floats
-of them before a model comes here.
+Integers that can be written behind DequantizeLinear are trained: onnxfit.quantization converts them
+to floats before a model reaches this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SMALL_INTEGERS = {
     ir.DataType.INT8,
     ir.DataType.UINT8,
 }
-# operator -> the inputs that are weights where an initializer of small integers is there
+# operator -> the inputs that are weights if they are initializers of small integers
 WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "ConvInteger": (1,),
     "DequantizeLinear": (0,),
@@ -34,10 +34,10 @@ WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "QLinearMatMul": (0, 3),
 }
 REMEDY = (
-    "Fix: train the float file, and quantize it afterwards (onnxfit.dequantize makes it of a file"
-    " with DequantizeLinear). Train the integers of MatMulNBits by"
-    " quantization=onnxfit.Quantization(), or their scales by weights=. Or train float weights"
-    " beside the integers, such as adapters"
+    "Fix: train the float file, and quantize it afterwards (onnxfit.dequantize converts a file"
+    " with DequantizeLinear to floats). Train the integers of MatMulNBits with"
+    " quantization=onnxfit.Quantization(), or their scales with weights=. Or train float weights"
+    " in addition to the integers, such as adapters"
 )
 
 
@@ -52,18 +52,18 @@ def quantized_weights(model: ir.Model) -> list[str]:
 
 
 def describe_quantized(names: list[str]) -> str:
-    """Return a sentence that names integer weights, five at most, and says what to do."""
+    """Return a sentence that lists at most five integer weights, and how to train the model."""
     listed = ", ".join(names[:MAX_NAMES])
     if len(names) > MAX_NAMES:
         listed += f", … ({len(names)} in all)"
     return (
-        f"The model is quantized: its weights {listed} are integers of operators that do not train"
-        f" them, and stay as they are. {REMEDY}."
+        f"The model is quantized: its weights {listed} are integers of operators that cannot train"
+        f" them, and stay unchanged. {REMEDY}."
     )
 
 
 def warn_of_quantized(model: ir.Model) -> None:
-    """Warn the user of a model whose weights are integers, of which training changes the rest."""
+    """Warn of integer weights that training does not change."""
     names = quantized_weights(model)
     if names:
         warn_user(describe_quantized(names))

@@ -1,13 +1,13 @@
 """Random numbers as a pure function of (seed, step, stream), in plain ONNX operators.
 
-onnxruntime's random operators keep a hidden state per session: a resumed run would draw other
-numbers than the uninterrupted one. Here element i of stream s is hash(seed, step, s, i), so that a
-step can be repeated bit for bit, on any runtime.
+onnxruntime's random operators keep a hidden state per session, so a resumed run would draw other
+numbers than an uninterrupted one. Here element i of stream s is hash(seed, step, s, i): a step can
+be repeated bit for bit, on any runtime.
 
 The hash has one form for all devices. Shifts and exclusive ors have no kernel on CUDA or WebGPU,
 WebGPU has no integers of 64 bits, and its floats need not be rounded to nearest. So the elements
-are computed by a product of matrices of small whole numbers, in which nothing is rounded. Only the
-key, eight numbers for each stream, is computed in 64 bits; it depends on seed and step alone.
+are a product of matrices of small whole numbers, which is exact. Only the key, eight numbers for
+each stream, is computed in 64 bits; it depends on seed and step alone.
 
 Elements come in rows of ROW. Row r has a vector a(r) of RANK random numbers, column j a constant
 vector b(j), and element (r, j) is the fractional part of 2^-18 a(r) b(j). Inner products with a
@@ -56,7 +56,7 @@ def uniform(
     - `shape`: the sizes of the result, an int64 vector.
     - `seed`: an int64 scalar.
     - `step`: the number of updates so far, an int64 scalar.
-    - `stream`: a number that tells apart the nodes that draw.
+    - `stream`: a number that identifies the node that draws.
     - `iteration`: inside a Loop, the number of the iteration, an int64 scalar.
     """
     with op.scope(scopes.random_stream(stream)):
@@ -83,7 +83,7 @@ def normal(
     """Return float32 numbers of the standard normal distribution; arguments as in `uniform`.
 
     Each is computed from three uniform numbers by the method of Box and Muller (1958). Devices
-    differ in the last bits of a number, because they differ in those of logarithms and cosines.
+    differ in the last bits of a number, because their logarithms and cosines do.
     """
     tripled = op.Concat(op.constant(np.array([3], np.int64)), shape, axis=0)
     coarse, fine, angle = op.Split(

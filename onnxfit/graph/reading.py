@@ -40,29 +40,29 @@ ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
 MEAN = 3
 VARIANCE = 4
 
-# A ValueError is for external data whose offset or length is no number of the file, a RuntimeError
-# for a path that is too long for the system.
+# A ValueError means that external data has an invalid offset or length; a RuntimeError, that a path
+# is too long for the system.
 READING_ERRORS = (OSError, ValueError, OverflowError, RuntimeError, onnx.checker.ValidationError)
 
 
 def load_model(source: ModelSource) -> onnx.ModelProto:
     """Return a copy of the model in memory, external data included.
 
-    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
+    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays unchanged.
 
     Raises ModelError if the file is missing or damaged, the model is invalid, or external data is
-    not where the model says.
+    missing.
     """
     return _load(source)[0]
 
 
 def read_model(source: ModelSource) -> onnx.ModelProto:
-    """Return the model of `load_model` in operators and tensors that a step can be built of.
+    """Return the model of `load_model` in operators and tensors that a step supports.
 
-    Sparse constants become dense, parameters that normalizations share become their own, and
+    Sparse constants become dense, each normalization gets its own copy of shared parameters, and
     classical models are written in ONNX's own operators.
 
-    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
+    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays unchanged.
 
     Raises ModelError as `load_model` does, and for a model without outputs or with sparse
     initializers.
@@ -74,28 +74,28 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
 def read_shared(source: ModelSource) -> tuple[onnx.ModelProto, list[Array]]:
     """Return the model of `read_model`, and the arrays that its larger tensors refer to.
 
-    Only the tensors of a large model are arrays, which live while the list does. Their bytes are in
-    memory once.
+    Only a large model's tensors refer to arrays; keep the list alive while using the model. The
+    bytes are in memory once.
     """
     model, description, arrays = _load(source, shares=True)
     return _trainable(model, description), arrays
 
 
 def _trainable(model: onnx.ModelProto, description: str) -> onnx.ModelProto:
-    """Return a model, changed in place, in operators and tensors that a step can be built of."""
+    """Return a model, changed in place, in operators and tensors that a step supports."""
     if not model.graph.output:
         raise ModelError(f"{description} has no outputs.")
     if model.graph.sparse_initializer:
         names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
         raise ModelError(
-            f"{description} has sparse initializers ({names}), which cannot be trained: make them"
-            " dense."
+            f"{description} has sparse initializers ({names}), which cannot be trained. Convert"
+            " them to dense initializers."
         )
     if any(node.domain == "com.microsoft.nchwc" for node in nodes_of(model.graph)):
         raise ModelError(
             f"{description} was optimized by onnxruntime for one machine (operators of"
-            " com.microsoft.nchwc), and cannot be trained: give the model as it was before, or"
-            " optimize it at ORT_ENABLE_EXTENDED."
+            " com.microsoft.nchwc) and cannot be trained. Pass the original model, or one"
+            " optimized at ORT_ENABLE_EXTENDED."
         )
     _make_constants_dense(model.graph)
     _separate_batch_norms(model)
@@ -125,7 +125,7 @@ def _load(source: ModelSource, *, shares: bool = False) -> tuple[onnx.ModelProto
             model, arrays = parse(description)
         else:
             raise ModelError(
-                "A model is a path, bytes or an onnx.ModelProto, got"
+                "The model must be a path, bytes or an onnx.ModelProto, got"
                 f" {type(source).__name__}.{_export_hint(source)}"
             )
     except ModelError:
@@ -134,7 +134,7 @@ def _load(source: ModelSource, *, shares: bool = False) -> tuple[onnx.ModelProto
         raise ModelError(_missing_file(Path(description))) from None
     except IsADirectoryError:
         raise ModelError(
-            f"{description} is a folder, expected an ONNX file. {_onnx_files(Path(description))}"
+            f"{description} is a folder. Expected an ONNX file. {_onnx_files(Path(description))}"
         ) from None
     except google.protobuf.message.DecodeError as error:
         raise ModelError(f"{description} is not an ONNX model: {error}.") from None
@@ -187,17 +187,17 @@ def _refuse_other_kind(file: BinaryIO, description: str) -> None:
         return
     if kind == "checkpoint":
         raise ModelError(
-            f"{description} is a checkpoint of a Trainer, not an ONNX model:"
-            f" Trainer.load({description!r}) goes on from it."
+            f"{description} is a checkpoint of a Trainer, not an ONNX model. Use"
+            f" Trainer.load({description!r})."
         )
     raise ModelError(
         f"{description} is a file of {KINDS.get(kind, kind)}, not an ONNX model. Export the model"
-        f" first, such as by {EXPORTERS.get(kind, EXPORTERS['PyTorch'])}."
+        f" first, for instance with {EXPORTERS.get(kind, EXPORTERS['PyTorch'])}."
     )
 
 
 def _export_hint(source: object) -> str:
-    """Return how to export a model of another library; "" for any other object."""
+    """Return a hint how to export a model of another library; "" for any other object."""
     if hasattr(source, "state_dict") and hasattr(source, "forward"):
         return f" Export it first: {EXPORTERS['PyTorch']}."
     if hasattr(source, "get_params") and hasattr(source, "fit"):
@@ -210,7 +210,7 @@ def _export_hint(source: object) -> str:
 def _missing_file(path: Path) -> str:
     """Return the message for a path without a file."""
     if not path.parent.is_dir():
-        return f"There is no file {str(path)!r}: there is no folder {str(path.parent)!r}."
+        return f"There is no file {str(path)!r}, because there is no folder {str(path.parent)!r}."
     files = [p.name for p in path.parent.glob("*.onnx")]
     near = nearest_name(path.name, files)
     hint = f" Did you mean {str(path.with_name(near))!r}?" if near else ""
@@ -223,13 +223,15 @@ def _onnx_files(folder: Path) -> str:
 
 
 def to_ir(model: onnx.ModelProto) -> ir.Model:
-    """Return the model as an onnx-ir model; ModelError if onnx-ir cannot read it."""
+    """Return the model as an onnx-ir model. Raises ModelError if onnx-ir cannot read it."""
     try:
         work = ir.from_proto(model)
     except ir.serde.SerdeError as error:
         # onnx-ir raises one error for each level of the model; the innermost names the cause.
         reason = root_cause(error)
-        raise ModelError(f"The model has something that onnx-ir does not read: {reason}") from None
+        raise ModelError(
+            f"The model contains something that onnx-ir cannot read: {reason}"
+        ) from None
     for tensor in model.graph.initializer:
         if shared_bytes(tensor) is not None:
             work.graph.initializers[tensor.name].const_value = ir_tensor(tensor)
@@ -299,11 +301,11 @@ def _dense(sparse: onnx.SparseTensorProto) -> npt.NDArray[Any]:
 
 
 def _separate_batch_norms(model: onnx.ModelProto) -> None:
-    """Give every BatchNormalization parameters of its own, in place.
+    """Give every BatchNormalization its own parameters, in place.
 
     An exporter writes equal tensors once: the scale 1 and the running variance 1 of a new network,
     or the parameters of two layers, become one initializer behind Identity nodes. Training would
-    then take one for the other.
+    then update both as one.
     """
     graph = model.graph
     initializers = {t.name: t for t in graph.initializer}

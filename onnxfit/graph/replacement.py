@@ -1,4 +1,4 @@
-"""Build the nodes and initializers that take the place of one node of a ModelProto."""
+"""Build the nodes and initializers that replace one node of a ModelProto."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Array = npt.NDArray[Any]
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Give a graph other nodes, in place; it may have some of them already."""
+    """Set the nodes of a graph, in place. Some may already be in the graph."""
     copies = onnx.GraphProto(node=nodes)  # deleting the list destroys the nodes in it
     del graph.node[:]
     graph.node.extend(copies.node)
 
 
 class NodeReplacement:
-    """The nodes and initializers that replace one node; their names begin with the node's."""
+    """The nodes and initializers that replace one node. Their names begin with the node's name."""
 
     def __init__(self, node: onnx.NodeProto, names: set[str]) -> None:
         """`names` are all names of the graph, to which new names are added."""

@@ -1,7 +1,8 @@
 """Scopes of the nodes that a step adds to a model's graph; no other module spells a scope.
 
-A scope is the beginning of a node's name, up to a "/". It says who made the node: error messages
-quote it, and drawings group nodes by it. Nodes without one of these scopes are the model's own.
+A scope is the beginning of a node's name, up to a "/". It tells the origin of the node: error
+messages quote it, and drawings group nodes by it. Nodes without one of these scopes are the model's
+own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STAGES = {
 
 
 def range_of(scale: str) -> str:
-    """Return the scope of the range of activations that a scale stands for."""
+    """Return the scope of the range of activations that a scale describes."""
     return f"{scale}/range"
 
 
@@ -73,7 +74,7 @@ def stage_of(node: str) -> str:
 
 
 def maker_of(node: str) -> str:
-    """Return who made the node of this name, as messages say it.
+    """Return the origin of the node of this name, as text for messages.
 
     >>> maker_of("loss/y/Sub"), maker_of("gradient/fc1/MatMul"), maker_of("fc1")
     ('the loss', "the gradient of 'fc1'", 'the model')

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfit.graph.values import GraphBuilder, Value
 
-# Operators whose output is a sequence; that of Identity is one if its input is one.
+# Operators whose output is a sequence; Identity's output is one if its input is one.
 SEQUENCE_OPERATORS = {
     "SplitToSequence",
     "SequenceConstruct",
@@ -20,7 +20,7 @@ SEQUENCE_OPERATORS = {
     "SequenceErase",
     "Identity",
 }
-MAKERS = {"SequenceEmpty", "SequenceConstruct", "SplitToSequence"}  # of what is no sequence
+MAKERS = {"SequenceEmpty", "SequenceConstruct", "SplitToSequence"}  # of tensors
 MAX_ELEMENTS = 10_000  # elements of a sequence, each of which becomes a tensor
 
 
@@ -106,8 +106,8 @@ def _split(op: GraphBuilder, node: ir.Node) -> list[Value] | None:
 def _sizes_of_split(x: ir.Value | None, axis: int, split: ir.Value | None) -> list[int] | None:
     """Return the sizes along the axis.
 
-    `split` is a vector of sizes, or the size of each element but a smaller last one; without it,
-    the size is 1.
+    `split` is a vector of sizes, or the size of every element, of which the last may be smaller.
+    Without it, the size is 1.
     """
     size = 1
     if split is not None:
@@ -128,7 +128,7 @@ def _sizes_of_split(x: ir.Value | None, axis: int, split: ir.Value | None) -> li
 def _position(node: ir.Node, index: int, last: int) -> int | None:
     """Return the constant position at input `index`, from 0 to `last`; None if it is unknown.
 
-    Without the input it is the end.
+    Without the input, the position is the end.
     """
     value = node.inputs[index] if index < len(node.inputs) else None
     if value is None:

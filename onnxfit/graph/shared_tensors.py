@@ -1,8 +1,8 @@
-"""Tensors of a model in memory of their own, to which its protos refer.
+"""Tensors of a model in separate memory, to which its protos refer.
 
-Python gets the bytes of a proto as a copy, and a copy of a model copies all of them. The weights of
-a large model are therefore arrays, and the proto refers to them in the form of ONNX's external
-data. Copies of the proto are small, and all graphs read the same arrays.
+Python reads the bytes of a proto as a copy, and copying a model copies all of them. The weights of
+a large model are therefore arrays, to which the proto refers in the form of ONNX's external data.
+Copies of the proto are small, and all graphs read the same arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TYPES = frozenset(
         onnx.TensorProto.UINT8,  # packed integers of 4 bits
     }
 )
-# No file can know it: a proto that refers to an array was made in this process.
+# Unknown to any file: a proto that refers to an array was created in this process.
 _LOCATION = f"onnxfit-memory-{secrets.token_hex(16)}"
 _arrays: WeakValueDictionary[str, Array] = WeakValueDictionary()
 _keys = map(str, count())
@@ -95,6 +95,6 @@ def whole_model(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def shared_arrays(model: onnx.ModelProto) -> list[Array]:
-    """Return the arrays that the tensors of a model refer to, which live while the list does."""
+    """Return the arrays that a model's tensors refer to. Keep the list alive while using them."""
     arrays = (shared_bytes(tensor) for tensor in model.graph.initializer)
     return [array for array in arrays if array is not None]

@@ -1,8 +1,8 @@
-"""Find the nodes that share an initializer, and tell tying on purpose from merged tensors.
+"""Find the nodes that share an initializer, and distinguish tied from merged tensors.
 
 An exporter that writes equal tensors once merges the zero biases and the unit scales of a network
-that has not been trained. A tensor is also shared by purpose: a module that is called twice reads
-all of its tensors twice, and an embedding table may be the weight of the last layer, too.
+that has not been trained. Sharing is also intended: a module that is called twice reads all of its
+tensors twice, and an embedding table may also be the weight of the last layer.
 
 `uses_by_layer` groups the uses of a tensor by the layer that they belong to, which the graph may
 call several times. A tensor with several groups is shared by different layers.
@@ -83,7 +83,8 @@ LayerUses = Sequence[Use]
 def uses_of(value: ir.Value) -> list[Use]:
     """Return the uses of a value by all nodes, in and outside of subgraphs.
 
-    Nodes behind an Identity are uses, the Identity is none, unless its output is a graph output.
+    Nodes behind an Identity are uses. The Identity itself is a use only if its output is a graph
+    output.
     """
     return list(_uses_through(value, value, None))
 
@@ -100,7 +101,7 @@ def _uses_through(root: ir.Value, value: ir.Value, alias: str | None) -> Iterato
 
 
 def reader_counts(model: ir.Model) -> dict[str, int]:
-    """Return how many nodes read the values of each initializer, through Identity, too."""
+    """Return how many nodes read each initializer, directly or through Identity."""
     return {
         name: len({use.node for use in uses_of(value) if use.node.op_type not in READS_NO_VALUES})
         for name, value in model.graph.initializers.items()
@@ -113,9 +114,9 @@ def used_by(count: int) -> str:
 
 
 def is_tied_on_purpose(value: ir.Value) -> bool:
-    """Return whether a tensor is an embedding's table, or noted as tied.
+    """Return whether a tensor is an embedding's table, or marked as tied.
 
-    Equal tables of zeros, such as those of relative positions, may have been merged, too.
+    Equal tables of zeros, such as relative positions, may have been merged as well.
     """
     is_table = any(use.role == TABLE for use in uses_of(value)) and not is_constant(value)
     return TIED in value.metadata_props or is_table
@@ -124,14 +125,13 @@ def is_tied_on_purpose(value: ir.Value) -> bool:
 def uses_by_layer(value: ir.Value) -> list[LayerUses]:
     """Return the uses of an initializer, grouped by the layers that they belong to.
 
-    An Identity with the name of a parameter says which layer its readers belong to; torch's older
-    exporter writes it for each merged parameter. So does a module of torch.nn that the exporter
-    noted. Else uses belong to one layer if they have the same role, the same operator and the same
-    module, as far as it is known, and if the layer's other weights are the same. Where these other
-    weights and the tensor itself hold equal numbers (zeros, ones) only, as those of a
-    LayerNormalization do before training, the next matrices after the layer or before it must be
-    the same, too, as they are in a block that is called twice. Tensors of different numbers are not
-    merged by chance.
+    An Identity with the name of a parameter tells the layer of its readers; torch's older exporter
+    writes it for each merged parameter. A module of torch.nn in the exporter's metadata tells it as
+    well. Otherwise uses belong to one layer if they have the same role, the same operator and, if
+    known, the same module, and if the layer's other weights are the same. These other weights and
+    the tensor itself may each hold one repeated number (zeros, ones), as in a LayerNormalization
+    before training. Then the next matrices after the layer or before it must also be the same, as
+    in a block that is called twice. Tensors of different numbers are not merged by chance.
     """
     constant = is_constant(value)
     uses = uses_of(value)
@@ -162,24 +162,24 @@ def is_constant(value: ir.Value) -> bool:
 
 
 def module_of(node: ir.Node) -> str | None:
-    """Return the path of the module that a node belongs to, None if no exporter noted it."""
+    """Return the path of a node's module; None if no exporter recorded it."""
     scopes = _noted_list(node, MODULES)
     return scopes[-2] if len(scopes) > 1 else None
 
 
 def merged_weights(model: onnx.ModelProto, weights: Collection[str]) -> list[str]:
-    """Return the weights that stand for the biases or scales of different layers.
+    """Return the weights that are biases or scales of several layers.
 
-    A weight that is copied by Identity nodes which have the names of parameters is one, too.
+    A weight that Identity nodes copy under the names of parameters counts as well.
     """
     if not _has_several_readers(model, set(weights)):
-        return []  # to read a large model once more takes time
+        return []  # reading a large model again takes time
     initializers = to_ir(model).graph.initializers
     return [name for name in weights if name in initializers and _is_merged(initializers[name])]
 
 
 def warn_of_merged_weights(model: onnx.ModelProto, weights: Collection[str]) -> None:
-    """Warn once of the weights that stand for the biases or scales of different layers."""
+    """Warn once of the weights that are biases or scales of several layers."""
     merged = merged_weights(model, weights)
     if not merged:
         return
@@ -188,14 +188,14 @@ def warn_of_merged_weights(model: onnx.ModelProto, weights: Collection[str]) -> 
     one = len(merged) == 1
     warn_user(
         f"{shown}{more} {'is a weight' if one else 'are weights'} of several layers, which the"
-        f" exporter merged because {'it was' if one else 'they were'} equal: the layers would train"
-        " as one. Give each layer its own by Trainer(onnxfit.untie(model), ...), or ignore this"
-        " where the layers share a weight on purpose."
+        f" exporter merged because {'it was' if one else 'they were'} equal. The layers would"
+        " train as one. Give each layer its own with Trainer(onnxfit.untie(model), ...), or ignore"
+        " this warning if the layers share a weight on purpose."
     )
 
 
 def warn_of_untied_tables(model: onnx.ModelProto, weights: Mapping[str, Array]) -> None:
-    """Warn of weights that are transposed copies of an embedding's table, and would train apart."""
+    """Warn of weights that are transposed copies of an embedding's table."""
     gathered = {
         node.input[0] for node in nodes_of(model.graph) if node.op_type == "Gather" and node.input
     }
@@ -210,10 +210,10 @@ def warn_of_untied_tables(model: onnx.ModelProto, weights: Mapping[str, Array]) 
         return
     name, table = next(iter(copies.items()))
     warn_user(
-        f"{name!r} holds the transposed values of the embedding's table {table!r}. torch's exporter"
-        " writes a table that is also the last layer as two weights, which would train apart. Make"
-        f" one of them by Trainer(onnxfit.tie(model, {copies}), ...), or ignore this where they are"
-        " to differ."
+        f"{name!r} holds the transposed values of the embedding's table {table!r}. torch's"
+        " exporter writes a table that is also the last layer's weight as two weights, which would"
+        f" train separately. Tie them with Trainer(onnxfit.tie(model, {copies}), ...), or ignore"
+        " this warning if they are separate on purpose."
     )
 
 
@@ -330,8 +330,8 @@ def _weight_at(value: ir.Value | None) -> _Weight | None:
 def _is_one_module(group: Sequence[Use]) -> bool:
     """Return whether uses with the same key are surely calls of one module.
 
-    They are if another weight of the layer has different numbers, or if torch's exporter noted the
-    module; the older one marks merged parameters by an Identity.
+    They are if another weight of the layer has different numbers, or if torch's exporter recorded
+    the module. The older exporter marks merged parameters by an Identity.
     """
     node = group[0].node
     if _module_of_torch(node) is not None or _module_in_name(node):
@@ -341,7 +341,7 @@ def _is_one_module(group: Sequence[Use]) -> bool:
 
 
 def _module_in_name(node: ir.Node) -> str:
-    """Return the path of the module in the name that torch's older exporter gives to a node.
+    """Return the path of the module in a node's name from torch's older exporter.
 
     The exporter adds a number to the name of a module at each further call.
     """
@@ -353,7 +353,7 @@ def _module_in_name(node: ir.Node) -> str:
 def _module_of_torch(node: ir.Node) -> str | None:
     """Return the path of the module of torch.nn that a node belongs to.
 
-    None for a module that may have several tensors of a role, such as a user's own.
+    None for a module that may have several tensors of a role, such as a user's module.
     """
     classes = _noted_list(node, CLASSES)
     name = str(classes[-2]) if len(classes) > 1 else ""
@@ -401,7 +401,7 @@ def _by_neighbours(group: Sequence[Use]) -> list[LayerUses]:
 def _matrices_near(
     node: ir.Node, neighbours: Callable[[ir.Node], Iterable[ir.Node]]
 ) -> frozenset[str]:
-    """Return the names of the matrices that a search from a node meets first on each way."""
+    """Return the names of the first matrices that a search from a node finds on each path."""
     found: set[str] = set()
     seen = {node}
     waiting = [node]

@@ -14,7 +14,8 @@ ARITHMETIC = {"Add", "Sub", "Mul", "Div"}
 def bound_exponents(graph: onnx.GraphProto) -> None:
     """Bound x from below where a sigmoid is written as 1 / (1 + e^(-x)), in place.
 
-    Then e^(-x) and its derivative stay finite. Below the bound the sigmoid is nearly 0 either way.
+    Then e^(-x) and its derivative stay finite. Below the bound, the sigmoid is nearly 0 in both
+    cases.
     """
     producers = {name: node for node in graph.node for name in node.output}
     numbers = {

@@ -12,7 +12,7 @@ import onnx_ir as ir
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     """Return the graphs among the attributes of a node."""
     graphs: list[ir.Graph] = []
-    # Most nodes have no attributes, and going through the dict inside takes a tenth of the time.
+    # Most nodes have no attributes, and this check takes a tenth of the time of the loop.
     attributes = node.attributes.data
     if not attributes:
         return graphs
@@ -39,7 +39,7 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def read_by(node: onnx.NodeProto) -> set[str]:
-    """Return the values that a node reads, those of the graphs inside it included."""
+    """Return the values that a node and the graphs inside it read."""
     names = set(node.input)
     for attribute in node.attribute:
         for body in subgraph_protos(attribute):

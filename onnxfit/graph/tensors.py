@@ -1,6 +1,6 @@
 """Tensors in files: safetensors, and the external data of an ONNX model.
 
-Tensors are written one after another, so that memory never holds a copy of all of them.
+Tensors are written one at a time, so memory never holds a copy of all of them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Array = npt.NDArray[np.generic]
 Message = Union[onnx.ModelProto, onnx.GraphProto, onnx.TensorProto]
 # bytes of all tensors of a model: its message has at most 2 GiB, nodes included
 MAX_MODEL_BYTES = 2**31 - 2**26
-MAX_INLINE_BYTES = 1024  # bytes of a tensor that stays in the model: constants of the graph
-# bytes of all frozen tensors of which every compiled graph has copies, prepared for its kernels;
-# all graphs share larger ones as they are
+MAX_INLINE_BYTES = 1024  # bytes of a tensor that stays in the model, such as constants of the graph
+# bytes of all frozen tensors up to which every compiled graph has its own copies, packed for its
+# kernels; beyond, all graphs share them unpacked
 MAX_COPIED_BYTES = 2**29
 ALIGNMENT_BYTES = 64
 CHUNK_BYTES = 2**24  # bytes that are written at a time
@@ -56,9 +56,9 @@ def write_model(
 ) -> Path:
     """Write a .onnx file atomically and return its path.
 
-    More than 2 GB of tensors are written to the file `<path>.data` beside it. That file is written
-    first: a model that was trained further has the same graph, so that an interruption leaves a
-    graph and data that fit each other.
+    More than 2 GB of tensors are written to the file `<path>.data` next to it. That file is written
+    first: a model that was trained further has the same graph, so graph and data still match after
+    an interruption.
 
     - `path`: the file to write; an existing one is replaced.
     - `model`: the model.
@@ -80,7 +80,7 @@ def _write_message(path: str | os.PathLike[str], model: onnx.ModelProto) -> Path
 
 
 def _message(model: onnx.ModelProto) -> Iterator[bytes]:
-    """Yield the bytes of a model, of which a large one has each tensor by itself."""
+    """Yield the bytes of a model. Each tensor of a large model is a chunk of its own."""
     graph = model.graph
     if sum(map(nbytes, graph.initializer)) <= MAX_COPIED_BYTES:
         yield model.SerializeToString(deterministic=True)
@@ -100,7 +100,7 @@ def _message(model: onnx.ModelProto) -> Iterator[bytes]:
 def _parts(
     message: Message, kind: type[onnx.ModelProto] | type[onnx.GraphProto], number: int
 ) -> tuple[bytes, bytes]:
-    """Return the bytes of the fields of a message before and after the field of a number."""
+    """Return the bytes of a message's fields before and after the field with a number."""
     before, after = kind(), kind()
     fields = message.DESCRIPTOR.fields
     copy_fields(message, before, {field.name for field in fields if field.number >= number})
@@ -130,7 +130,7 @@ def safetensors_size(arrays: Mapping[str, Array]) -> int:
 def read_safetensors(data: bytes) -> dict[str, Array]:
     """Return the arrays in the bytes of a safetensors file; they are read-only.
 
-    Raises SafetensorError, KeyError or ValueError for anything but a whole file.
+    Raises SafetensorError, KeyError or ValueError for an invalid file.
     """
     return {
         name: np.frombuffer(entry["data"], TYPES[entry["dtype"]]).reshape(entry["shape"])
@@ -150,11 +150,11 @@ def detached(
 ) -> tuple[onnx.ModelProto, list[Array | onnx.TensorProto]]:
     """Return a copy of the model with external tensors, and the tensors for `write_tensors`.
 
-    The external tensors are those of `arrays` and the larger ones of the others.
+    The external tensors are those of `arrays`, and large ones among the others.
 
-    - `model`: the model, which stays as it is.
+    - `model`: the model, which stays unchanged.
     - `arrays`: arrays to replace initializers, by name.
-    - `location`: the name of the file with the tensors, as it is noted in the copy.
+    - `location`: the name of the file with the tensors, which the copy records.
 
     Raises ModelError if the model has no initializer of a name in `arrays`.
     """
@@ -183,8 +183,8 @@ def require_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
     missing = set(names) - {tensor.name for tensor in model.graph.initializer}
     if missing:
         raise ModelError(
-            f"The model has no {', '.join(sorted(missing))} any more: a trained weight was deleted"
-            " from it."
+            f"The model no longer contains {', '.join(sorted(missing))}: a trained weight was"
+            " deleted from it."
         )
 
 
@@ -212,8 +212,8 @@ def write_tensors(file: BinaryIO, tensors: Iterable[Array | onnx.TensorProto]) -
 def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Array]:
     """Read the external tensors of a model of `detached` from a file into the model.
 
-    Returns the arrays that the larger tensors of a large model then refer to. Raises ModelError
-    where the file does not hold exactly these tensors.
+    Returns the arrays that the larger tensors of a large model then refer to. Raises ModelError if
+    the file does not contain exactly these tensors.
     """
     arrays: list[Array] = []
     shares = sum(map(nbytes, model.graph.initializer)) > MAX_COPIED_BYTES
@@ -223,10 +223,10 @@ def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Array]:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             size = nbytes(tensor)
             if int(entries["offset"]) != offset or int(entries["length"]) != size:
-                raise ModelError(f"the tensor {tensor.name!r} is not where it should be")
+                raise ModelError(f"the tensor {tensor.name!r} is not at its recorded offset")
             data = file.read(_aligned(size))
             if len(data) != _aligned(size):
-                raise ModelError(f"the tensor {tensor.name!r} is cut off")
+                raise ModelError(f"the tensor {tensor.name!r} is truncated")
             offset += len(data)
             if shares and is_sharable(tensor.data_type, size):
                 arrays.append(np.frombuffer(data, np.uint8, size))
@@ -236,19 +236,19 @@ def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Array]:
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
     if file.read(1):
-        raise ModelError("there is more than its tensors")
+        raise ModelError("it contains more than its tensors")
     return arrays
 
 
 def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Note in a tensor that its bytes are in the file `location`."""
+    """Record in a tensor that its bytes are in the file `location`."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Return whether the bytes of a tensor are in a file of their own."""
+    """Return whether the bytes of a tensor are in a separate file."""
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
@@ -293,7 +293,7 @@ def without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def copy_fields(source: Message, target: Message, excluded: Container[str]) -> None:
-    """Copy all fields of a message except those of the names `excluded`."""
+    """Copy all fields of a message except the fields named in `excluded`."""
     for field, value in source.ListFields():
         if field.name in excluded:
             continue

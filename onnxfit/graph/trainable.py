@@ -1,6 +1,6 @@
-"""The model that training uses in the place of a file, and the way back to the file.
+"""The model that training uses in the place of a file, and the conversion back to the file.
 
-Most files are trained as they are. A file of integers, for instance, is trained in floats: its
+Most files are trained directly. A file of integers, for instance, is trained in floats: its
 training model has other initializers than the file.
 """
 
@@ -21,19 +21,19 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 @dataclass(frozen=True, eq=False)
 class TrainableModel:
-    """A file, the model that is trained in its place, and the way back to the file.
+    """A file, the model that is trained in its place, and the conversion back to the file.
 
-    This class is for a file that is trained as it is; a subclass overrides what differs, such
-    as `to_file`.
+    This class is for a file that is trained directly. A subclass overrides methods such as
+    `to_file`.
 
-    - `file`: the model as it was given, which the user gets back with other numbers.
-    - `model`: the model that every step is built upon. The trained weights are its initializers.
+    - `file`: the model as passed, which the user gets back with other numbers.
+    - `model`: the model of every step. The trained weights are its initializers.
     - `view`: the file with the inputs and outputs of `model`, and with the same initializers; None
-      for the file itself.
+      if it is the file itself.
     """
 
     # Whether `model` computes other numbers than the file with the trained weights. If so,
-    # evaluation compiles the file after every update; else it runs `model`.
+    # evaluation compiles the file after every update; otherwise it runs `model`.
     evaluates_file: ClassVar[bool] = False
 
     file: onnx.ModelProto
@@ -42,7 +42,7 @@ class TrainableModel:
 
     @classmethod
     def of(cls, file: onnx.ModelProto) -> TrainableModel:
-        """Return the trivial form of a file, which is trained as it is."""
+        """Return the trivial form of a file that is trained directly."""
         return TrainableModel(file, file)
 
     @property
@@ -52,32 +52,32 @@ class TrainableModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The digest of the file, by which a checkpoint without it knows it again."""
+        """The digest of the file, by which a checkpoint without the file identifies it."""
         return fingerprint(self.file)
 
     @property
     def bounds(self) -> Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Initializer -> arrays of its shape: the least and the greatest numbers after an update.
 
-        These initializers belong to the form and to no layer; they have no penalty.
+        These initializers belong to the form, not to a layer. They have no penalty.
         """
         return {}
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The initializers that `to_training_form` returns: a step updates them by its batch."""
+        """The initializers that `to_training_form` returns. A step updates them from its batch."""
         return ()
 
     @property
     def constants(self) -> Mapping[str, Sequence[npt.NDArray[Any]]]:
-        """Arrays that `model` was built with and a checkpoint holds, as the file lacks them."""
+        """Arrays that `model` was built with. A checkpoint stores them; the file does not."""
         return {}
 
     def require_constants(self, constants: Mapping[str, Sequence[npt.NDArray[Any]]]) -> None:
         """Raise SettingError if `model` was not built with the `constants` of another form."""
 
     def to_training_form(self, op: GraphBuilder, step: Value) -> dict[str, Value]:
-        """Rewrite the graph of `op`, which is that of `model`, for training, in place.
+        """Rewrite the graph of `op`, the graph of `model`, for training, in place.
 
         - `op`: the builder of the graph, in which the trained weights and statistics are inputs.
         - `step`: the number of batches so far, an int64 scalar.
@@ -91,7 +91,7 @@ class TrainableModel:
         return patterns
 
     def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, onnx.TensorProto]:
-        """Return initializer of the file -> its value for the trained weights `arrays`."""
+        """Return a mapping from the file's initializers to values, for trained weights `arrays`."""
         return as_tensors(arrays)
 
     def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:

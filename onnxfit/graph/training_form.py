@@ -1,9 +1,9 @@
 """BatchNormalization, Dropout and random numbers in plain operators, for training and evaluation.
 
-An exported model holds the first two in inference form, which onnxruntime's gradient builder
-silently switches to batch statistics. Therefore a training step never contains them: each becomes
-the arithmetic it stands for. Random numbers depend on (seed, step, number of the node), so that a
-step can be repeated bit for bit.
+An exported model contains the first two in inference form, which onnxruntime's gradient builder
+silently switches to batch statistics. A training step therefore never contains them: each becomes
+plain arithmetic. Random numbers depend on (seed, step, number of the node), so a step can be
+repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def to_training_form(
     """Rewrite the graph of `op` for training, in place.
 
     Dropout and the operators of random numbers draw from (seed, step, number of the node), and
-    inside a Loop from the number of the iteration, too; their own attribute `seed` is ignored.
+    inside a Loop also from the number of the iteration; their attribute `seed` is ignored.
 
     - `op`: the builder of the graph.
     - `weights`: the names of the weights that are trained.
     - `batch_norm`: "train" lets a BatchNormalization normalize by the batch if its scale or bias is
-      trained. With "frozen", and for one whose scale and bias are frozen, it uses its running
-      statistics, like a layer that is not trained in Keras.
+      trained. With "frozen", or if its scale and bias are frozen, it uses its running statistics,
+      like a frozen layer in Keras.
     - `seed`: an int64 scalar.
     - `step`: the number of updates so far, an int64 scalar.
 
     Returns the next value of every running statistic that the step updates, by name.
 
-    Raises ModelError if a body contains batch statistics, or a Scan contains random numbers.
+    Raises ModelError if a subgraph contains batch statistics, or a Scan contains random numbers.
     """
     next_statistics: dict[str, Value] = {}
     draws = _Draws(seed, step)
@@ -67,15 +67,15 @@ def to_training_form(
 class _Draws:
     """Random numbers of the nodes of a graph.
 
-    Inside a Loop, `iteration` is the number of the iteration. A Scan has none: `uncounted` is the
-    Scan that contains the graph.
+    Inside a Loop, `iteration` is the number of the iteration. A Scan has no such number:
+    `uncounted` is the Scan that contains the graph.
     """
 
     seed: Value
     step: Value
     iteration: Value | None = None
     uncounted: ir.Node | None = None
-    # counts the nodes that draw, not all nodes, whose number depends on folding
+    # counts only the nodes that draw: the number of all nodes depends on folding
     streams: Iterator[int] = field(default_factory=count)
 
     def uniform(self, op: GraphBuilder, shape: Value) -> Value:
@@ -101,14 +101,14 @@ class _Draws:
 
 
 def _draw_from_step(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
-    """Replace a node that draws random numbers by one that draws them from seed and step."""
+    """Replace a node of random numbers by nodes that draw them from seed and step."""
     if node.domain != "" or (node.op_type != "Dropout" and node.op_type not in RANDOM):
         return
     if draws.uncounted is not None and not (node.op_type == "Dropout" and _drops_nothing(node)):
         raise ModelError(
             f"{node.op_type} {node.name!r} inside Scan {draws.uncounted.name!r} cannot be trained:"
-            " it would draw the same numbers in every iteration. Draw them before the Scan and scan"
-            " over them, or write it as a Loop."
+            " it would draw the same numbers in every iteration. Draw them before the Scan and"
+            " scan over them, or use a Loop."
         )
     _refuse_other_outputs(node)
     with op.replacing(node) as replace_node:
@@ -128,8 +128,8 @@ def _body_in_training_form(
         ):
             raise ModelError(
                 f"BatchNormalization {node.name!r} inside {outer.op_type} {outer.name!r} cannot"
-                " follow the batches, since no running statistics leave a body:"
-                " batch_norm='frozen' trains with those the file has."
+                " use batch statistics, because running statistics cannot leave a subgraph. Set"
+                " batch_norm='frozen' to train with the file's running statistics."
             )
         _draw_from_step(op, node, draws)
         for inside, body in _bodies(op, node):
@@ -168,9 +168,8 @@ def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str)
 def constant_batch_norms(op: GraphBuilder, weights: Sequence[str], batch_norm: str) -> list[str]:
     """Return the names of each BatchNormalization that normalizes one value per channel.
 
-    Such a value is its own mean, so that the node's output is its bias whatever the input is. The
-    graph of `op` has the sizes of the batch; `weights` and `batch_norm` are those of
-    `to_training_form`.
+    The value is its own mean, so the node's output is its bias for any input. The graph of `op` has
+    the sizes of the batch; `weights` and `batch_norm` are those of `to_training_form`.
     """
     constant = []
     for node in op.graph:
@@ -243,7 +242,7 @@ def _graph_to_inference_form(graph: onnx.GraphProto) -> None:
 
 
 def _normalizes_by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
-    """Return whether a BatchNormalization normalizes by the batch, as `batch_norm` asks for.
+    """Return whether a BatchNormalization normalizes by the batch under `batch_norm`.
 
     It does so only if its scale or bias is trained.
     """
@@ -258,8 +257,8 @@ def _batch_norm(
 ) -> tuple[Value, dict[str, Value]]:
     """Return x normalized by the batch, and the next running mean and variance by name.
 
-    The variance is the population's. running <- momentum running + (1 - momentum) batch.
-    `earlier_updates` are the updates of earlier nodes: where two nodes share statistics, the second
+    The variance is the population variance. running <- momentum running + (1 - momentum) batch.
+    `earlier_updates` are the updates of earlier nodes: if two nodes share statistics, the second
     update starts from the first.
     """
     x, scale, bias, running_mean, running_variance = (_input(op, node, i) for i in range(5))
@@ -270,7 +269,7 @@ def _batch_norm(
     centred = x - mean
     # ReduceSumSquare takes twice as long as these two
     variance = op.ReduceMean(centred * centred, axes, keepdims=1)
-    # The division is done for one number per channel: operators on whole batches take the time.
+    # The division runs once per channel, because operators on whole batches are expensive.
     factor = _per_channel(op, scale, x) / op.Sqrt(variance + epsilon)
     y = centred * factor + _per_channel(op, bias, x)
 
@@ -304,7 +303,7 @@ def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     keep = op.constant(np.float32(0.5))
     if ratio is not None:
         keep = 1 - op.cast(op.wrap(ratio), np.float32)
-    # -1 where x is kept, else 0: two operators in the place of a comparison, a cast and a division
+    # -1 where x is kept, else 0: two operators instead of a comparison, a cast and a division
     negative_mask = op.Floor(draws.uniform(op, op.shape(x)) - keep)
     # With ratio 1, everything is dropped, and `keep` would be a divisor of 0.
     factor = -1 / op.Max(op.cast(keep, x.dtype), np.finfo(x.dtype).tiny)
@@ -312,7 +311,7 @@ def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
 
 
 def _drops_nothing(node: ir.Node) -> bool:
-    """Return whether a Dropout has the constant ratio 0, as exporters write it."""
+    """Return whether a Dropout has the constant ratio 0, as some exporters write it."""
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     tensor = ir.convenience.get_const_tensor(ratio) if ratio is not None else None
     return tensor is not None and not tensor.numpy().any()
@@ -332,7 +331,7 @@ def _random_normal(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
 
 
 def _bernoulli(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
-    """Return 1 with the probability in the input, else 0."""
+    """Return 1 with the probability that the input gives, else 0."""
     probability = _input(op, node, 0)
     drawn = op.cast(draws.uniform(op, op.shape(probability)), probability.dtype)
     return op.cast(drawn < probability, _drawn_type(op, node))
@@ -354,7 +353,7 @@ def _drawn_shape(op: GraphBuilder, node: ir.Node) -> Value:
 
 
 def _drawn_type(op: GraphBuilder, node: ir.Node) -> np.dtype[Any]:
-    """Return the type in the attribute `dtype`, else that of the input, else float32."""
+    """Return the type in the attribute `dtype`, else the input's type, else float32."""
     if "dtype" in node.attributes:
         return ir.DataType(node.attributes["dtype"].as_int()).numpy()
     return _input(op, node, 0).dtype if node.inputs else np.dtype(np.float32)
@@ -364,8 +363,8 @@ def _refuse_other_outputs(node: ir.Node) -> None:
     used = [v.name for v in node.outputs[1:] if v.uses() or v.is_graph_output()]
     if used:
         raise ModelError(
-            f"{node.op_type} {node.name!r} cannot be trained: its output {used[0]!r} (mask or"
-            " statistics) is used by the model."
+            f"{node.op_type} {node.name!r} cannot be trained: the model uses its output"
+            f" {used[0]!r} (mask or statistics)."
         )
 
 

@@ -1,6 +1,6 @@
-"""Check what ONNX's checker leaves unchecked, before anything is built upon a file.
+"""Check properties of a file that ONNX's checker does not check, before using the file.
 
-A damaged or hostile file would otherwise cause an error of some library later, or a crash.
+Otherwise a damaged or hostile file would cause an error in a library later, or a crash.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from onnxfit.errors import ModelError
 from onnxfit.graph.shared_tensors import shared_bytes
 from onnxfit.graph.subgraphs import subgraph_protos
 
-# By field of a TensorProto: its entries for each element of a type, if raw_data is not used. Types
-# of half a byte are packed in other ways.
+# By field of a TensorProto: its entries per element, for types stored without raw_data. Types of
+# half a byte are packed in other ways.
 _ELEMENTS_OF_FIELD = {
     "float_data": {"FLOAT": 1, "COMPLEX64": 2},
     "double_data": {"DOUBLE": 1, "COMPLEX128": 2},
@@ -32,7 +32,7 @@ _FIELD_OF_TYPE = {
     for field, types in _ELEMENTS_OF_FIELD.items()
     for element_type, entries in types.items()
 }
-MAX_ELEMENTS = 1 << 40  # elements of a tensor: no machine has room for more
+MAX_ELEMENTS = 1 << 40  # elements of a tensor: no machine can hold more
 MAX_AXES = 1 << 10  # axes of a tensor
 _BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",)}
 
@@ -85,8 +85,8 @@ def require_steps(graph: ir.Graph) -> None:
             axis = node.attributes.get_int("layout", 0)  # batch first
             if shape is not None and axis < shape.rank() and shape[axis] == 0:
                 raise ModelError(
-                    f"{node.op_type} {node.name!r} is given sequences without steps: it needs one"
-                    " at least."
+                    f"{node.op_type} {node.name!r} has sequences of length 0. Expected at least"
+                    " one step."
                 )
 
 
@@ -105,20 +105,20 @@ def _require_counts(node: ir.Node, bodies: list[ir.Graph]) -> None:
         states = inputs - _number_of_scanned(node)
         body_inputs = inputs
         _require_scan_attributes(node, inputs - states, outputs - states)
-    # a Loop may lack its count and its condition
+    # the count and the condition of a Loop are optional
     if None in node.inputs[{"Loop": 2, "Scan": 0, "If": 0}[node.op_type] :]:
-        raise ModelError(f"{node.op_type} {node.name!r} lacks an input that its body takes.")
+        raise ModelError(f"{node.op_type} {node.name!r} lacks an input that its body reads.")
     if states < 0 or outputs < states:
         raise ModelError(
             f"{node.op_type} {node.name!r} has {inputs} inputs and {outputs} outputs, which do not"
-            " fit each other."
+            " match."
         )
     for body in bodies:
         if (len(body.inputs), len(body.outputs)) != (body_inputs, body_outputs):
             raise ModelError(
                 f"The body {body.name!r} of {node.op_type} {node.name!r} has {len(body.inputs)}"
-                f" inputs and {len(body.outputs)} outputs; the node needs {body_inputs} and"
-                f" {body_outputs}."
+                f" inputs and {len(body.outputs)} outputs. Expected {body_inputs} inputs and"
+                f" {body_outputs} outputs."
             )
 
 
@@ -130,8 +130,8 @@ def _number_of_scanned(node: ir.Node) -> int:
         scanned = attribute.as_int()
     if not 1 <= scanned <= len(node.inputs):
         raise ModelError(
-            f"Scan {node.name!r} has num_scan_inputs={scanned} of {len(node.inputs)} inputs; it"
-            " scans at least one."
+            f"num_scan_inputs of Scan {node.name!r} must be from 1 to {len(node.inputs)}, its"
+            f" number of inputs, got {scanned}."
         )
     return scanned
 
@@ -147,7 +147,7 @@ def _require_scan_attributes(node: ir.Node, scanned: int, stacked: int) -> None:
     for name, length in lengths.items():
         if name in node.attributes and len(node.attributes[name].value) != length:
             raise ModelError(
-                f"Scan {node.name!r} has {len(node.attributes[name].value)} {name}, and needs"
+                f"Scan {node.name!r} has {len(node.attributes[name].value)} {name}, expected"
                 f" {length}."
             )
 
@@ -190,14 +190,14 @@ def _require_attribute(
     _require_text(description, (attribute.name, attribute.ref_attr_name))
     if attribute.ref_attr_name and not in_function:
         raise ModelError(
-            f"{description} has a {node.op_type} {node.name!r} whose {attribute.name} is that of a"
-            " function, outside of any."
+            f"{description} is damaged: attribute {attribute.name} of {node.op_type} {node.name!r}"
+            " refers to an attribute of a function, but the node is not in a function."
         )
     # ONNX's inference reads beyond the end of the sizes
     if attribute.name == "axis" and abs(attribute.i) > MAX_AXES:
         raise ModelError(
-            f"{description} has a {node.op_type} {node.name!r} of axis {attribute.i}; no tensor has"
-            " so many."
+            f"{description} is damaged: {node.op_type} {node.name!r} has axis {attribute.i}, but"
+            " tensors have fewer axes."
         )
     for tensor in _tensors(attribute):
         _require_tensor(description, tensor)
@@ -208,18 +208,18 @@ def _require_attribute(
 def _require_kernel(description: str, node: onnx.NodeProto) -> None:
     """Check the parameters of a support vector machine.
 
-    onnxruntime reads three numbers, beyond the end of a shorter list.
+    onnxruntime always reads three numbers, even beyond the end of a shorter list.
     """
     parameters = next((list(a.floats) for a in node.attribute if a.name == "kernel_params"), [])
     if len(parameters) not in (0, 3):
         raise ModelError(
-            f"{description} has an {node.op_type} {node.name!r} with {len(parameters)}"
-            " kernel_params; they are three."
+            f"{description} is damaged: {node.op_type} {node.name!r} has {len(parameters)}"
+            " kernel_params, expected 3."
         )
 
 
 def _require_trees(description: str, node: onnx.NodeProto) -> None:
-    """Check the lists of a tree, which describe its nodes, targets or classes side by side.
+    """Check the parallel lists that describe the nodes, targets or classes of a tree.
 
     onnxruntime reads beyond the end of a shorter list.
     """
@@ -234,8 +234,8 @@ def _require_trees(description: str, node: onnx.NodeProto) -> None:
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise ModelError(
-                f"{description} has a {node.op_type} {node.name!r} whose lists differ in length:"
-                f" {listed}."
+                f"{description} is damaged: {node.op_type} {node.name!r} has lists of different"
+                f" lengths: {listed}."
             )
     names = {a.name.removesuffix("_as_tensor") for a in node.attribute}
     for dependent, required in (
@@ -245,7 +245,7 @@ def _require_trees(description: str, node: onnx.NodeProto) -> None:
     ):
         if dependent in names and required not in names:
             raise ModelError(
-                f"{description} has a {node.op_type} {node.name!r} without {required}."
+                f"{description} is damaged: {node.op_type} {node.name!r} has no {required}."
             )
 
 
@@ -262,8 +262,10 @@ def _tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
 
 def _require_text(description: str, names: Iterable[str | bytes]) -> None:
     for name in names:
-        if isinstance(name, bytes):  # so protobuf returns a name that is not UTF-8
-            raise ModelError(f"{description} is damaged: a name in it, {name[:80]!r}, is no text.")
+        if isinstance(name, bytes):  # protobuf returns a name that is not UTF-8 as bytes
+            raise ModelError(
+                f"{description} is damaged: the name {name[:80]!r} is not valid UTF-8."
+            )
 
 
 def _require_type(description: str, name: str, type_: onnx.TypeProto) -> None:
@@ -272,15 +274,15 @@ def _require_type(description: str, name: str, type_: onnx.TypeProto) -> None:
         tensor = getattr(type_, kind)
         if not _is_type(tensor.elem_type):
             raise ModelError(
-                f"{description} says that {name!r} has elements of the type {tensor.elem_type},"
-                " which ONNX does not have."
+                f"{description} declares {name!r} with element type {tensor.elem_type}, which ONNX"
+                " does not define."
             )
         _require_text(description, (dim.dim_param for dim in tensor.shape.dim))
         sizes = [dim.dim_value for dim in tensor.shape.dim if dim.dim_value > 0]
         if math.prod(sizes) > MAX_ELEMENTS:
             raise ModelError(
-                f"{description} says that {name!r} has {' x '.join(map(str, sizes))} elements:"
-                " that is more than there is room for."
+                f"{description} declares {name!r} with {' x '.join(map(str, sizes))} elements,"
+                " more than any memory can hold."
             )
     elif kind in ("sequence_type", "optional_type"):
         _require_type(description, name, getattr(type_, kind).elem_type)
@@ -299,24 +301,24 @@ def _require_tensor(description: str, tensor: onnx.TensorProto) -> None:
     _require_text(description, (tensor.name,))
     if not _is_type(tensor.data_type) or tensor.data_type == onnx.TensorProto.UNDEFINED:
         raise ModelError(
-            f"{description} has a tensor {tensor.name!r} with elements of the type"
-            f" {tensor.data_type}, which ONNX does not have."
+            f"{description} has a tensor {tensor.name!r} with element type {tensor.data_type},"
+            " which ONNX does not define."
         )
     if tensor.data_location == onnx.TensorProto.EXTERNAL and shared_bytes(tensor) is None:
         raise ModelError(
-            f"{description} keeps weights in other files ({tensor.name!r}), which only its path"
-            " leads to: pass the path, or call onnx.load first."
+            f"{description} stores weights in other files ({tensor.name!r}), which cannot be found"
+            " without its path. Pass the path, or load the model with onnx.load first."
         )
     if tensor.HasField("segment"):
         raise ModelError(
-            f"{description} has a tensor {tensor.name!r} in segments, a form that ONNX gave up:"
-            " save it again."
+            f"{description} has a tensor {tensor.name!r} in segments, which ONNX no longer"
+            " supports. Save the model again."
         )
     fields = [field for field in _ELEMENTS_OF_FIELD if getattr(tensor, field)]
     fields += ["raw_data"] * tensor.HasField("raw_data")
     if len(fields) > 1:
         raise ModelError(
-            f"{description} has a tensor {tensor.name!r} that holds its elements twice, in"
+            f"{description} has a tensor {tensor.name!r} that stores its elements twice, in"
             f" {' and in '.join(fields)}."
         )
     _require_size(description, tensor)
@@ -326,8 +328,8 @@ def _require_size(description: str, tensor: onnx.TensorProto) -> None:
     """Check that a tensor has as much data as its sizes and element type need."""
     if any(d < 0 for d in tensor.dims):
         raise ModelError(
-            f"{description} has a tensor {tensor.name!r} of the sizes {list(tensor.dims)}: none can"
-            " be negative."
+            f"{description} has a tensor {tensor.name!r} of sizes {list(tensor.dims)}. Sizes must"
+            " not be negative."
         )
     element_type = ir.DataType(tensor.data_type)
     elements = math.prod(tensor.dims)
@@ -346,12 +348,12 @@ def _require_size(description: str, tensor: onnx.TensorProto) -> None:
         unit = "numbers"
     if present != required:
         raise ModelError(
-            f"{description} has a tensor {tensor.name!r} of {element_type.name}{list(tensor.dims)}"
-            f" that needs {required} {unit} and has {present}: it is damaged."
+            f"{description} is damaged: tensor {tensor.name!r} of"
+            f" {element_type.name}{list(tensor.dims)} needs {required} {unit}, got {present}."
         )
-    # A tensor with a size of 0 has no elements, but libraries multiply the other sizes in 64 bits.
+    # A tensor with a size of 0 is empty, but libraries multiply the other sizes in 64 bits.
     if math.prod(d for d in tensor.dims if d) > MAX_ELEMENTS:
         raise ModelError(
-            f"{description} has a tensor {tensor.name!r} of the sizes {list(tensor.dims)}: that is"
-            " more than there is room for."
+            f"{description} has a tensor {tensor.name!r} of sizes {list(tensor.dims)}, more than"
+            " any memory can hold."
         )

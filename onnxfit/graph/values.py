@@ -1,9 +1,9 @@
 """Values with arithmetic: a formula written in Python builds the ONNX graph that computes it.
 
 `onnx_ir.Value` has arithmetic too, but through one handler for the whole process, without
-comparisons or powers, and with Python numbers typed by themselves. Here every value knows the graph
-it belongs to, and a number gets the type of the tensor it is combined with. Storage, naming and
-traversal stay onnx-ir's.
+comparisons or powers, and with Python numbers typed by themselves. Here every value knows its
+graph, and a number gets the type of the tensor it is combined with. Storage, naming and traversal
+remain onnx-ir's.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class OperatorCall(Protocol):
 
     - `inputs`: values, numbers, arrays, sequences of numbers, or None for an absent optional input.
     - `_domain`: the operator set that the operator belongs to; "" is ONNX's own.
-    - `_outputs`: the number of outputs to return, from 1 to what the operator has. None, the
-      default, returns the first output itself.
+    - `_outputs`: the number of outputs to return, from 1 to the operator's number of outputs. None,
+      the default, returns the first output itself.
     - `attributes`: the operator's attributes by name, as ONNX spells them; None leaves one out.
 
     Returns the first output, or with `_outputs=n` a tuple of the first n.
 
     Raises UnknownNameError if ONNX has no operator of this name. Raises InputsError if the operator
     does not accept the types or shapes of the inputs. Raises ValueError if `_outputs` is not a
-    number from 1 to what the operator has.
+    number from 1 to the operator's number of outputs.
     """
 
     @overload
@@ -63,10 +63,10 @@ class GraphBuilder:
     `op.Abs(x)` appends an Abs, and likewise for every operator of ONNX. Inputs are values, numbers,
     arrays, or None for an absent optional input; attributes are keywords. The call returns the
     operator's first output. With `_outputs=n` it returns a tuple of the first n; `_domain` chooses
-    another operator set. Arithmetic and comparisons of values append operators, too.
+    another operator set. Arithmetic and comparisons of values also append operators.
 
     A number or array gets the element type that its operator requires: that of the other inputs (`x
-    * 2` multiplies by a float if x is one), or int64 where the operator takes nothing else.
+    * 2` multiplies by a float if x is one), or int64 if the operator accepts no other type.
 
     >>> graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g")
     >>> op = GraphBuilder(graph)
@@ -80,20 +80,20 @@ class GraphBuilder:
     >>> op.Split(x, _outputs=0)
     Traceback (most recent call last):
         ...
-    ValueError: _outputs=0 of Split: it is the number of outputs to return, 1 or more.
+    ValueError: _outputs must be the number of outputs to return, at least 1, got 0 for Split.
     """
 
     def __init__(
         self, graph: ir.Graph, outer: GraphBuilder | None = None, *, device: str = "cpu"
     ) -> None:
-        """Build upon `graph`, which may have nodes already.
+        """Create a builder for `graph`, which may already have nodes.
 
         - `graph`: the graph that operators are appended to.
         - `outer`: for the body of an If, Loop or Scan, the builder of the graph that contains the
           node. The two share names, so that no name is used in both, the scope and the device.
-        - `device`: "cpu", "cuda" or "webgpu", the kind of device that the graph is for. Any form
-          of a formula is right on all; the attribute `device` lets the code choose the one that the
-          device has kernels for, or the fastest.
+        - `device`: "cpu", "cuda" or "webgpu", the kind of device that the graph is for. Every form
+          of a formula is correct on all devices; with the attribute `device`, code can choose the
+          form that the device has kernels for, or the fastest.
         """
         self.graph = graph
         self.device: str = device if outer is None else outer.device
@@ -106,7 +106,7 @@ class GraphBuilder:
         self._names.update(graph.initializers)
         self._names.update(v.name for v in graph.inputs if v.name)
         _add_names(graph, self._names)
-        self._generated: set[str] = set()  # names of values that no user chose
+        self._generated: set[str] = set()  # names of values not chosen by a user
         self._counts: dict[str, int] = {} if outer is None else outer._counts
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
@@ -121,8 +121,8 @@ class GraphBuilder:
                 return self._append(op_type, inputs, _domain, 1, attributes)[0]
             if isinstance(_outputs, bool) or not isinstance(_outputs, int) or _outputs < 1:
                 raise ValueError(
-                    f"_outputs={_outputs!r} of {op_type}: it is the number of outputs to return,"
-                    " 1 or more."
+                    "_outputs must be the number of outputs to return, at least 1, got"
+                    f" {_outputs!r} for {op_type}."
                 )
             return self._append(op_type, inputs, _domain, _outputs, attributes)[:_outputs]
 
@@ -130,9 +130,9 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[GraphBuilder]:
-        """Let the names of nodes and values added inside begin with `name/`.
+        """Prefix the names of nodes and values added inside with `name/`.
 
-        Scopes make graphs readable, and errors say by them who made a node.
+        Scopes make graphs readable, and errors use them to tell the origin of a node.
 
         - `name`: the scope, appended to the scope outside; it may contain "/".
 
@@ -151,11 +151,11 @@ class GraphBuilder:
 
     @contextmanager
     def replacing(self, node: ir.Node) -> Iterator[Callable[..., None]]:
-        """Insert what is added inside before `node`, and let it replace the node.
+        """Insert nodes added inside before `node`, and let their values replace the node.
 
         The block gets a function `replace(value, *others)`, which puts its arguments in the place
-        of the node's outputs and removes the node. None stands for an output that nobody uses. If
-        the block does not call it, the node stays.
+        of the node's outputs and removes the node. None stands for an unused output. If the block
+        does not call it, the node stays.
 
         - `node`: a node of the graph.
 
@@ -193,7 +193,7 @@ class GraphBuilder:
             self._insert_before, self._scope = outer
 
     def move_uses(self, old: Value, new: Value) -> None:
-        """Let everything that uses `old` use `new`, and sort the graph.
+        """Replace all uses of `old` by `new`, and sort the graph.
 
         The node of `old` stays in the graph; `RemoveUnusedNodesPass` removes it.
 
@@ -204,7 +204,7 @@ class GraphBuilder:
         self.graph.sort()
 
     def _replace_uses(self, old: ir.Value, new: ir.Value) -> None:
-        """Let everything that uses `old` use `new`; for a graph output, `new` gets its name."""
+        """Replace all uses of `old` by `new`. If `old` is a graph output, `new` gets its name."""
         name = old.name if old.is_graph_output() else None
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if name is not None:
@@ -214,7 +214,7 @@ class GraphBuilder:
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str | None]) -> Value:
         """Add a graph input.
 
-        - `name`: the name of the input, new in the graph; scopes do not change it.
+        - `name`: the name of the input, unused in the graph; scopes do not change it.
         - `dtype`: the element type, as NumPy knows it.
         - `shape`: one entry for each dimension: a size, the name of a size, or None if unknown.
 
@@ -228,9 +228,9 @@ class GraphBuilder:
     def output(self, name: str, value: Value) -> Value:
         """Make `value` a graph output and return the output.
 
-        An Identity copies a value whose name the user knows, or that is an output already.
+        An Identity copies a value that has a user's name or is already an output.
 
-        - `name`: the name of the output, new in the graph; scopes do not change it.
+        - `name`: the name of the output, unused in the graph; scopes do not change it.
         - `value`: a value of the graph.
 
         Raises ValueError if the graph has a value or node of this name.
@@ -249,7 +249,7 @@ class GraphBuilder:
         `input` and `output` of that builder add the inputs and outputs of the body; its operators
         may use values of the graph around it. The attribute of the node is the builder's `graph`.
 
-        - `name`: the name of the body; a number is appended where the graph has it already.
+        - `name`: the name of the body; a number is appended if the graph has this name already.
 
         >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> x, flag = op.input("x", np.float32, (2,)), op.input("flag", np.bool_, ())
@@ -308,7 +308,7 @@ class GraphBuilder:
     def cast(self, value: Operand, dtype: npt.DTypeLike) -> Value:
         """Return `value` with another element type.
 
-        A value that has this type already is returned as it is, and a number becomes a constant.
+        A value of this type is returned itself, and a number becomes a constant.
 
         - `value`: a value, a number, an array, or a sequence of numbers.
         - `dtype`: the element type.
@@ -352,7 +352,7 @@ class GraphBuilder:
     def unique_name(self, stem: str) -> str:
         """Reserve and return a name that the graph does not have.
 
-        - `stem`: the name in the current scope; a number is appended where it is in use.
+        - `stem`: the name in the current scope; a number is appended if it is in use.
         """
         stem = self._scope + stem
         while True:
@@ -385,8 +385,7 @@ class GraphBuilder:
             raise UnknownNameError("operator of ONNX", op_type, known)
         if signature is not None and outputs > signature.max_outputs:
             raise ValueError(
-                f"_outputs={outputs} of {op_type}: the operator has {signature.max_outputs} at"
-                " most."
+                f"_outputs={outputs} exceeds the {signature.max_outputs} outputs of {op_type}."
             )
         values = self._operands(signature, inputs)
         # onnxruntime 1.19 crashes on some operators whose last input has an empty name
@@ -432,7 +431,7 @@ class GraphBuilder:
         if len(values) == len(inputs):
             return values
         parameters = signature.parameters if signature is not None else ()
-        last = len(parameters) - 1  # of a variadic operator, it takes all inputs that are left
+        last = len(parameters) - 1  # of a variadic operator, it takes all remaining inputs
         variables = [parameters[min(i, last)][0] if parameters else "T" for i in range(len(inputs))]
         dtypes = {
             variable: operand.dtype

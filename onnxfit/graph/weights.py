@@ -13,7 +13,7 @@ from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.quantized import describe_quantized, quantized_weights
 from onnxfit.registry import matching_names, name_list
 
-# (operator, input) whose tensor is a setting of the operator, nothing to train
+# (operator, input) whose tensor is a setting of the operator, not a weight
 SETTINGS = {
     ("Clip", 1),
     ("Clip", 2),
@@ -65,8 +65,8 @@ FLOATS = {
     ir.DataType.BFLOAT16,
 }
 
-# torch's exporter notes whether a tensor was a parameter of the network, and its optimizer the
-# names of the tensors that it computed one from.
+# torch's exporter records whether a tensor was a parameter of the network; its optimizer records
+# the names of the tensors from which it computed a new tensor.
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # Names among those that are surely no parameters: constants (`lifted_tensor_0`), well-known buffers
@@ -91,11 +91,11 @@ def statistics(model: ir.Model) -> set[str]:
 def all_weights(model: ir.Model) -> list[str]:
     """Return every float initializer that is a weight, in the model's order.
 
-    Constants of the graph and the running statistics of BatchNormalization are no weights. If
-    torch's exporter notes which tensors were parameters, its notes decide. Else constants are
-    tensors of rank 0, settings of an operator (the bounds of Clip), masks with infinities, and
-    tensors of one element that no layer multiplies by or adds (`MatMul`, `Gemm`, `Conv`, … and the
-    `Add` after one).
+    Constants of the graph and the running statistics of BatchNormalization are not weights. If
+    torch's exporter recorded which tensors were parameters, its record decides. Otherwise,
+    constants are tensors of rank 0, settings of an operator (the bounds of Clip), masks with
+    infinities, and tensors of one element that no layer multiplies by or adds (`MatMul`, `Gemm`,
+    `Conv`, … and the `Add` after one).
 
     A larger constant, such as a table of positions, looks like a weight: exclude it by `"!name"`.
     A weight that is missing here can be selected by its name.
@@ -117,7 +117,7 @@ def _is_weight(value: ir.Value, uses: set[tuple[str, int]]) -> bool:
 
 
 def _noted_as_parameter(value: ir.Value) -> bool | None:
-    """Return whether the exporter notes a tensor as a parameter, None without a note."""
+    """Return whether the exporter recorded a tensor as a parameter; None without a record."""
     kind = value.metadata_props.get(KIND)
     if kind is not None:
         return kind == "PARAMETER"
@@ -132,7 +132,7 @@ def _noted_as_parameter(value: ir.Value) -> bool | None:
 def _is_in_layer(value: ir.Value) -> bool:
     """Return whether a tensor of one element belongs to a layer.
 
-    Exporters write factors, epsilons and exponents as such tensors, too.
+    Exporters also write factors, epsilons and exponents as tensors of one element.
     """
     for node, _ in value.uses():
         if node.op_type in LAYERS:
@@ -165,8 +165,8 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
       selects `all_weights`.
 
     Raises ModelError if the model has no float weights. Raises UnknownNameError if a pattern
-    matches nothing; the error lists the weights. Raises SettingError if nothing is left, or a
-    running statistic is selected.
+    matches nothing; the error lists the weights. Raises SettingError if every weight is excluded,
+    or a running statistic is selected.
     """
     initializers = model.graph.initializers
     floats = [name for name, v in initializers.items() if _is_float(v) and v.shape is not None]
@@ -181,7 +181,7 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
         if not weights:
             raise ModelError(
                 f"The model has no float weights: its float initializers ({', '.join(floats)}) are"
-                " constants. Name those to train."
+                " constants. To train them, pass their names as weights=."
             )
         return weights
     patterns = name_list("weights", patterns)
@@ -195,8 +195,7 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
         selected -= _matching_weights(pattern[1:], floats, weights, running)
     if not selected:
         raise SettingError(
-            f"weights={patterns!r} leaves nothing to train; the model's weights are"
-            f" {', '.join(weights)}."
+            f"weights={patterns!r} selects no weight. The model's weights are {', '.join(weights)}."
         )
     return [name for name in floats if name in selected]
 
@@ -206,12 +205,12 @@ def _matching_weights(
 ) -> set[str]:
     """Return the float initializers that a name or pattern matches.
 
-    A pattern leaves out the running statistics (`running`); their name is refused.
+    A pattern skips the running statistics (`running`). Raises SettingError for their name.
     """
     if pattern in running:
         raise SettingError(
-            f"{pattern!r} is a running statistic of a BatchNormalization: batch_norm='train'"
-            " updates it, no gradient does."
+            f"{pattern!r} is a running statistic of a BatchNormalization, which has no gradient."
+            " Use batch_norm='train' to update it."
         )
     if pattern in floats:
         return {pattern}

@@ -26,7 +26,7 @@ Field = tuple[int, int, int, int, int]  # number, wire type, start, start of the
 
 
 def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
-    """Yield the fields of a message in `data[start:end]`; ValueError for a damaged one."""
+    """Yield the fields of a message in `data[start:end]`. Raises ValueError for a damaged one."""
     while start < end:
         key, value = _read_varint(data, start, end)
         number, kind = key >> 3, key & 7
@@ -48,13 +48,13 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
 
 
 def _read_varint(data: Buffer, start: int, end: int) -> tuple[int, int]:
-    """Return a number, and where it ends."""
+    """Return a number, and the position of its end."""
     number = 0
     for i in range(start, min(start + 10, end)):
         number |= (data[i] & 127) << 7 * (i - start)
         if data[i] < 128:
             return number, i + 1
-    raise ValueError("a number without an end")
+    raise ValueError("an unterminated number")
 
 
 def field_key(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The scales of biases of 32 bits, which follow those of their layers."""
+"""The scales of biases of 32 bits, which follow the scales of their layers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnxfit.quantization.operators import is_dequantize
 from onnxfit.quantization.parameters import Array
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
-# The file's own scale stays where the product is the same but for rounding.
+# The file's own scale is kept if it equals the product within rounding.
 TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class LayerBias:
-    """A bias of 32 bits, whose scale is the product of those of the layer's input and weight.
+    """A bias of 32 bits. Its scale is the product of the scales of the layer's input and weight.
 
     - `weight`: the bias.
     - `scales`: the initializers of the two scales, with the values that they have in the file.
@@ -34,7 +34,7 @@ class LayerBias:
     def with_scales(self, changed: Mapping[str, Array]) -> IntegerWeight:
         """Return the bias with the scale that belongs to changed scales.
 
-        onnxruntime adds it to the sums of products of integers, so that its scale is no choice.
+        onnxruntime adds the bias to sums of products of integers, which determines its scale.
         """
         old = self.weight.parameters.scale
         x_scale, w_scale = (changed.get(name, array).reshape(-1) for name, array in self.scales)
@@ -45,7 +45,7 @@ class LayerBias:
 
 
 def layer_biases(file: onnx.ModelProto, changing: set[str]) -> dict[str, LayerBias]:
-    """Return name -> bias for the biases of layers with a scale that changes.
+    """Return a mapping from name to bias, for layers with a scale that changes.
 
     - `file`: the file of integers.
     - `changing`: the scales that training changes.
@@ -64,11 +64,11 @@ def layer_biases(file: onnx.ModelProto, changing: set[str]) -> dict[str, LayerBi
             continue
         sizes = [scales[name].size for name in (*pair, b.input[1])]
         if sizes[0] != 1 or sizes[1] != sizes[2]:
-            continue  # no product; onnxruntime then computes the layer in floats
+            continue  # not the product: onnxruntime computes this layer in floats
         if pairs.setdefault(b.input[0], pair) != pair:
             raise ModelError(
                 f"The bias {b.input[0]!r} of {layer.op_type} {layer.name!r} belongs to two layers"
-                " with different scales, which training changes. Give each layer a bias of its own."
+                " with different scales, which training changes. Give each layer its own bias."
             )
     biases = integer_weights(file, pairs.keys() & {*integer_names(file)})
     return {

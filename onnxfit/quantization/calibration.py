@@ -16,7 +16,7 @@ from onnxfit.runtime.quantizer import Calibrator
 
 
 def calibration_source(model: onnx.ModelProto, data: Any, batch_size: int) -> Source:
-    """Return the batches of calibration data. DataError where it does not fit the model."""
+    """Return the batches of calibration data. Raises DataError if it does not fit the model."""
     inputs = [spec_of(value) for value in to_ir(model).graph.inputs]
     return DataAdapter(inputs, {}, purpose="calibration").source(data, batch_size=batch_size)
 
@@ -28,14 +28,14 @@ def measured_ranges(
     verbose: int | str,
     values: Collection[str],
 ) -> Any:
-    """Return the ranges of the values of an optimized model, as onnxruntime's quantizer takes them.
+    """Return the ranges of an optimized model's values, in the form of onnxruntime's quantizer.
 
     - `source`: the result of `calibration_source`.
     - `method`: one of onnxfit.runtime.quantizer.METHODS.
     - `verbose`: as for `shown_batches`.
     - `values`: the values whose ranges are needed.
 
-    DataError: the data has no rows, or makes a value infinite or NaN.
+    Raises DataError if the data has no rows, or makes a value infinite or NaN.
     """
     rows = 0
     with source, Calibrator(optimized, method, values) as calibrator:
@@ -44,5 +44,5 @@ def measured_ranges(
             if batch.rows:
                 calibrator.collect(batch.arrays())
         if not rows:
-            raise DataError("The calibration data has no rows: one at least is needed.")
+            raise DataError("The calibration data has no rows. Pass at least one row.")
         return calibrator.ranges()

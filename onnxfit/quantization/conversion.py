@@ -29,7 +29,7 @@ TYPED_BY = {
 
 
 class NotConvertibleError(Exception):
-    """An integer operator stays as it is, for the reason in the message."""
+    """An integer operator cannot be converted; the message is the reason."""
 
 
 class IntegerGraph:
@@ -80,7 +80,7 @@ class IntegerGraph:
         return node
 
     def rank(self, name: str) -> int | None:
-        """Return the number of dimensions of a value; None if the file does not tell it."""
+        """Return the number of dimensions of a value; None if unknown."""
         if name in self.initializers:
             return len(self.initializers[name].dims)
         declared = self._declared.get(name)
@@ -110,13 +110,13 @@ class IntegerGraph:
 class QdqBuilder(NodeReplacement):
     """The nodes in QDQ form that replace one integer operator.
 
-    The methods raise NotConvertibleError where the file does not tell how a value is quantized.
+    The methods raise NotConvertibleError if the file does not determine how a value is quantized.
     """
 
     def __init__(self, node: onnx.NodeProto, graph: IntegerGraph) -> None:
         super().__init__(node, graph.names)
         self.graph = graph
-        self.replaced = [node]  # the nodes that the new ones stand for
+        self.replaced = [node]  # the nodes that the new ones replace
         self.bypassed: list[onnx.NodeProto] = []  # nodes whose output the new ones do not use
         self._shared = ChainMap[tuple[Any, ...], str]({}, graph.shared)
 
@@ -129,7 +129,7 @@ class QdqBuilder(NodeReplacement):
         """Return an attribute that the float operator does not have, and remove it."""
         value = self.attributes.pop(attribute, default)
         if not isinstance(value, int):
-            raise NotConvertibleError(f"its attribute {attribute} is no integer")
+            raise NotConvertibleError(f"its attribute {attribute} is not an integer")
         return value
 
     def apply(self, op_type: str, *inputs: str, output: str | None = None, domain: str = "") -> str:
@@ -153,8 +153,9 @@ class QdqBuilder(NodeReplacement):
     ) -> str:
         """Return scale (value - zero_point), whose scale may be computed when the graph runs.
 
-        The same quantized value is dequantized once, however many nodes use it. Rows that Gather
-        takes from an initializer are dequantized before, so that its integers can be trained.
+        A quantized value is dequantized once, however many nodes use it. If Gather takes its rows
+        from an initializer, the whole initializer is dequantized, so that its integers can be
+        trained.
         """
         gather = self.graph.gather_of_initializer(value) if axis is None else None
         if gather is not None:
@@ -189,7 +190,7 @@ class QdqBuilder(NodeReplacement):
             dims = self.graph.initializers[bias].dims if bias in self.graph.initializers else ()
             if not dims or dims[-1] != scales.size:
                 raise NotConvertibleError(
-                    f"its bias {bias!r} is no initializer with an entry for each of the"
+                    f"its bias {bias!r} is not an initializer with an entry for each of the"
                     f" {scales.size} scales in {w_scale!r}"
                 )
             axis = len(dims) - 1
@@ -222,15 +223,13 @@ class QdqBuilder(NodeReplacement):
                 f"the scale {scale!r} of {value!r} is computed when the model runs"
             )
         if scales.dtype.kind != "f":
-            raise NotConvertibleError(f"the scale {scale!r} of {value!r} is no float")
+            raise NotConvertibleError(f"the scale {scale!r} of {value!r} is not a float")
         if scales.ndim > 1 or (axis is None and scales.size != 1) or scales.size == 0:
-            raise NotConvertibleError(
-                f"the scale {scale!r} of {value!r} has the shape {scales.shape}"
-            )
+            raise NotConvertibleError(f"the scale {scale!r} of {value!r} has shape {scales.shape}")
         return scales
 
     def _zero_points(self, value: str, zero_point: str, scales: Array) -> str:
-        """Return zero points in the shape of the scales, as DequantizeLinear demands."""
+        """Return zero points in the shape of the scales, as DequantizeLinear requires."""
         if not zero_point:
             return ""
         array = self.graph.array(zero_point)
@@ -239,13 +238,15 @@ class QdqBuilder(NodeReplacement):
                 f"the zero point {zero_point!r} of {value!r} is computed when the model runs"
             )
         if array.dtype.kind not in "iu" or array.size == 0:
-            raise NotConvertibleError(f"the zero point {zero_point!r} of {value!r} is no integer")
+            raise NotConvertibleError(
+                f"the zero point {zero_point!r} of {value!r} is not an integer"
+            )
         if array.ndim <= 1 and array.size == scales.size:
             return zero_point
         if (array != array.flat[0]).any():
             raise NotConvertibleError(
-                f"the zero point {zero_point!r} of {value!r} has the shape {array.shape}, and its"
-                f" scale has {scales.shape}"
+                f"the zero point {zero_point!r} of {value!r} has shape {array.shape}, but its"
+                f" scale has shape {scales.shape}"
             )
         return self._once(
             ("zero points", zero_point, scales.shape),
@@ -269,7 +270,7 @@ class QdqBuilder(NodeReplacement):
         )
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], str]) -> str:
-        """Return the value of a key, which is made where no conversion has made it."""
+        """Return the value of a key; build it if no conversion has built it yet."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]

@@ -1,4 +1,4 @@
-"""`dequantize`: the float model with the values of a quantized one."""
+"""`dequantize`: convert a quantized model to a float model."""
 
 from __future__ import annotations
 
@@ -38,23 +38,24 @@ __all__ = ["dequantize"]
 
 @check_arguments
 def dequantize(model: Any) -> onnx.ModelProto:
-    """Return the float model with the values that the integers of a quantized model stand for.
+    """Return the float model with the values that a quantized model's integers represent.
 
     An integer weight $q$ with the scale $s$ and the zero point $z$ becomes the float weight
-    $s (q - z)$ under the name that it had before `quantize`, if that can be told. Pairs of a
+    $s (q - z)$ under its name before `quantize`, if that name can be determined. Pairs of a
     QuantizeLinear and a DequantizeLinear, which round activations, are removed. Inputs and outputs
-    stay as they are. A model whose weights alone are quantized computes the same as before.
+    stay as they are. If only weights are quantized, the result computes the same as the quantized
+    model.
 
-    onnxruntime's quantizer removes a Relu, or a Clip from 0 to 6, where the range of integers cuts
-    off the same numbers. It is added again.
+    onnxruntime's quantizer removes a Relu, or a Clip from 0 to 6, if the range of integers clips
+    the same numbers. `dequantize` adds it again.
 
-    Operators that compute with integers, such as QLinearConv, become operators of floats. Where
-    others, such as MaxPool, read integers, the conversions around them stay.
+    Operators that compute with integers, such as QLinearConv, become operators of floats. If other
+    operators, such as MaxPool, read integers, the conversions around them stay.
 
     - `model`: a path, bytes or an `onnx.ModelProto`, which is not changed.
 
     Raises ModelError if the model cannot be read or is not quantized, and UnsupportedError if it
-    computes with integers in a way that has no float form here.
+    has an integer operator that cannot be converted.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -73,7 +74,7 @@ def dequantize(model: Any) -> onnx.ModelProto:
     if integer:
         reasons = [f"{name}: {why}" for name, why in remaining_qoperators(proto).items()]
         raise UnsupportedError(
-            f"The model computes with integers in ways that have no float form here"
+            "The model has integer operators that cannot be converted to float operators"
             f" ({listed_names(integer)}). {'; '.join(reasons[:1])}".rstrip()
         )
     if not any(map(is_conversion, nodes)):
@@ -90,7 +91,7 @@ def dequantize(model: Any) -> onnx.ModelProto:
 
 
 def _dequantize_graph(graph: ir.Graph) -> dict[ir.Value, str]:
-    """Turn constants to floats, and do away with pairs that round activations, in place.
+    """Convert constants to floats, and remove pairs that round activations, in place.
 
     Return the new weights, each with the name that it should have.
     """
@@ -119,13 +120,13 @@ def _dequantize_graph(graph: ir.Graph) -> dict[ir.Value, str]:
 
 
 def _constant_floats(node: ir.Node) -> Array | None:
-    """Return what a DequantizeLinear computes, if it is a constant.
+    """Return the output of a DequantizeLinear, if it is a constant.
 
     Raises ModelError for a scale or a zero point of another shape or type.
     """
     array = constant_of(node.inputs[0])
     rounding = None if array is not None else _rounding_before(node)
-    if rounding is not None:  # as training in PyTorch leaves a weight
+    if rounding is not None:  # a weight as training in PyTorch stores it
         array = constant_of(rounding.inputs[0])
     if array is None:
         return None
@@ -143,7 +144,7 @@ def _constant_floats(node: ir.Node) -> Array | None:
 
 
 def _rounding_before(node: ir.Node) -> ir.Node | None:
-    """Return the QuantizeLinear whose integers a DequantizeLinear turns back, if there is one."""
+    """Return the QuantizeLinear whose integers a DequantizeLinear reads, if there is one."""
     producer = node.inputs[0].producer() if node.inputs[0] is not None else None
     if producer is None or not is_quantize(producer):
         return None
@@ -155,7 +156,7 @@ def _rounding_before(node: ir.Node) -> ir.Node | None:
 
 
 def _add_initializer(graph: ir.Graph, node: ir.Node, array: Array) -> ir.Value:
-    """Add an initializer of floats for what a DequantizeLinear computes."""
+    """Add an initializer with the float output of a DequantizeLinear."""
     output = node.outputs[0]
     name = f"{output.name}/floats"
     value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
@@ -165,7 +166,7 @@ def _add_initializer(graph: ir.Graph, node: ir.Node, array: Array) -> ir.Value:
 
 
 def _name_before(node: ir.Node) -> str:
-    """Return the name that a weight had before it was quantized, as far as it can be told."""
+    """Return the name of a weight before quantization, if it can be determined."""
     integers = node.inputs[0]
     assert integers is not None
     rounding = integers.producer()
@@ -175,7 +176,7 @@ def _name_before(node: ir.Node) -> str:
 
 
 def _replace(node: ir.Node, value: ir.Value) -> None:
-    """Let everything that reads the output of a DequantizeLinear read another value."""
+    """Replace all uses of the output of a DequantizeLinear by another value."""
     output = node.outputs[0]
     graph = node.graph
     assert isinstance(graph, ir.Graph)
@@ -193,7 +194,7 @@ def _replace(node: ir.Node, value: ir.Value) -> None:
 
 
 def _remove_unused(model: ir.Model) -> None:
-    """Remove the conversions that nothing reads, and then the constants that they alone read."""
+    """Remove unused conversions, then the constants that only they read."""
     constants: dict[ir.Value, None] = {}
     for node in reversed(list(ir.traversal.RecursiveGraphIterator(model.graph))):
         is_left = any(v.uses() or v.is_graph_output() for v in node.outputs)
@@ -215,7 +216,7 @@ def _remove_unused(model: ir.Model) -> None:
 
 
 def _rename(model: ir.Model, weights: Mapping[ir.Value, str]) -> None:
-    """Give the new weights their names, with a number where a name is in use."""
+    """Give the new weights their names, with a number appended to a name in use."""
     graphs = (model.graph, *model.graph.subgraphs())
     used = {name for graph in graphs for name in values_of(graph)} - {v.name for v in weights}
     for value, name in weights.items():

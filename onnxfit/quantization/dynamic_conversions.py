@@ -8,7 +8,7 @@ from onnxfit.graph.completion import MICROSOFT
 from onnxfit.quantization.conversion import NotConvertibleError, QdqBuilder, conversion
 from onnxfit.quantization.qlinear_conversions import column_axis
 
-# operators that move integers without a change of their quantization
+# operators that move integers without changing their quantization
 _MOVING = {"Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 
 
@@ -17,8 +17,8 @@ _MOVING = {"Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tran
 def convert_product(op: QdqBuilder) -> None:
     """Cast(a ∘ b) times both scales, ∘ being a product of matrices or a convolution.
 
-    The nodes that multiply by the scales are replaced, too. The scale of an operand that the model
-    quantizes is known from the node that does so; the other scale is that of the weights. Where
+    The nodes that multiply by the scales are replaced as well. The scale of an operand that the
+    model quantizes is known from the quantizing node; the other scale belongs to the weights. Where
     both operands are initializers, or rows of one, the scales are in the order of the operands, as
     onnxruntime's tool writes them; in either order, their product is the same.
     """
@@ -67,7 +67,7 @@ def convert_dynamic_matmul(op: QdqBuilder) -> None:
 def convert_lstm(op: QdqBuilder) -> None:
     """Weights have the shape (directions, inputs, 4 hidden), and a scale for each direction.
 
-    The operator also quantizes the hidden state before each step, which no LSTM of floats does.
+    The operator also quantizes the hidden state before each step; a float LSTM does not.
     """
     x, w, r, *others = op.inputs(8)
     w_scale, w_zero, r_scale, r_zero = op.inputs(12)[8:]
@@ -110,14 +110,14 @@ def _scaled_output(op: QdqBuilder) -> tuple[str, list[str]]:
 def _computed_scale(op: QdqBuilder, name: str) -> str | None:
     """Return the scale of a value that the model quantizes; None for an initializer or its rows.
 
-    The scale is one number: DynamicQuantizeLinear has no other.
+    The scale is one number, as DynamicQuantizeLinear always computes one.
     """
     if name in op.graph.initializers or op.graph.gather_of_initializer(name) is not None:
         return None
     node = op.graph.origin(name, _MOVING)
     if node is not None and node.op_type == "DynamicQuantizeLinear" and len(node.output) == 3:
         return str(node.output[1])
-    # a QuantizeLinear per channel says its axis
+    # a QuantizeLinear per channel has an axis
     if (
         node is not None
         and node.op_type == "QuantizeLinear"

@@ -15,14 +15,14 @@ from onnxfit.quantization.parameters import FLOATS, Array
 
 
 def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[str, Array]:
-    """Return name of an integer weight -> the floats from which it was made.
+    """Return a mapping from each integer weight's name to its original floats.
 
     - `source`: the float file.
     - `weights`: the integer weights.
 
-    A float initializer belongs to the integers of its name, or of its name and `_quantized`; else
-    to those of its shape whose real numbers are nearest. Raises ModelError if the file cannot be
-    read, SettingError if integers have no floats of their shape.
+    A float initializer belongs to the integers with its name, or its name plus `_quantized`;
+    otherwise to the integers of its shape with the nearest real numbers. Raises ModelError if the
+    file cannot be read, SettingError if integers have no floats of their shape.
     """
     tensors = {t.name: t for t in load_model(source).graph.initializer if t.data_type in FLOATS}
     arrays = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
@@ -43,8 +43,8 @@ def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[
         shape = tuple(weight.tensor.dims)
         if array.shape != shape:
             raise SettingError(
-                f"float_model has the weight {chosen[weight.name]!r} of shape {array.shape}, and"
-                f" its integers {weight.name!r} in the file have shape {shape}. Give the float"
+                f"The weight {chosen[weight.name]!r} of float_model has shape {array.shape}, but"
+                f" its integers {weight.name!r} in the file have shape {shape}. Pass the float"
                 " model that was quantized."
             )
         values[weight.name] = array.astype(weight.parameters.scale.dtype)
@@ -61,8 +61,8 @@ def _nearest(weight: IntegerWeight, arrays: dict[str, Array]) -> str:
     }
     if not distances:
         raise SettingError(
-            f"float_model has no weight for the integers {weight.name!r} of shape {shape}: its"
-            f" floats are {listed_names(arrays) or 'none'}. Give the float model that was"
+            f"float_model has no weight of shape {shape} for the integers {weight.name!r}; its"
+            f" floats are {listed_names(arrays) or 'none'}. Pass the float model that was"
             " quantized."
         )
     return min(distances, key=lambda name: distances[name])

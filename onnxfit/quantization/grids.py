@@ -56,7 +56,7 @@ class Grid:
 
     @property
     def learns_zero_point(self) -> bool:
-        """Whether the zero point is learned: one that is neither 0 nor in the middle."""
+        """Whether the zero point is learned: it is neither 0 nor in the middle."""
         return bool(self.zero_point and self.zeros.any() and not self.is_symmetric)
 
     @property
@@ -101,7 +101,7 @@ def _weight_of(
     weights: Mapping[str, IntegerWeight],
     makers: Mapping[str, onnx.NodeProto],
 ) -> str:
-    """Return the weight that a QuantizeLinear rounds, with its shift or without; "" for none."""
+    """Return the weight that a QuantizeLinear rounds, with or without its shift; "" for none."""
     value = node.input[0]
     maker = makers.get(value)
     if maker is not None and maker.op_type == "Add":
@@ -131,7 +131,7 @@ def grids_to_write(found: Sequence[Grid], arrays: Mapping[str, Array]) -> dict[s
     - `found`: the grids that training changed.
     - `arrays`: the trained weights and statistics; zero points among them are floats.
 
-    Raises DivergenceError for NaN, and for a number that is no scale.
+    Raises DivergenceError for NaN, and for an invalid scale.
     """
     written: dict[str, Array] = {}
     for grid in found:
@@ -150,9 +150,9 @@ def grids_to_write(found: Sequence[Grid], arrays: Mapping[str, Array]) -> dict[s
 def _refuse_numbers(name: str, array: Array, valid: npt.NDArray[np.bool_]) -> None:
     if not valid.all():
         raise DivergenceError(
-            f"The trained {name!r} has the number {array[~valid].flat[0]:g}. A scale is positive"
-            " and finite, and a zero point is a number. Go back to weights without NaN: load an"
-            " earlier checkpoint, or train with a smaller learning rate."
+            f"The trained {name!r} contains {array[~valid].flat[0]:g}. A scale must be positive"
+            " and finite, and a zero point must not be NaN. Load an earlier checkpoint, or train"
+            " with a smaller learning rate."
         )
 
 
@@ -161,9 +161,9 @@ def _refuse_constant_node(
 ) -> None:
     if name in makers and makers[name].op_type == "Constant":
         raise ModelError(
-            f"{name!r} of QuantizeLinear {node.name!r} is a Constant node, and scales and zero"
-            " points that training changes are initializers. Make it an initializer, or train with"
-            " onnxfit.Quantization(scales='fixed', observe=0)."
+            f"{name!r} of QuantizeLinear {node.name!r} is a Constant node, but training can only"
+            " change scales and zero points that are initializers. Make it an initializer, or"
+            " train with onnxfit.Quantization(scales='fixed', observe=0)."
         )
 
 
@@ -172,7 +172,7 @@ def _require_one_scale(
     weights: Collection[IntegerWeight],
     makers: Mapping[str, onnx.NodeProto],
 ) -> None:
-    """Raise ModelError for integers behind DequantizeLinears with other scales than their own."""
+    """Raise ModelError for integers that DequantizeLinears read through several scales."""
     own = {weight.name: [weight.scale_name, weight.zero_point_name] for weight in weights}
     for node in graph.node:
         if not is_dequantize(node) or node.input[0] not in makers:
@@ -181,13 +181,13 @@ def _require_one_scale(
         if name in own and [*node.input, ""][1:3] != own[name]:
             raise ModelError(
                 f"The integers {name!r} are read through two scales, {own[name][0]!r} and"
-                f" {node.input[1]!r}, which would be learned apart. Give each DequantizeLinear"
-                " integers of its own, or one scale."
+                f" {node.input[1]!r}, which training would change separately. Give each"
+                " DequantizeLinear its own integers, or use one scale."
             )
 
 
 def shared_zero_points(found: Sequence[Grid]) -> dict[str, list[str]]:
-    """Return zero point -> its scales, for zero points that move and have several scales."""
+    """Return a mapping from zero point to scales, for moving zero points with several scales."""
     scales: dict[str, list[str]] = {}
     for grid in found:
         if grid.moves_zero_point:

@@ -43,7 +43,7 @@ class IntegerWeight:
 
     @property
     def is_bias(self) -> bool:
-        """Whether the numbers have 32 bits, as biases have; training does not round those."""
+        """Whether the numbers have 32 bits, as biases have. Training does not round them."""
         return bool(self.tensor.data_type == onnx.TensorProto.INT32)
 
     @property
@@ -53,7 +53,7 @@ class IntegerWeight:
 
     @property
     def values(self) -> Array:
-        """The real numbers that the integers stand for, in the element type of the scale."""
+        """The real numbers that the integers represent, in the element type of the scale."""
         return self.parameters.dequantized(self.integers)
 
     def with_grid(self, changed: Mapping[str, Array]) -> IntegerWeight:
@@ -69,13 +69,12 @@ class IntegerWeight:
     def rounded(self, values: Array) -> Array:
         """Return the nearest integers to real numbers, half to even, within the type's range.
 
-        A number that is the same as in `values` keeps its integer. DivergenceError for a NaN.
+        A number that is the same as in `values` keeps its integer. Raises DivergenceError for NaN.
         """
         if np.isnan(values).any():
             raise DivergenceError(
-                f"The weight {self.name!r} has NaN, and no integer stands for it. Go back to"
-                " weights without NaN: load an earlier checkpoint, or train with a smaller"
-                " learning rate."
+                f"The weight {self.name!r} contains NaN, which no integer represents. Load an"
+                " earlier checkpoint, or train with a smaller learning rate."
             )
         return np.where(values == self.values, self.integers, self.parameters.quantized(values))
 
@@ -92,8 +91,8 @@ def with_numbers(tensor: onnx.TensorProto, numbers: Array) -> onnx.TensorProto:
 def with_integers(tensor: onnx.TensorProto, integers: Array) -> onnx.TensorProto:
     """Return a copy of a tensor with other integers of its type.
 
-    They are stored as in `tensor`; but as bytes if the copy would be larger than `tensor`, since
-    protobuf writes a negative number of a list in 10 bytes.
+    They are stored as in `tensor`, or as bytes if the copy would be larger than `tensor`: protobuf
+    writes a negative number of a list in 10 bytes.
     """
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)

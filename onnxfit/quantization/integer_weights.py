@@ -1,4 +1,4 @@
-"""Find the integer weights of a file, and refuse those that cannot be trained."""
+"""Find the integer weights of a file, and reject those that cannot be trained."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Read:
 def integer_names(model: onnx.ModelProto) -> list[str]:
     """Return the names of the integers that a DequantizeLinear reads, in the model's order.
 
-    - `model`: the model; what its functions and the bodies of its nodes read is left out.
+    - `model`: the model. Integers that its functions or subgraphs read are omitted.
     """
     graph = model.graph
     outputs = {value.name for value in graph.output}
@@ -56,15 +56,14 @@ def integer_names(model: onnx.ModelProto) -> list[str]:
         tensor.name
         for tensor in graph.initializer
         if tensor.data_type in LIMITS and tensor.name in read
-        if tensor.name not in outputs | constant  # an output of constants is nothing to train
+        if tensor.name not in outputs | constant  # a constant that is an output cannot train
     ]
 
 
 def select_integers(names: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
     """Return the names that patterns select, in their order.
 
-    - `patterns`: names and fnmatch patterns of those to return, `"!pattern"` excludes; None for
-      all.
+    - `patterns`: names and fnmatch patterns, where `"!pattern"` excludes; None for all.
 
     Raises UnknownNameError for a pattern that matches nothing.
     """
@@ -86,8 +85,8 @@ def integer_weights(model: onnx.ModelProto, names: Collection[str]) -> list[Inte
     - `model`: the model.
     - `names`: some of its `integer_names`.
 
-    Raises ModelError for integers whose scale is no initializer or not a positive number, and for
-    those that are read in two ways. Scales of blocks may be negative.
+    Raises ModelError for integers whose scale is not an initializer or not positive, and for
+    integers that are read in two ways. Scales of blocks may be negative.
     """
     if not names:
         return []
@@ -101,7 +100,7 @@ def integer_weights(model: onnx.ModelProto, names: Collection[str]) -> list[Inte
 
 
 def _reads(graph: onnx.GraphProto, names: set[str]) -> dict[str, list[_Read]]:
-    """Return name -> the nodes that read it."""
+    """Return a mapping from each name to the nodes that read it."""
     reads: dict[str, list[_Read]] = {}
     for node in graph.node:
         for position, name in enumerate(node.input):
@@ -119,8 +118,8 @@ def _reads(graph: onnx.GraphProto, names: set[str]) -> dict[str, list[_Read]]:
 def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
     """Raise ModelError for a scale that is not a positive number.
 
-    That of a block may be negative: onnxruntime's quantizer gives the largest number of a block the
-    integer -8, which has no positive counterpart.
+    The scale of a block may be negative: onnxruntime's quantizer maps the largest number of a block
+    to the integer -8, which has no positive counterpart.
     """
     for node in graph.node:
         scale = tensors.get(node.input[1]) if is_conversion(node) else None
@@ -134,9 +133,9 @@ def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto
         wrong = numbers[~(np.isfinite(sizes) & (sizes > 0))]
         if wrong.size:
             raise ModelError(
-                f"The scale {scale.name!r} of {node.op_type} {node.name!r} has the number"
-                f" {wrong.flat[0]:g}, and a scale is positive and finite. Quantize the float model"
-                " again."
+                f"The scale {scale.name!r} of {node.op_type} {node.name!r} contains"
+                f" {wrong.flat[0]:g}, but a scale must be positive and finite. Quantize the float"
+                " model again."
             )
 
 
@@ -150,8 +149,8 @@ def _integer_weight(
     if others:
         listed = listed_names(f"{node.op_type} {node.name!r}" for node in others)
         raise ModelError(
-            f"The integers {name!r} are read by a DequantizeLinear and by {listed}. Only integers"
-            " behind DequantizeLinear alone are trained: leave these out by"
+            f"The integers {name!r} are read by a DequantizeLinear and by {listed}, but only"
+            " integers read by DequantizeLinear alone can be trained. Exclude them with"
             f" quantization=onnxfit.Quantization(weights={'!' + name!r})."
         )
     found = [_weight_of(model, tensors, tensors[name], read.node) for read in reads]
@@ -159,9 +158,9 @@ def _integer_weight(
     for other, read in zip(found[1:], reads[1:]):
         if first.parameters != other.parameters:
             raise ModelError(
-                f"The integers {name!r} are read through two scales: by {reads[0].node.name!r} with"
-                f" {first.scale_name!r} and by {read.node.name!r} with {other.scale_name!r}. Give"
-                " each DequantizeLinear integers of its own, or one scale."
+                f"The integers {name!r} are read through two scales: by {reads[0].node.name!r}"
+                f" with {first.scale_name!r} and by {read.node.name!r} with {other.scale_name!r}."
+                " Give each DequantizeLinear its own integers, or use one scale."
             )
     return first
 
@@ -177,10 +176,9 @@ def _weight_of(
     for role, name in zip(("scale", "zero point"), arguments):
         if name and name not in tensors:
             raise ModelError(
-                f"The {role} {name!r} of the integers {tensor.name!r} is not an initializer, but"
-                " computed or a Constant node. To train the integers, make it an initializer; or"
-                " leave them out by"
-                f" quantization=onnxfit.Quantization(weights={'!' + tensor.name!r})."
+                f"The {role} {name!r} of the integers {tensor.name!r} is not an initializer: it is"
+                " computed or a Constant node. Make it an initializer, or exclude the integers"
+                f" with quantization=onnxfit.Quantization(weights={'!' + tensor.name!r})."
             )
     _check_opset(model, tensor, node)
     scale_name, zero_point_name = arguments
@@ -194,8 +192,8 @@ def _weight_of(
     )
     if not parameters.fits(tuple(tensor.dims)):
         raise ModelError(
-            f"The scale {scale_name!r} of shape {parameters.scale.shape} or its zero point does not"
-            f" fit the integers {tensor.name!r} of shape {tuple(tensor.dims)} along axis"
+            f"The scale {scale_name!r} of shape {parameters.scale.shape}, or its zero point, does"
+            f" not fit the integers {tensor.name!r} of shape {tuple(tensor.dims)} along axis"
             f" {parameters.axis}."
         )
     return IntegerWeight(tensor, parameters, scale_name, zero_point_name, node.domain)
@@ -208,13 +206,13 @@ def _check_opset(model: onnx.ModelProto, tensor: onnx.TensorProto, node: onnx.No
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         raise ModelError(
             f"The integers {tensor.name!r} are {kind}, which DequantizeLinear reads from opset"
-            f" {first} on, and the file has opset {version}. Quantize the float model again in"
+            f" {first} on, but the file has opset {version}. Quantize the float model again with"
             f" opset {first}."
         )
 
 
 def float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> Iterator[str]:
-    """Yield the float initializers from which integer weights were made, and that are read, too."""
+    """Yield the float initializers that the model reads in addition to their integers."""
     read = {name for node in nodes_of(model.graph) for name in node.input}
     shapes = {
         tensor.name: tuple(tensor.dims)
@@ -232,7 +230,8 @@ def refuse_float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight])
     twins = list(float_twins(model, weights))
     if twins:
         raise SettingError(
-            f"The weights {listed_names(twins)} are in the file twice, as floats and as integers"
-            f" (*{SUFFIX}), and would train apart. Quantize both uses, or train the floats alone:"
+            f"The file contains {listed_names(twins)} twice, as floats and as integers"
+            f" (*{SUFFIX}), which would be trained separately. Quantize both uses, or train only"
+            " the floats with"
             f" quantization=onnxfit.Quantization(weights={'!' + twins[0] + SUFFIX!r})."
         )

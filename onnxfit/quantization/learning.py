@@ -2,8 +2,8 @@ r"""Learn scales and zero points: LSQ (Esser et al. 2020, arXiv:1902.08153) and 
 2020, arXiv:2004.09576).
 
 Their gradients, which the rules of QuantizeLinear and DequantizeLinear sum over all elements, are
-multiplied by $g = 1 / \sqrt{N Q}$: a scale then moves as fast as its weights, compared with its
-size. An optimizer such as Adam divides by the size of its gradients, and g has no influence.
+multiplied by $g = 1 / \sqrt{N Q}$: relative to its size, a scale then moves as fast as its weights.
+With an optimizer such as Adam, which divides by the size of the gradient, g has no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.quantization.grids import Grid, quantizers, rounded_values
 from onnxfit.quantization.parameters import Array
 
-MAX_FACTOR = 128  # by which a learned scale may leave that of the file
+MAX_FACTOR = 128  # the largest ratio between a learned scale and the file's scale
 # Every number between these two, times 2**83, is a float32 of at least 2**23: a whole number.
 MIN_SCALE, MAX_SCALE = 2.0**-60, 2.0**40
 # element type -> the power of 2 that makes a whole number of every scale
@@ -36,11 +36,11 @@ def learned_names(found: Sequence[Grid]) -> list[str]:
 
 
 def learned_bounds(found: Sequence[Grid]) -> dict[str, tuple[Array, Array]]:
-    """Return scale or zero point -> the arrays between which an update leaves it.
+    """Return a mapping from scale or zero point to the bounds that an update keeps it in.
 
-    torch.ao's learnable quantizer clamps its scale at a small number and its zero point to the
-    integers, too. Here the bounds of a scale are relative to that of the file: a scale that is
-    nearly 0 would leave a bias of 32 bits without integers.
+    torch.ao's learnable quantizer also clamps its scale at a small number, and its zero point to
+    the integers. Here the bounds of a scale are relative to the file's scale: with a scale near 0,
+    a bias would overflow 32 bits.
     """
     bounds = {}
     for grid in found:
@@ -57,11 +57,11 @@ def learned_bounds(found: Sequence[Grid]) -> dict[str, tuple[Array, Array]]:
 
 
 def with_float_zero_points(model: onnx.ModelProto, zero_points: Mapping[str, Grid]) -> None:
-    """Let floats take the place of zero points in a training model, in place.
+    """Replace the zero points of a training model by floats, in place.
 
-    QuantizeLinear by a scale of 1 rounds them to the integers that are read.
+    A QuantizeLinear with scale 1 rounds them to integers.
 
-    - `zero_points`: initializer -> its grid.
+    - `zero_points`: a mapping from initializer to its grid.
     """
     graph = model.graph
     used = protos.used_names(model)
@@ -87,9 +87,9 @@ def with_float_zero_points(model: onnx.ModelProto, zero_points: Mapping[str, Gri
 
 
 def note_as_weights(model: onnx.ModelProto, chosen: Collection[str]) -> None:
-    """Note initializers as parameters, as torch's exporter does, in place.
+    """Mark initializers as parameters, as torch's exporter does, in place.
 
-    Without a note, scales count as settings of their operators.
+    Unmarked scales count as settings of their operators.
     """
     for name in chosen:
         protos.note_kind(model, name, parameter=True)
@@ -98,7 +98,7 @@ def note_as_weights(model: onnx.ModelProto, chosen: Collection[str]) -> None:
 def scale_gradients(op: GraphBuilder, found: Sequence[Grid]) -> None:
     """Multiply the gradients of scales and zero points by g, in the training graph of `op`.
 
-    A scale or zero point of several grids has the factor of the first one.
+    A scale or zero point of several grids uses the factor of the first one.
     """
     inputs = {v.name or "": v for v in op.graph.inputs}
     first: dict[str, Grid] = {}
@@ -133,7 +133,7 @@ def _factor(op: GraphBuilder, grid: Grid) -> Value:
 
 
 def _with_gradient(op: GraphBuilder, value: Value, factor: Value) -> Value:
-    """Return the same number, whose gradient is multiplied by a factor: c + factor (value - c)."""
+    """Return the same number with its gradient multiplied by a factor: c + factor (value - c)."""
     dtype = value.dtype if value.dtype in WHOLE else np.dtype(np.float32)
     wide = op.cast(value, dtype)
     constant = constant_copy(op, wide)
@@ -143,9 +143,9 @@ def _with_gradient(op: GraphBuilder, value: Value, factor: Value) -> Value:
 def constant_copy(op: GraphBuilder, value: Value) -> Value:
     """Return the same numbers without a gradient.
 
-    Round has no gradient, and keeps a whole number. Every number from MIN_SCALE to MAX_SCALE is a
-    whole number once it is multiplied by a large power of 2, which is exact. So is every zero
-    point; a smaller one than MIN_SCALE may become 0.
+    Round has no gradient, and keeps whole numbers. Multiplied by a large power of 2, which is
+    exact, every number from MIN_SCALE to MAX_SCALE becomes a whole number, and so does every zero
+    point. A smaller number than MIN_SCALE may become 0.
     """
     whole = WHOLE[value.dtype]
     return op.Round(value * whole) * (1 / whole)

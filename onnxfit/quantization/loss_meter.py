@@ -1,4 +1,4 @@
-"""The loss of outputs that any model or session has computed."""
+"""The loss of outputs from any model or session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LossMeter:
     - `model`: the model, which decides whether its outputs are logits.
     - `loss`: as for `Trainer`.
 
-    Raises SettingError or UnknownNameError for a loss that the outputs cannot have.
+    Raises SettingError or UnknownNameError for a loss that does not fit the outputs.
     """
 
     @model_errors()
@@ -53,7 +53,7 @@ class LossMeter:
         return Tracker(self._objectives, ())
 
     def add(self, tracker: Tracker, outputs: Mapping[str, Array], batch: Batch) -> None:
-        """Add the loss of these `outputs` of a batch, which has the labels, to a tracker."""
+        """Add the loss of a batch's `outputs` to a tracker; the batch has the labels."""
         arrays = batch.arrays()
         session = self._session(names.SAMPLE_WEIGHT in arrays)
         session.run({**arrays, **outputs})
@@ -71,7 +71,7 @@ class LossMeter:
 
     @model_errors()
     def _graph(self, weighted: bool) -> onnx.ModelProto:
-        """Return a model whose inputs are outputs of the other one and their labels."""
+        """Return a model whose inputs are the outputs of `model` and their labels."""
         graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
         op = GraphBuilder(graph)
         batch = {}

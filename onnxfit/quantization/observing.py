@@ -1,7 +1,7 @@
 r"""Let the ranges of activations follow the batches, as running statistics do.
 
-The range of a grid is what its integers can stand for: from $s\,(q_{\min} - z)$ to
-$s\,(q_{\max} - z)$. So scale and zero point are the only state that a range needs.
+The integers of a grid represent the range from $s\,(q_{\min} - z)$ to $s\,(q_{\max} - z)$. Scale
+and zero point are therefore the only state of a range.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def observed_grids(found: Sequence[Grid]) -> list[Grid]:
     activations = [grid for grid in found if not grid.weight]
     if not activations:
         raise SettingError(
-            "observe= is for a file with integer activations, and this one has integer weights"
-            " alone: leave it out, or quantize the activations too."
+            "observe= needs a file with integer activations, but this one has only integer"
+            " weights. Remove observe=, or quantize the activations as well."
         )
     for grid in activations:
         shapes = {grid.scales.shape}
@@ -38,13 +38,14 @@ def observed_grids(found: Sequence[Grid]) -> list[Grid]:
         if shapes not in ({()}, {(1,)}):
             raise ModelError(
                 f"The activations of scale {grid.scale!r} have scales or zero points of shape"
-                f" {max(shapes)}, and observe= follows those with one of each. Leave observe= out."
+                f" {max(shapes)}, but observe= supports one scale and one zero point per"
+                " activation. Remove observe=."
             )
     for zero_point, scales in shared_zero_points(activations).items():
         raise ModelError(
             f"The zero point {zero_point!r} belongs to the scales {scales[0]!r} and {scales[1]!r},"
-            " whose ranges observe= would move apart. Give each scale a zero point of its own, or"
-            " leave observe= out."
+            " but observe= would change their ranges separately. Give each scale its own zero"
+            " point, or remove observe=."
         )
     scales = [grid.scale for grid in activations]
     weights = {grid.scale for grid in found if grid.weight}
@@ -52,8 +53,8 @@ def observed_grids(found: Sequence[Grid]) -> list[Grid]:
         if scales.count(name) > 1 or name in weights:
             raise ModelError(
                 f"The scale {name!r} belongs to several zero points, or to a weight and an"
-                " activation, which observe= would move apart. Give each a scale of its own, or"
-                " leave observe= out."
+                " activation, but observe= would change them separately. Give each its own scale,"
+                " or remove observe=."
             )
     return activations
 
@@ -67,7 +68,7 @@ def observed_names(found: Sequence[Grid]) -> list[str]:
 def next_ranges(
     op: GraphBuilder, found: Sequence[Grid], step: Value, batches: int
 ) -> dict[str, Value]:
-    """Return scale or zero point -> its value after the step, in the training graph of `op`.
+    """Return a mapping from scale or zero point to its next value, in the training graph of `op`.
 
     - `found`: the grids whose ranges follow the batches.
     - `step`: the number of batches so far.
@@ -101,7 +102,7 @@ def _averaged(
     """Return the next scale and zero point, from the range of a batch, which includes 0."""
     least_scale = float(np.finfo(scale.dtype).tiny)
     if not grid.moves_zero_point:
-        if grid.is_symmetric:  # signed integers are used down to the negative of the greatest
+        if grid.is_symmetric:  # signed integers go down to the negative of the greatest one
             lowest = -grid.highest if grid.middle == 0 else grid.lowest
             wanted = op.Max(-bottom, top) * (2 / (grid.highest - lowest))
         else:  # a QuantizeLinear without zero point, of numbers from 0 on

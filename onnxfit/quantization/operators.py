@@ -20,11 +20,11 @@ Node = Union[onnx.NodeProto, ir.Node]
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 QUANTIZERS = (QUANTIZE, DEQUANTIZE)
-DOMAINS = ("", "ai.onnx", MICROSOFT)  # that have both
-OPSET_OF_CHANNELS = 13  # the first in which both have a scale for each channel
-# Activations whose work quantizers do by clipping, and which they therefore remove
+DOMAINS = ("", "ai.onnx", MICROSOFT)  # with QuantizeLinear and DequantizeLinear
+OPSET_OF_CHANNELS = 13  # the first opset with a scale for each channel
+# Activations that quantizers remove, because clipping to integers does the same
 CLIPPING = {"Clip", "Relu"}
-SUFFIX = "_quantized"  # that onnxruntime's quantizer adds to the name of a weight
+SUFFIX = "_quantized"  # of the names of weights, from onnxruntime's quantizer
 
 
 def is_quantize(node: Node) -> bool:
@@ -42,7 +42,7 @@ def _is(operator: str, node: Node) -> bool:
         return False
     if isinstance(node, ir.Node):
         return len(node.inputs) >= 2 and len(node.outputs) == 1
-    return len(node.input) >= 2 and len(node.output) == 1  # checked by no one in com.microsoft
+    return len(node.input) >= 2 and len(node.output) == 1  # no checker covers com.microsoft
 
 
 def is_conversion(node: Node) -> bool:
@@ -59,7 +59,7 @@ def computes_with_integers(node: onnx.NodeProto) -> bool:
 
 
 def is_quantized(node: onnx.NodeProto) -> bool:
-    """Return whether a node makes integers of floats, or computes with them."""
+    """Return whether a node converts floats to integers, or computes with integers."""
     return is_conversion(node) or computes_with_integers(node)
 
 
@@ -86,12 +86,12 @@ def constant_of(value: ir.Value | None) -> Array | None:
 
 
 def wrong_type(node: onnx.NodeProto, element_type: int) -> ModelError:
-    """Return the error for a node that reads integers, or a scale, of a type that it has not."""
+    """Return the error for a node that reads integers or a scale of an unsupported type."""
     known = onnx.TensorProto.DataType
     name = known.Name(element_type) if element_type in known.values() else element_type
     return ModelError(
-        f"{node.op_type} {node.name!r} has a tensor of type {name}, expected integers of 4, 8, 16"
-        " or 32 bits, and scales that are floats. Quantize the float model again."
+        f"{node.op_type} {node.name!r} has a tensor of type {name}. Expected integers of 4, 8, 16"
+        " or 32 bits, and float scales. Quantize the float model again."
     )
 
 
@@ -111,7 +111,7 @@ def is_text(array: Array) -> bool:
 
 
 def misfit(node: ir.Node, reason: str) -> ModelError:
-    """Return the error for a node whose parameters and values do not belong together."""
+    """Return the error for a node whose parameters do not fit its values."""
     return ModelError(
         f"The scale or the zero point of {node.op_type} {node.name!r} does not fit its values:"
         f" {reason}."

@@ -1,15 +1,15 @@
-"""Weights of which a byte holds several numbers (MatMulNBits), as integers behind DequantizeLinear.
+"""Weights with several numbers in a byte (MatMulNBits), as integers behind DequantizeLinear.
 
 The weight W of y = a W + bias lies in the file column by column. A column has blocks of numbers
 with one scale each: (N, blocks, bytes of a block). `unpack` writes the same real numbers as
 
     q (integers, (K, N)) -> DequantizeLinear -> MatMul(a, .) -> Add(., bias)
 
-with the scales as (blocks, N). The initializers keep their names, so that other modules train q as
-they train all integers. `PackedTensor.with_numbers` brings trained numbers back into the bytes.
+with the scales as (blocks, N). The initializers keep their names, so other modules train q like all
+integers. `PackedTensor.with_numbers` brings trained numbers back into the bytes.
 
-DequantizeLinear has no zero points z that are floats. With s z for each block, called the shift of
-W + s z, the real numbers are those of DequantizeLinear without z, minus the shift.
+DequantizeLinear does not accept float zero points z. The real numbers are then its output without
+z, minus the shift, which is s z for each block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from onnxfit.quantization.parameters import Array
 OPERATOR = "MatMulNBits"
 ACTIVATIONS, WEIGHT, SCALE, ZERO_POINT, GROUPS, BIAS = range(6)  # the inputs
 DEFAULT_BITS = 4
-# bits -> the types of integers with zero points, and of those without, whose middle becomes 0
+# bits -> the type of integers with zero points, and the type without, whose middle becomes 0
 TYPES = {
     4: (onnx.TensorProto.UINT4, onnx.TensorProto.INT4),
     8: (onnx.TensorProto.UINT8, onnx.TensorProto.INT8),
@@ -49,14 +49,14 @@ TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class PackedTensor:
-    """An initializer of a MatMulNBits, whose numbers are in rows of whole bytes.
+    """An initializer of a MatMulNBits. Each row of its numbers fills whole bytes.
 
     - `tensor`: the initializer of the file.
-    - `shape`: (columns, rows), the shape of the numbers. Further numbers fill the bytes of a row.
+    - `shape`: (columns, rows), the shape of the numbers. Padding completes the bytes of a row.
     - `bits`: the bits of an integer; 0 for floats.
-    - `middle`: the packed integer that stands for 0.
-    - `instead_of_zero`: the float in the place of 0. onnxruntime's quantizer gives a block of zeros
-      the scale 0, by which nothing can be divided.
+    - `middle`: the packed integer that represents 0.
+    - `instead_of_zero`: the float that replaces 0. onnxruntime's quantizer gives a block of zeros
+      the scale 0, which cannot be a divisor.
     """
 
     tensor: onnx.TensorProto
@@ -74,7 +74,7 @@ class PackedTensor:
         return np.where(used == 0, used.dtype.type(self.instead_of_zero), used)
 
     def with_numbers(self, numbers: Array) -> onnx.TensorProto:
-        """Return the initializer with other numbers; those that are equal keep their bits."""
+        """Return the initializer with other numbers. Equal numbers keep their bits."""
         rows = self._rows()
         used = rows[:, : self.shape[0]]
         used[...] = np.where(numbers == self.numbers, used.T, numbers + self.middle).T
@@ -92,13 +92,13 @@ class PackedTensor:
         return with_integers(empty, self.numbers)
 
     def _rows(self) -> Array:
-        """Return the numbers of each row with those that fill its bytes."""
+        """Return the numbers of each row, with its padding."""
         rows = array_of(self.tensor).reshape(self.shape[1], -1)
         return _unpack(rows, self.bits) if self.bits else rows.copy()
 
 
 def _unpack(packed: Array, bits: int) -> Array:
-    """Return the numbers of each byte, the one in its lowest bits first."""
+    """Return the numbers of each byte, lowest bits first."""
     numbers = [packed >> shift & (2**bits - 1) for shift in range(0, 8, bits)]
     return np.stack(numbers, axis=-1).reshape(len(packed), -1)
 
@@ -117,7 +117,7 @@ def _pack(numbers: Array, bits: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """The number that is added to each weight before it is rounded, s z.
+    """The number s z that is added to each weight before rounding.
 
     - `name`: the value of the unpacked model that has it, of the weight's shape.
     - `zero_points`: z, floats of shape (blocks, N).
@@ -191,7 +191,7 @@ class Unpacked:
 
     - `model`: the model.
     - `packed`: the tensors that were packed, by their names.
-    - `shifts`: weight -> its shift, for weights with zero points that are floats.
+    - `shifts`: a mapping from weight to its shift, for weights with float zero points.
     """
 
     model: onnx.ModelProto
@@ -202,16 +202,16 @@ class Unpacked:
 def unpack(model: onnx.ModelProto, names: Collection[str]) -> Unpacked:
     """Return a model with unpacked weights.
 
-    - `model`: the model, which stays as it is.
+    - `model`: the model, which stays unchanged.
     - `names`: the packed weights to unpack.
 
-    Raises ModelError for a weight that another node reads besides, or that cannot be unpacked.
+    Raises ModelError for a weight that another node also reads, or that cannot be unpacked.
     """
     if not any(_is_product(node) and node.input[WEIGHT] in names for node in model.graph.node):
         return Unpacked(model)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    if (opset_of(model) or 0) < OPSET:  # the first that dequantizes blocks
+    if (opset_of(model) or 0) < OPSET:  # the first opset that dequantizes blocks
         copy = convert_opset(copy)
         copy.ir_version = max(copy.ir_version, IR_VERSION)
     unpacking = _Unpacking(copy, names)
@@ -241,7 +241,7 @@ class _Unpacking:
         self._replace_tensors()
 
     def _uses_of_tensors(self) -> dict[str, set[tuple[str, int, _Layout | None]]]:
-        """Return initializer -> the nodes that read it, with the positions and layouts."""
+        """Return a mapping from initializer to its readers, with their positions and layouts."""
         uses: dict[str, set[tuple[str, int, _Layout | None]]] = {}
         for node in self._graph.node:
             layout = self._layout_of(node)
@@ -256,7 +256,7 @@ class _Unpacking:
         return self._layouts.get(next(iter(node.output), ""))
 
     def _replacement(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return the nodes in the place of a node, which may be itself."""
+        """Return the nodes that replace a node; the node itself if it stays."""
         layout = self._layout_of(node)
         if layout is None:
             return [node]
@@ -290,7 +290,7 @@ class _Unpacking:
         return new("Sub", new("DequantizeLinear", weight, scale, **settings), shift)
 
     def _unpacked(self, name: str, position: int, layout: _Layout) -> str:
-        """Return the name of an unpacked tensor: its own, unless other nodes read it besides."""
+        """Return the name of an unpacked tensor: its own, unless other nodes also read it."""
         key = name, position, layout
         if key not in self._added:
             packed, unpacked = layout.of(position, _copy(self._tensors[name])), name
@@ -304,7 +304,7 @@ class _Unpacking:
         return self._added[key].name
 
     def _replace_tensors(self) -> None:
-        """Let the unpacked tensors take the places of those that were packed."""
+        """Replace the packed tensors by the unpacked ones."""
         added = {tensor.name: tensor for tensor in self._added.values()}
         for info in [i for i in (*self._graph.input, *self._graph.value_info) if i.name in added]:
             tensor = added[info.name]
@@ -316,7 +316,7 @@ class _Unpacking:
                 tensor.CopyFrom(added.pop(tensor.name))
         self._graph.initializer.extend(added.values())
         read = {name for node in self._graph.node for name in read_by(node)}
-        for name in {*self._uses} - read:  # zero points that are floats are constants now
+        for name in {*self._uses} - read:  # float zero points are constants now
             protos.remove_initializer(self._model, name)
 
 
@@ -325,14 +325,14 @@ class _Unpacking:
 
 
 def _layout(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> _Layout:
-    """Return how the tensors of a node are packed; ModelError if they cannot be unpacked."""
+    """Return the layout of a node's tensors. Raises ModelError if they cannot be unpacked."""
     kind = onnx.AttributeProto.INT
     settings = {"bits": DEFAULT_BITS, "N": 0, "K": 0, "block_size": 0}
     settings |= {a.name: a.i if a.type == kind else 0 for a in node.attribute}
     rows, columns, block_size, bits = (settings[n] for n in ("N", "K", "block_size", "bits"))
     inputs = [*node.input, "", "", ""]
     if inputs[GROUPS]:
-        raise _not_trained(node, "it groups its numbers by an index (g_idx)")
+        raise _not_trained(node, "its numbers are grouped by an index (g_idx)")
     if bits not in TYPES:
         raise _not_trained(node, f"its attribute bits is {bits}, expected 4 or 8")
     if min(rows, columns, block_size) < 1:
@@ -352,9 +352,9 @@ def _check_tensor(
     tensors: Mapping[str, onnx.TensorProto],
     layout: _Layout,
 ) -> None:
-    """Raise ModelError for an input of another type or size than the node's attributes ask for."""
+    """Raise ModelError for an input whose type or size does not fit the node's attributes."""
     if name not in tensors:
-        raise _not_trained(node, f"{name!r} is no initializer")
+        raise _not_trained(node, f"{name!r} is not an initializer")
     tensor = tensors[name]
     types = {
         WEIGHT: (onnx.TensorProto.UINT8,),
@@ -369,13 +369,13 @@ def _check_tensor(
     if array.nbytes != size:
         raise _not_trained(node, f"{name!r} has {array.nbytes} bytes, expected {size}")
     if not np.isfinite(array).all():
-        raise _not_trained(node, f"{name!r} has a number that is NaN or infinite")
+        raise _not_trained(node, f"{name!r} contains NaN or infinity")
 
 
 def _not_trained(node: onnx.NodeProto, reason: str) -> ModelError:
     return ModelError(
-        f"The packed weight {node.input[WEIGHT]!r} of {OPERATOR} {node.name!r} cannot train in"
-        f" floats: {reason}. Leave it as it is, by"
+        f"The packed weight {node.input[WEIGHT]!r} of {OPERATOR} {node.name!r} cannot be trained"
+        f" in floats: {reason}. Exclude it with"
         f" quantization=onnxfit.Quantization(weights={'!' + node.input[WEIGHT]!r})."
     )
 
@@ -383,7 +383,7 @@ def _not_trained(node: onnx.NodeProto, reason: str) -> ModelError:
 def _read_otherwise(name: str, readers: Collection[str]) -> ModelError:
     listed = listed_names(sorted(readers))
     return ModelError(
-        f"The packed weight {name!r} is read in several ways, by {listed}, and would train for one"
-        " of them. Give each node a copy of its own, or leave the weight as it is, by"
+        f"The packed weight {name!r} is read in several ways, by {listed}, but can be trained for"
+        " only one of them. Give each node its own copy, or exclude the weight with"
         f" quantization=onnxfit.Quantization(weights={'!' + name!r})."
     )

@@ -1,4 +1,4 @@
-"""Pairs of the layers of a float model and of the integer model that was made of it."""
+"""Pairs of the layers of a float model and of the integer model made from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxfit.quantization.operators import CLIPPING, QUANTIZERS, constants_of, i
 from onnxfit.quantization.parameters import FLOATS, Array, QuantizationParameters
 from onnxfit.quantization.quantized_graph import Origin, QuantizedGraph
 
-# Operators without which a model computes the same in inference
+# Operators that change nothing in inference
 WITHOUT_EFFECT = {"Constant", "Dropout", "Identity"}
 
 
@@ -23,9 +23,9 @@ class QuantizedActivation:
     """A value of the float model, and how the integer model rounds it.
 
     - `tensor`: the value.
-    - `parameters`: those of its roundings, one after the other.
-    - `used`: what its readers use of it: the value behind the Relu that alone reads it in both
-      models, else `tensor`. It is no loss if the rounding cuts off what the Relu cuts off.
+    - `parameters`: the parameters of its roundings, in order.
+    - `used`: the value after the Relu, if a Relu alone reads it in both models; else `tensor`.
+      Numbers that both the rounding and the Relu clip are not a loss.
     """
 
     tensor: str
@@ -55,12 +55,12 @@ class PairedLayer:
     """A node of the float model that the integer model computes in integers.
 
     - `index`: the number of the node in the float model.
-    - `name`: the node's name, or that of its output if it has none.
+    - `name`: the node's name, or its output's name if it has none.
     - `operator`: its operator.
-    - `output`: the value of the float model that the layer computes. It is the value behind a Relu
-      that alone reads it, if the integer model has that Relu or rounds behind it.
-    - `integer_output`: the value of the integer model that stands for it, after its rounding.
-    - `constants`: the number of an input -> its weight or bias.
+    - `output`: the value of the float model that the layer computes: the value after a Relu that
+      alone reads it, if the integer model has that Relu or rounds after it.
+    - `integer_output`: the corresponding value of the integer model, after rounding.
+    - `constants`: a mapping from an input's index to its weight or bias.
     - `activations`: the values that it reads or writes in integers.
     """
 
@@ -78,9 +78,9 @@ class Pairing:
     """The layers of two models, and the quantized values between them.
 
     - `layers`: the layers, in the order of the float model.
-    - `reads`: the number of a node of the float model and of its input -> the quantized value that
-      the integer model reads there.
-    - `outputs`: output of the models -> the quantized value that it is in the integer model.
+    - `reads`: a mapping from the indices of a float model's node and its input to the quantized
+      value that the integer model reads there.
+    - `outputs`: a mapping from each model output to its quantized value in the integer model.
     """
 
     layers: list[PairedLayer]
@@ -93,18 +93,17 @@ class Pairing:
 
 
 def pair_layers(float_model: onnx.ModelProto, integer_model: onnx.ModelProto) -> Pairing:
-    """Return the layers that two models have in common, and how they are quantized.
+    """Return the common layers of two models, and how they are quantized.
 
-    Nodes belong together if they have the same name and operator, or the same output.
+    Two nodes match if they have the same name and operator, or the same output.
 
-    Raises ModelError if the integer model has no quantized layer, or was made of another model.
+    Raises ModelError if the integer model has no quantized layer, or was made from another model.
     """
     quantized = QuantizedGraph(integer_model.graph)
     if not any(is_dequantize(node) for node in integer_model.graph.node):
         raise ModelError(
-            "The integer model has no DequantizeLinear, so that it has no quantized layer. Fix:"
-            " give a file in QDQ form, such as that of quantize_static(...,"
-            " quant_format=QuantFormat.QDQ)."
+            "The integer model has no DequantizeLinear, so no layer is quantized. Pass a file in"
+            " QDQ format, for instance from quantize_static(..., quant_format=QuantFormat.QDQ)."
         )
     return _Pairer(float_model.graph, quantized).pairing()
 
@@ -169,15 +168,15 @@ class _Pairer:
                 pairing.layers.append(layer)
         if not pairing.layers:
             raise ModelError(
-                "The integer model rounds no weight, and no value that a layer reads and writes."
+                "The integer model quantizes no weight, and no value that a layer reads or writes."
             )
         return pairing
 
     def _before_rounding(self, name: str) -> str:
         """Return the output of a node of the integer model behind activations that clip.
 
-        Tools round the output of a layer once, behind its Relu. A value that is not rounded there
-        is returned as it is.
+        Tools round the output of a layer once, after its Relu. A value that is not rounded there is
+        returned unchanged.
         """
         behind = name
         while behind not in self.rounded_by_name:
@@ -190,8 +189,8 @@ class _Pairer:
     def _behind_relu(self, name: str, rounded: str) -> tuple[str, str]:
         """Return a value of the float model and its partner behind activations that clip.
 
-        A quantizer may round in front of a Relu, to a range without the negative numbers that the
-        Relu would cut off. Values that others read too are returned as they are.
+        A quantizer may round before a Relu, to a range without the negative numbers that the Relu
+        would clip. A value with other readers is returned unchanged.
 
         - `rounded`: the value of the integer model, after its rounding.
         """
@@ -210,8 +209,8 @@ class _Pairer:
     ) -> bool:
         """Return whether a node computes in integers.
 
-        A node that moves values, such as MaxPool or Flatten, has the same integers before and after
-        it: it is none.
+        A node that only moves values, such as MaxPool or Flatten, does not compute: its input and
+        output are the same integers.
         """
         if any(constant.is_weight for constant in layer.constants.values()):
             return True
@@ -235,15 +234,15 @@ class _Pairer:
         described = f"{node.op_type} {node.name or node.output[0]!r}"
         if name not in self.tensors or self.tensors[name].data_type not in FLOATS:
             raise ModelError(
-                f"{described} has the constant integers {origin.name!r} in the integer model, and"
-                f" no constant floats there in the float model. {FIX}"
+                f"{described} has constant integers {origin.name!r} in the integer model, but no"
+                f" constant floats at this input in the float model. {FIX}"
             )
         floats = array_of(self.tensors[name])
         assert origin.integers is not None
         if floats.shape != origin.integers.shape:
             raise ModelError(
-                f"{described} has a tensor {name!r} of shape {list(floats.shape)} in the float"
-                f" model, and of {list(origin.integers.shape)} in the integer model. {FIX}"
+                f"{described} has tensor {name!r} of shape {list(floats.shape)} in the float"
+                f" model, but of shape {list(origin.integers.shape)} in the integer model. {FIX}"
             )
         return QuantizedConstant(floats, origin.integers, origin.parameters[-1])
 
@@ -252,8 +251,8 @@ class _Pairer:
     def _float_names(self) -> dict[str, str]:
         """Return the values of the integer model that have another name in the float model.
 
-        Where an output of the model is quantized, the rounded value has its name, and the value
-        before that another one.
+        If an output of the model is quantized, the rounded value has its name, and the value before
+        rounding has a new name.
         """
         return {
             origin.name: name
@@ -265,7 +264,7 @@ class _Pairer:
         return self.float_names.get(name, name)
 
     def _pairs(self) -> dict[int, onnx.NodeProto]:
-        """Return the number of each node of the float model that has a partner -> the partner."""
+        """Return a mapping from the float model's node indices to partners, where there is one."""
         by_name = _unique_names(self.graph.node)
         partners_by_name = _unique_names(self.quantized.layers)
         pairs: dict[int, onnx.NodeProto] = {}
@@ -280,7 +279,7 @@ class _Pairer:
         return pairs
 
     def _index_by_output(self, node: onnx.NodeProto) -> int | None:
-        """Return the number of the node with the same output, before activations that clip."""
+        """Return the index of the node with the same output, before activations that clip."""
         index = self.producers.get(self._float_name(node.output[0]))
         while index is not None:
             candidate = self.graph.node[index]
@@ -299,7 +298,7 @@ class _Pairer:
             raise ModelError(_stranger(f"has a quantized {node.op_type}", given, names))
 
     def _require_same_ends(self) -> None:
-        """Raise ModelError for models whose inputs or outputs have other names."""
+        """Raise ModelError for models whose inputs or outputs differ in name."""
         graph = self.quantized.graph
         tensors = set(self.quantized.tensors)
         for kind, ours, theirs in (
@@ -308,12 +307,12 @@ class _Pairer:
         ):
             if ours != theirs:
                 raise ModelError(
-                    f"The float model has the {kind} {listed_names(sorted(ours))}, and the integer"
-                    f" model {listed_names(sorted(theirs))}. {FIX}"
+                    f"The float model has the {kind} {listed_names(sorted(ours))}, but the integer"
+                    f" model has {listed_names(sorted(theirs))}. {FIX}"
                 )
 
     def _require_whole(self, pairs: Mapping[int, onnx.NodeProto]) -> None:
-        """Raise ModelError for nodes of the float model that the integer model has not."""
+        """Raise ModelError for nodes of the float model that the integer model lacks."""
         removable = CLIPPING | WITHOUT_EFFECT | {*QUANTIZERS}
         missing = [
             node
@@ -326,8 +325,8 @@ class _Pairer:
 
 
 FIX = (
-    "Fix: give the float model that was quantized. Where a tool changed it first, as"
-    " quant_pre_process does, give the changed one."
+    "Pass the float model that was quantized. If a tool such as quant_pre_process changed it"
+    " before quantization, pass the changed model."
 )
 
 
@@ -342,14 +341,14 @@ def _stranger(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def _unique_names(nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
-    """Return the name of each node that has one of its own -> the number of the node."""
+    """Return a mapping from each unique node name to the index of the node."""
     nodes = list(nodes)
     counts = Counter(node.name for node in nodes)
     return {n.name: i for i, n in enumerate(nodes) if n.name and counts[n.name] == 1}
 
 
 def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Return value -> the nodes that read it."""
+    """Return a mapping from each value to the nodes that read it."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
@@ -358,7 +357,7 @@ def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
 
 
 def _clipped(name: str, readers: Mapping[str, list[onnx.NodeProto]]) -> str | None:
-    """Return the output of the activation that alone reads a value and clips it; None for none."""
+    """Return the output of the clipping activation that alone reads a value; None for none."""
     nodes = readers.get(name, [])
     if len(nodes) == 1 and nodes[0].op_type in CLIPPING:
         return str(nodes[0].output[0])

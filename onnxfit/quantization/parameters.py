@@ -55,8 +55,8 @@ class QuantizationParameters:
       (MatMulNBits) is added before rounding: $q = \mathrm{clip}(\mathrm{round}(x / s + z))$.
     - `element_type`: the type of the integers as ONNX counts them. It may be floats of 8 bits.
 
-    onnxruntime's kernels compute both in float32, whatever the type of the scale. A scale of
-    float64, which they do not have, makes it float64. Equal parameters have the same numbers.
+    onnxruntime's kernels compute both in float32, for any type of the scale. A scale of float64,
+    which the kernels do not support, makes it float64. Equal parameters have the same numbers.
     """
 
     scale: Array
@@ -101,9 +101,9 @@ class QuantizationParameters:
         return ir.DataType(self.element_type).name.lower()
 
     def quantized(self, floats: Array) -> Array:
-        """Return the nearest integers to floats in 64 bits, a half to the even one.
+        """Return the nearest integers to floats, in 64 bits. A half is rounded to even.
 
-        A NaN, or a scale of 0, gives some integer. Floats of 8 bits come in their own type.
+        The integer for NaN, or for a scale of 0, is undefined. Floats of 8 bits keep their type.
 
         >>> halves = QuantizationParameters.of(np.float32(0.5), None, onnx.TensorProto.INT8, {})
         >>> halves.quantized(np.float32([0.25, 0.75, -99]))
@@ -123,7 +123,7 @@ class QuantizationParameters:
             return np.clip(shifted, *integer_limits(self.element_type)).astype(np.int64)
 
     def dequantized(self, integers: Array) -> Array:
-        """Return the floats that integers stand for, in the type of the scale.
+        """Return the floats that integers represent, in the type of the scale.
 
         >>> scale = np.float32([0.5, 2])
         >>> rows = QuantizationParameters.of(scale, None, onnx.TensorProto.INT8, {"axis": 0})
@@ -139,7 +139,7 @@ class QuantizationParameters:
     def clipped(self, floats: Array) -> int:
         """Return how many floats are more than half a step beyond the least or greatest integer.
 
-        Half a step is what rounding takes in any case. A scale may be negative, as it is where the
+        Rounding changes a float by up to half a step in any case. A scale is negative if the
         largest value of a block of 4 bits becomes -8.
         """
         low, high = integer_limits(self.element_type)
@@ -149,7 +149,7 @@ class QuantizationParameters:
         return int(np.count_nonzero((steps < low - 0.5) | (steps > high + 0.5)))
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether there is a scale and a zero point for each element of an array."""
+        """Return whether an array has a scale and a zero point for each element."""
         if self.zero_point.size != 1 and self.zero_point.shape != self.scale.shape:
             return False
         if self.scale.size == 1:

@@ -20,33 +20,33 @@ from onnxfit.quantization.weight_axes import LAYERS
 from onnxfit.registry import matching_names, name_list
 from onnxfit.runtime.quantizer import optimize
 
-OPSET_OF_FOUR_BITS = 21  # the first that has them
-# onnxruntime 1.19 has no kernel for the QLinearMatMul of later ones, which it makes of a MatMul.
+OPSET_OF_FOUR_BITS = 21  # the first opset with integers of 4 bits
+# In a later opset onnxruntime 1.19 turns a MatMul into a QLinearMatMul without a kernel.
 LAST_OPSET_OF_BYTES = 20
 FOUR_BITS = ("int4", "uint4")
 
 
 def load_float_model(source: ModelSource, weights: str) -> onnx.ModelProto:
-    """Return the model in memory, in an opset that has what the quantized model needs.
+    """Return the model in memory, in an opset that supports the quantized model.
 
-    - `source`: a path, bytes or a ModelProto, which is not changed.
+    - `source`: a path, bytes or a ModelProto, which stays unchanged.
     - `weights`: the integer type of the weights.
 
-    Raises ModelError for a model that cannot be read or is quantized already, and UnsupportedError
-    for one above 2 GB.
+    Raises ModelError for a model that cannot be read or is already quantized, and UnsupportedError
+    for a model above 2 GB.
     """
     model = load_model(source)
     quantized = [node for node in nodes_of(model.graph) if is_quantized(node)]
     if quantized:
         node = quantized[0]
         raise ModelError(
-            f"The model is quantized already: it has {node.op_type} {node.name!r}. Give the float"
-            " model, or make one by onnxfit.dequantize(model)."
+            f"The model is already quantized: it contains {node.op_type} {node.name!r}. Pass the"
+            " float model, or convert this one with onnxfit.dequantize(model)."
         )
     if is_large(model):
         raise UnsupportedError(
             "The model is larger than 2 GB, which onnxruntime's quantizer cannot read. Quantize it"
-            " in parts, or by another tool."
+            " in parts, or with another tool."
         )
     _remove_initializers_from_inputs(model)
     model = inline_functions(model)
@@ -69,8 +69,8 @@ def _require_float32(model: onnx.ModelProto) -> None:
             if types.get(name, onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT:
                 kind = onnx.TensorProto.DataType.Name(types[name]).lower()
                 raise UnsupportedError(
-                    f"The weight {name!r} is {kind}, and onnxruntime quantizes float32: convert the"
-                    " model to float32 first."
+                    f"The weight {name!r} is {kind}, but onnxruntime quantizes only float32."
+                    " Convert the model to float32 first."
                 )
 
 
@@ -88,7 +88,7 @@ def _lower_opset(model: onnx.ModelProto) -> None:
 
 
 def _remove_initializers_from_inputs(model: onnx.ModelProto) -> None:
-    """Make the weights constants, in place. Old files list them as inputs, too."""
+    """Make the weights constants, in place. Old files also list them as inputs."""
     names = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in names]
     del model.graph.input[:]
@@ -96,7 +96,7 @@ def _remove_initializers_from_inputs(model: onnx.ModelProto) -> None:
 
 
 def optimize_float_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model after onnxruntime's optimizations; every node has a name of its own."""
+    """Return the model after onnxruntime's optimizations, with unique node names."""
     optimized = optimize(model)
     used: set[str] = set()
     for node in optimized.graph.node:
@@ -130,10 +130,10 @@ def excluded_nodes(
 def _surviving(
     nodes: list[onnx.NodeProto], model: onnx.ModelProto, optimized: onnx.ModelProto
 ) -> set[str]:
-    """Return the nodes of the optimized model that do the work of nodes of the model.
+    """Return the nodes of the optimized model that correspond to nodes of the model.
 
-    A node that was merged with the next ones, such as a convolution with its BatchNormalization,
-    survives in the one that computes their result.
+    A node that was fused with the next ones, such as a convolution with its BatchNormalization,
+    corresponds to the node that computes their result.
     """
     makers = {name: node for node in optimized.graph.node for name in node.output}
     readers = defaultdict(list)
@@ -156,7 +156,7 @@ def _surviving(
 def cut_outputs(optimized: onnx.ModelProto) -> set[str]:
     """Return each Relu and Clip that reads an output of the model.
 
-    onnxruntime's quantizer gives its input the range of its result, and would cut off the output.
+    onnxruntime's quantizer gives their input the range of their result, and would clip the output.
     """
     outputs = {value.name for value in optimized.graph.output}
     return {
@@ -167,7 +167,7 @@ def cut_outputs(optimized: onnx.ModelProto) -> set[str]:
 
 
 def products_of_activations(optimized: onnx.ModelProto) -> set[str]:
-    """Return the MatMuls of two activations, as attention has them."""
+    """Return the MatMuls of two activations, as in attention."""
     constants = {tensor.name for tensor in optimized.graph.initializer}
     return {
         node.name
@@ -177,9 +177,9 @@ def products_of_activations(optimized: onnx.ModelProto) -> set[str]:
 
 
 def read_floats(quantized: onnx.ModelProto, names: Collection[str]) -> None:
-    """Let the named nodes read activations as they were before they were rounded, in place.
+    """Let the named nodes read activations before rounding, in place.
 
-    onnxruntime would else compute them by integers, whoever rounded the activations.
+    Otherwise onnxruntime would compute these nodes with integers.
     """
     makers = {name: node for node in quantized.graph.node for name in node.output}
     for node in quantized.graph.node:
@@ -192,7 +192,7 @@ def read_floats(quantized: onnx.ModelProto, names: Collection[str]) -> None:
 def read_and_computed(
     optimized: onnx.ModelProto, operators: Collection[str], excluded: Collection[str]
 ) -> set[str]:
-    """Return what the nodes of some operators, without the excluded nodes, read or compute."""
+    """Return the values that nodes of some operators, except the excluded ones, read or compute."""
     return {
         name
         for node in optimized.graph.node
@@ -202,7 +202,7 @@ def read_and_computed(
 
 
 def restore_declarations(quantized: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the quantized model with the inputs, outputs and notes that the model has."""
+    """Return the quantized model with the inputs, outputs and metadata of the model."""
     restored = onnx.ModelProto()
     restored.CopyFrom(quantized)
     del restored.graph.input[:]
@@ -234,8 +234,8 @@ def require_quantizable(
     if any(node.name not in excluded for node in nodes):
         return
     kinds = listed_names(sorted({node.op_type for node in optimized.graph.node})) or "nothing"
-    reason = "exclude leaves nothing of it" if nodes else f"it computes {kinds}"
+    reason = "exclude= leaves no node to quantize" if nodes else f"it computes {kinds}"
     raise ModelError(
-        f"The model has nothing to quantize: {reason}. Quantized are layers with weights, such as"
-        " Conv, Gemm and MatMul, and the values between them."
+        f"The model has nothing to quantize: {reason}. Expected layers with weights, such as Conv,"
+        " Gemm and MatMul."
     )

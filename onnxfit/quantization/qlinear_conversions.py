@@ -44,9 +44,9 @@ def convert_matmul(op: QdqBuilder) -> None:
 
 @conversion("QGemm", MICROSOFT)
 def convert_gemm(op: QdqBuilder) -> None:
-    """y = alpha (A B + C): the integer bias is multiplied by alpha, too.
+    """y = alpha (A B + C): the integer bias is multiplied by alpha as well.
 
-    Without a scale of the output, the output is a float.
+    If the output has no scale, it is a float.
     """
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = op.inputs(9)
     real = (
@@ -108,7 +108,7 @@ def convert_average_pool(op: QdqBuilder) -> None:
 
 @conversion("NhwcMaxPool", MICROSOFT)
 def convert_max_pool(op: QdqBuilder) -> None:
-    """The integers of a maximum are the maximum of the integers, so that they stay integers."""
+    """The integers of a maximum are the maximum of the integers, so they stay integers."""
     (x,) = op.inputs(1)
     rank = _kernel_rank(op)
     _channels_last(op, op.apply("MaxPool", _channels_first(op, x, rank)), rank, op.node.output[0])
@@ -182,7 +182,9 @@ def _float_operator(op: QdqBuilder) -> str:
 def _rank(op: QdqBuilder, value: str) -> int:
     rank = op.graph.rank(value)
     if rank is None:
-        raise NotConvertibleError(f"the rank of {value!r} is unknown, and its channels come last")
+        raise NotConvertibleError(
+            f"the rank of {value!r} is unknown, and its channels are the last axis"
+        )
     return rank
 
 
@@ -190,7 +192,7 @@ def _kernel_rank(op: QdqBuilder) -> int:
     """Return the rank of the input of a pooling with a kernel."""
     kernel = op.attributes.get("kernel_shape")
     if not isinstance(kernel, list):
-        raise NotConvertibleError("its attribute kernel_shape is no list")
+        raise NotConvertibleError("its attribute kernel_shape is not a list")
     return len(kernel) + 2
 
 

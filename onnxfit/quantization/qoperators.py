@@ -24,13 +24,14 @@ every operator of integers stands for an operator of floats between them. The co
 | DynamicQuantizeMatMul | D(q) @ D(b) + bias, with q = DynamicQuantizeLinear(a) |
 | DynamicQuantizeLSTM | LSTM(D(q), D(W)^T, D(R)^T, ...), with q = DynamicQuantizeLinear(x) |
 
-The integers are exact, so that both forms compute the same real number before the last rounding.
-They differ where it lies closer to a half than float32 resolves: then by one level. One conversion
-differs by more: DynamicQuantizeLSTM rounds the hidden state before every step, and LSTM does not.
+The integers are exact, so both forms compute the same real number before the last rounding. The
+results differ by one level if this number lies closer to a half than float32 resolves. One
+conversion differs by more: DynamicQuantizeLSTM rounds the hidden state before every step, and LSTM
+does not.
 
 The scale of an int32 bias b is the product sx sw. It becomes an initializer called `<bias>/scale`,
-which has to be computed again where sx or sw change. If sw has an entry for each channel, so has
-the product.
+which must be recomputed if sx or sw changes. If sw has an entry for each channel, the product has
+one as well.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ def to_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Q and D stand for QuantizeLinear and DequantizeLinear. The names of inputs, outputs and all
     initializers stay. A quantized value that several nodes use is dequantized once. An operator
-    that cannot be converted stays as it is; `remaining_qoperators` lists those with reasons.
+    that cannot be converted stays; `remaining_qoperators` lists them with reasons.
 
-    - `model`: the model, which stays as it is. If it has nothing to convert, the model itself is
+    - `model`: the model, which stays unchanged. Without an integer operator, the model itself is
       returned. A model of an opset before 13 is converted to the opset of training, 21.
 
-    Raises ModelError where the opset cannot be converted.
+    Raises ModelError if the opset cannot be converted.
 
     >>> text = '<ir_version: 8, opset_import: ["": 17]> g (uint8[N, 1] x) => (uint8[N, 1] y)'
     >>> values = "<float s = {0.5}, uint8 z = {128}, int8[1, 1] w = {3}, int8 wz = {0}>"
@@ -95,11 +96,11 @@ def to_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def remaining_qoperators(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the operators of integers that `to_qdq` leaves as they are, each with the reason.
+    """Return the integer operators that `to_qdq` does not convert, each with the reason.
 
-    The key is the name of the node, or of its output if the node has none.
+    The key is the name of the node, or of its output if the node has no name.
 
-    - `model`: a model in either form; it stays as it is.
+    - `model`: a model in either form, which stays unchanged.
     """
     _, reasons = _convert_nodes(model)
     own = {_key(node) for node in model.graph.node}
@@ -110,7 +111,7 @@ def remaining_qoperators(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _convert_nodes(model: onnx.ModelProto) -> tuple[dict[str, QdqBuilder], dict[str, str]]:
-    """Return the replacements by the node's first output, and why other nodes stay."""
+    """Return the replacements by the node's first output, and the reasons why other nodes stay."""
     graph = IntegerGraph(model.graph)
     builders: dict[str, QdqBuilder] = {}
     reasons: dict[str, str] = {}
@@ -131,7 +132,7 @@ def _convert_nodes(model: onnx.ModelProto) -> tuple[dict[str, QdqBuilder], dict[
 
 
 def _nodes_with(graph: onnx.GraphProto, builders: dict[str, QdqBuilder]) -> list[onnx.NodeProto]:
-    """Return the nodes of a graph with the replacements in their places."""
+    """Return the nodes of a graph after the replacements."""
     replaced = {_key(node) for builder in builders.values() for node in builder.replaced}
     for builder in builders.values():
         for node in builder.bypassed:
@@ -155,5 +156,5 @@ def _conversion_of(node: onnx.NodeProto) -> Conversion | None:
 
 
 def _key(node: onnx.NodeProto) -> str:
-    """Return the node's first output, which no other node of the model has."""
+    """Return the node's first output, which is unique in the model."""
     return next(iter(node.output), "")

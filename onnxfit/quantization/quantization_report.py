@@ -1,4 +1,4 @@
-"""Measure what each layer of an integer model costs."""
+"""Measure the accuracy that each layer of an integer model loses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def quantization_report(
     batch_size: int = 32,
     verbose: Union[int, str] = "auto",
 ) -> QuantizationReport:
-    r"""Report what each layer of an integer model costs, to decide which ones stay in float.
+    r"""Report how much accuracy each layer of an integer model loses, to choose layers for float.
 
     The signal-to-noise ratio of floats $x$ and their rounded values $\hat x$ is
     $10 \log_{10} (\sum x^2 / \sum (x - \hat x)^2)$ dB, infinite where they are equal. One bit more
@@ -59,20 +59,21 @@ def quantization_report(
     `levels` counts the different integers of the weight.
 
     All sums run over all rows of the data, batch by batch. The float model and its n layers alone
-    are one compiled graph, which runs n + 1 times a batch; the integer model runs as it is.
+    are one compiled graph, which runs n + 1 times a batch; the integer model runs unchanged.
 
-    - `float_model`: the model before quantization: a path, bytes or an `onnx.ModelProto`. Where the
-      integer model has no BatchNormalization, those of the float model are folded first.
+    - `float_model`: the model before quantization: a path, bytes or an `onnx.ModelProto`. If the
+      integer model has no BatchNormalization, the float model's are folded first.
     - `int_model`: the same model with QuantizeLinear and DequantizeLinear, as
-      `onnxruntime.quantization.quantize_static` writes it in the format QDQ.
-    - `data`: a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)`, or anything else that
-      `Trainer.predict` takes for x. A few hundred rows suffice.
-    - `loss`: a loss or a dict output -> loss, as for `Trainer`, which needs labels; None for none.
+      `onnxruntime.quantization.quantize_static` writes it in QDQ format.
+    - `data`: a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)`, or any other x that
+      `Trainer.predict` accepts. A few hundred rows suffice.
+    - `loss`: a loss, or a dict from output to loss, as for `Trainer`. It needs labels. None for no
+      loss.
     - `batch_size`: rows of a batch.
     - `verbose`: 0 silent, 1 a progress bar, "auto" 1 in a terminal, else 0.
 
-    Raises ModelError if the integer model has no quantized layer, was made of another model, or
-    gives NaN; DataError for data that does not fit, or lacks the labels; SettingError or
+    Raises ModelError if the integer model has no quantized layer, was made from another model, or
+    computes NaN; DataError for data that does not fit, or lacks the labels; SettingError or
     UnknownNameError for an impossible loss or setting.
 
     Sources: the ratios are those of onnxruntime's `quantization.qdq_loss_debug`; one layer at a
@@ -113,8 +114,8 @@ def quantization_report(
 def _folded(floats: onnx.ModelProto, integers: onnx.ModelProto) -> onnx.ModelProto:
     """Return the float model, optimized if the integer model lacks nodes that optimizing folds.
 
-    These are a BatchNormalization, and a node that reads constants alone, such as the Transpose of
-    a weight.
+    Folded are BatchNormalization, and nodes that read only constants, such as the Transpose of a
+    weight.
     """
     constants = constants_of(floats.graph)
     kept = {name for node in integers.graph.node for name in node.output}
@@ -128,7 +129,7 @@ def _folded(floats: onnx.ModelProto, integers: onnx.ModelProto) -> onnx.ModelPro
 
 
 def _source(model: onnx.ModelProto, meter: LossMeter | None, data: Any, batch_size: int) -> Source:
-    """Return the batches of the data; the labels are left out if no loss needs them."""
+    """Return the batches of the data, without labels if no loss needs them."""
     inputs = [spec_of(v) for v in to_ir(model).graph.inputs if not v.is_initializer()]
     adapter = DataAdapter(
         inputs,
@@ -138,7 +139,8 @@ def _source(model: onnx.ModelProto, meter: LossMeter | None, data: Any, batch_si
     elements = data if isinstance(data, tuple) else (data,)
     if not 1 <= len(elements) <= 3:
         raise SettingError(
-            f"data is (x,), (x, y), (x, y, sample_weight) or a loader, got {len(elements)} items."
+            "data must be (x,), (x, y), (x, y, sample_weight) or a loader, got a tuple of"
+            f" {len(elements)} items."
         )
     return adapter.source(*elements, batch_size=batch_size)
 
@@ -164,7 +166,7 @@ class _Noise:
 
 
 class _Analysis:
-    """Sums over batches, and the report of them."""
+    """The sums over batches, and their report."""
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class _Analysis:
             if value.type.tensor_type.elem_type in FLOATS
         ]
         if not self.outputs:
-            raise ModelError("The float model has no output of floats, which could be compared.")
+            raise ModelError("The float model has no float output to compare.")
         self.switched = SwitchedModel(floats, pairing)
         self.integers = _observed(integers, [layer.integer_output for layer in pairing.layers])
         self.rows = 0
@@ -192,7 +194,7 @@ class _Analysis:
         self.clipped: dict[QuantizedActivation, list[int]] = {
             activation: [0, 0] for layer in self.layers for activation in layer.activations
         }
-        # of the float model, of the integer model, and of each layer alone
+        # losses of the float model, of the integer model, and of each layer alone
         trackers = range(len(self.layers) + 2)
         self.losses = [] if meter is None else [meter.tracker() for _ in trackers]
 
@@ -224,10 +226,10 @@ class _Analysis:
 
     def report(self) -> QuantizationReport:
         if not self.rows:
-            raise DataError("The data gave no batch.")
+            raise DataError("The data contains no batch. Pass at least one row.")
         losses = [tracker.loss for tracker in self.losses]
         if any(map(math.isnan, losses)):
-            raise DataError("The loss is NaN: every label is masked, or the loss overflows.")
+            raise DataError("The loss is NaN. Either every label is masked, or the loss overflows.")
         return QuantizationReport(
             tuple(self._row(i, layer, losses) for i, layer in enumerate(self.layers)),
             rows=self.rows,
@@ -272,9 +274,11 @@ class _Analysis:
 
 
 def _observed(model: onnx.ModelProto, names: list[str]) -> StatelessSession:
-    """Return a session of the integer model that returns these values, too."""
+    """Return a session of the integer model that also returns these values."""
     if is_large(model):
-        raise ModelError("The integer model has more than 2 GB of tensors, too many for a session.")
+        raise ModelError(
+            "The integer model has more than 2 GB of tensors, too large for one session."
+        )
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     outputs = {value.name for value in copy.graph.output}
@@ -285,11 +289,11 @@ def _observed(model: onnx.ModelProto, names: list[str]) -> StatelessSession:
 
 
 def _compare(noise: _Noise, exact: Array, rounded: Array, what: str, name: str) -> None:
-    """Add values of a model to a sum; ModelError where the values cannot be compared."""
+    """Add values of a model to a sum. Raises ModelError if the values cannot be compared."""
     if exact.shape != rounded.shape:
         raise ModelError(
-            f"The {what} gives {name!r} in the shape {list(rounded.shape)}, and the float model in"
-            f" {list(exact.shape)}. Fix: give the float model that was quantized."
+            f"The {what} computes {name!r} with shape {list(rounded.shape)}, but the float model"
+            f" with shape {list(exact.shape)}. Pass the float model that was quantized."
         )
     _require_finite(rounded, what, name)
     noise.add(exact, rounded)
@@ -298,11 +302,11 @@ def _compare(noise: _Noise, exact: Array, rounded: Array, what: str, name: str) 
 def _require_finite(
     values: Array, what: str, name: str, error: type[DataError | ModelError] = ModelError
 ) -> None:
-    """Raise an error for NaN or infinity, which no ratio can be computed of."""
+    """Raise an error for NaN or infinity, for which no ratio is defined."""
     if not np.isfinite(values).all():
         raise error(
-            f"The {what} gives NaN or infinity in {name!r}. Fix: look for such values in the data,"
-            " and for scales that are zero or not finite."
+            f"The {what} computes NaN or infinity in {name!r}. Look for NaN or infinity in the"
+            " data, and for scales that are zero or not finite."
         )
 
 

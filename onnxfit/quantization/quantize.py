@@ -1,4 +1,4 @@
-"""`quantize`: integers for the weights of a trained model, and for what its layers compute."""
+"""`quantize`: quantize the weights and activations of a trained model."""
 
 from __future__ import annotations
 
@@ -50,36 +50,35 @@ def quantize(
     batch_size: int = 32,
     verbose: Union[int, str] = "auto",
 ) -> onnx.ModelProto:
-    r"""Return the model with integers in the place of floats: post-training quantization.
+    r"""Return the model quantized to integers: post-training quantization.
 
-    onnxruntime's quantizer does the work. A float $x$ becomes the integer
-    $q = \mathrm{clip}(\mathrm{round}(x / s) + z, q_{min}, q_{max})$ and stands for $s (q - z)$. The
-    scale $s$ and the zero point $z$ of a weight come from its own values. Those of an activation,
-    a value that a layer reads or computes, come from its range over the calibration data. Biases
-    become int32, with the scale of their product.
+    This function runs onnxruntime's quantizer. A float $x$ becomes the integer $q =
+    \mathrm{clip}(\mathrm{round}(x / s) + z, q_{min}, q_{max})$ and represents $s (q - z)$. The
+    scale $s$ and the zero point $z$ of a weight come from its own values. An activation is a value
+    that a layer reads or computes; its scale and zero point come from its range over the
+    calibration data. Biases become int32, with the product of the two scales.
 
     Before that, onnxruntime optimizes the model: each BatchNormalization becomes part of the
     convolution before it, and constants are computed. The result has the same inputs and outputs,
     a DequantizeLinear behind each weight, and a QuantizeLinear and a DequantizeLinear behind each
-    activation (QDQ format). Where it loses too much accuracy, train it further.
+    activation (QDQ format). If it loses too much accuracy, train it further.
 
-    - `model`: a path, bytes or an `onnx.ModelProto`, which is not changed.
-    - `calibration`: data like that of the model's use, some hundred rows; whatever
-      `Trainer.predict` takes. Labels in it are ignored. None with `activations=None` only.
+    - `model`: a path, bytes or an `onnx.ModelProto`, which stays unchanged.
+    - `calibration`: typical inputs of the model, some hundred rows, in any form that
+      `Trainer.predict` accepts. Labels are ignored. None only with `activations=None`.
     - `weights`: "int8", "uint8", "int4" or "uint4". With four bits, the result has opset 21, and
       products of two activations stay in float.
-    - `activations`: "int8" or "uint8"; None leaves them in float, and quantizes the weights of
-      Conv, ConvTranspose, Gemm and MatMul alone.
-    - `per_channel`: True for a scale for each output channel of a weight, which is more accurate.
-      False for one scale for each weight.
-    - `method`: "minmax" takes the whole range of an activation. "entropy" cuts it where the
-      Kullback-Leibler divergence from the floats is least. "percentile" leaves out the largest
-      0.001 %.
+    - `activations`: "int8" or "uint8". None leaves activations in float, and quantizes only the
+      weights of Conv, ConvTranspose, Gemm and MatMul.
+    - `per_channel`: True for one scale per output channel of a weight, which is more accurate.
+      False for one scale per weight.
+    - `method`: "minmax" takes the whole range of an activation. "entropy" chooses the range with
+      the least Kullback-Leibler divergence from the floats. "percentile" omits the largest 0.001 %.
     - `exclude`: names or fnmatch patterns of nodes or weights that stay in float.
-    - `batch_size`: rows that the model computes at a time, where the data does not come in batches.
+    - `batch_size`: rows in a batch of calibration data that is not already in batches.
     - `verbose`: 0 silent, 1 a progress bar, 2 a line at the end, "auto" 1 in a terminal, else 0.
 
-    Raises ModelError if the model cannot be read, is quantized already, or has nothing to quantize;
+    Raises ModelError if the model cannot be read, is already quantized, or has nothing to quantize;
     UnsupportedError above 2 GB, or for weights in float16 or float64; DataError if the calibration
     data does not fit the model, has no rows, or is NaN or infinite; UnknownNameError for an unknown
     type, method or name; SettingError for settings that exclude each other.
@@ -122,8 +121,8 @@ def quantize(
         read_floats(quantized, products)
     if not any(is_conversion(node) for node in quantized.graph.node):
         raise ModelError(
-            "The model has nothing to quantize: no weight of a Conv, Gemm or MatMul is an"
-            " initializer of floats."
+            "The model has nothing to quantize: no Conv, Gemm or MatMul has a float initializer as"
+            " its weight."
         )
     quantized = restore_declarations(quantized, original)
     onnx.checker.check_model(quantized)
@@ -138,20 +137,20 @@ def _check_settings(weights: str, activations: str | None, method: str, calibrat
     if activations is None:
         if calibration is not None:
             raise SettingError(
-                "activations=None quantizes the weights alone, which needs no calibration data:"
-                " leave it out, or choose activations='int8'."
+                "activations=None quantizes only the weights, which needs no calibration data."
+                " Remove the calibration data, or use activations='int8'."
             )
         return
     if activations not in ACTIVATIONS:
         raise UnknownNameError("type of activations", activations, ACTIVATIONS)
     if calibration is None:
         raise DataError(
-            "Activations are quantized by their ranges, and there is no calibration data to measure"
-            " them: quantize(model, x) with some hundred rows, or activations=None for the weights"
-            " alone."
+            "Quantizing activations needs calibration data to measure their ranges. Pass some"
+            " hundred rows, quantize(model, x), or use activations=None to quantize only the"
+            " weights."
         )
     if activations == "int8" and weights == "uint8":
         raise SettingError(
-            "onnxruntime has no layers with int8 activations and uint8 weights: choose"
+            "onnxruntime has no kernels for int8 activations with uint8 weights. Use"
             " weights='int8' or activations='uint8'."
         )

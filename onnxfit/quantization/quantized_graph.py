@@ -23,11 +23,11 @@ from onnxfit.quantization.parameters import FLOATS, LIMITS, Array, QuantizationP
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The value that quantized floats come from.
+    """The origin of a quantized value.
 
-    - `name`: the value that the first QuantizeLinear reads; the integers, where they are constant.
-    - `parameters`: those of each pair of QuantizeLinear and DequantizeLinear on the way; none for
-      a value that is not quantized.
+    - `name`: the value that the first QuantizeLinear reads; the integers, if they are constant.
+    - `parameters`: the parameters of each pair of QuantizeLinear and DequantizeLinear since; empty
+      for a value that is not quantized.
     - `integers`: the integers of a constant.
     """
 
@@ -58,7 +58,7 @@ class QuantizedGraph:
         ]
 
     def rounded_values(self) -> dict[str, Origin]:
-        """Return the outputs of DequantizeLinear that are no constants, with their origins."""
+        """Return the outputs of DequantizeLinear that are not constants, with their origins."""
         origins = {
             name: self.origin(name)
             for name, node in self.producers.items()
@@ -69,7 +69,8 @@ class QuantizedGraph:
     def origin(self, name: str) -> Origin:
         """Return where the value `name` comes from, across QuantizeLinear and DequantizeLinear.
 
-        ModelError for parameters that are no constants, or a type without integers.
+        Raises ModelError for parameters that are not constants, or an element type without
+        integers.
         """
         dequantize = self.producers.get(name)
         if dequantize is None or not is_dequantize(dequantize):
@@ -83,7 +84,7 @@ class QuantizedGraph:
             return Origin(source, (parameters,), integers)
         quantize = self.producers.get(source)
         if quantize is None or not is_quantize(quantize):
-            return Origin(name)  # integers that another node computes
+            return Origin(name)  # another node computes these integers
         parameters = self._parameters(quantize)
         value = quantize.input[0]
         if value in self.tensors:  # a weight in floats that is quantized when the graph runs
@@ -116,9 +117,8 @@ class QuantizedGraph:
         name = node.input[position]
         if name not in self.tensors:
             raise ModelError(
-                f"{node.op_type} {node.name!r} reads {name!r}, which is computed when the model"
-                " runs: expected a constant scale and zero point, as static quantization writes"
-                " them."
+                f"{node.op_type} {node.name!r} reads {name!r}, which is computed at run time."
+                " Expected a constant scale and zero point, as static quantization writes them."
             )
         tensor = self.tensors[name]
         if tensor.data_type not in types:
@@ -130,7 +130,7 @@ def _require_fit(node: onnx.NodeProto, parameters: QuantizationParameters, value
     if not parameters.fits(values.shape):
         shapes = [list(array.shape) for array in (parameters.scale, parameters.zero_point, values)]
         raise ModelError(
-            f"{node.op_type} {node.name!r} has scales of shape {shapes[0]}, zero points of"
+            f"{node.op_type} {node.name!r} has scales of shape {shapes[0]}, zero points of shape"
             f" {shapes[1]} and axis={parameters.axis}, which do not fit its tensor of shape"
             f" {shapes[2]}."
         )

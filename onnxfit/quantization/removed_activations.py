@@ -1,7 +1,7 @@
 """Add the activation functions that onnxruntime's quantizer removes.
 
-It removes a Relu, or a Clip from 0 to 6, wherever the integers that follow it begin at 0: they cut
-off the same numbers. When the integers become floats again, nothing would.
+It removes a Relu, or a Clip from 0 to 6, wherever the integers that follow it begin at 0: they clip
+the same numbers. Without the integers, nothing would clip them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEEPING = {
     "Transpose",
     "Unsqueeze",
 }
-SIX = 6.0  # the upper end of the Clip that MobileNets have, ReLU6
+SIX = 6.0  # the upper end of ReLU6, the Clip of MobileNets
 
 
 class NonNegativeValues:
@@ -79,10 +79,10 @@ def add_removed_activation(
 ) -> ir.Value | None:
     """Add a Relu or a Clip before the pair of nodes, if the pair took its place.
 
-    - `quantize`, `dequantize`: the two nodes, which round a value and are still in the graph.
-    - `non_negative`: the values before them that cannot be negative. The new one is added.
+    - `quantize`, `dequantize`: the two nodes that round a value, still in the graph.
+    - `non_negative`: the values before them that cannot be negative. The new value is added.
 
-    Return the value that the pair stands for: that of the new node, or the one that is rounded.
+    Return the value that replaces the pair's output: the new node's output, or the pair's input.
     """
     value = quantize.inputs[0]
     ends = _ends(quantize)
@@ -118,7 +118,7 @@ def _constant(number: float, name: str, like: Array) -> ir.Node:
 
 
 def _ends(quantize: ir.Node) -> Array | None:
-    """Return the least and the greatest float that its integers stand for, None if unknown."""
+    """Return the least and the greatest float that its integers represent, None if unknown."""
     parameters = parameters_of(quantize)
     if parameters is None or parameters.scale.size != 1:
         return None

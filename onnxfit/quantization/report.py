@@ -34,16 +34,16 @@ class QuantizedLayer:
 
     - `name`: the name of the node in the float model, or of its output if the node has no name.
     - `operator`: the operator of the node.
-    - `type`: the type of the integers: those of the weight, or of the activations without one.
+    - `type`: the integer type of the weight, or of the activations without a weight.
     - `weight_snr`: signal-to-noise ratio of the weight in dB; None without a weight.
-    - `output_snr`: that of the layer's output when every layer is rounded.
-    - `alone_snr`: that of the model's outputs when this layer alone is rounded.
+    - `output_snr`: the ratio of the layer's output when every layer is rounded.
+    - `alone_snr`: the ratio of the model's outputs when this layer alone is rounded.
     - `alone_loss`: the loss when this layer alone is rounded; None without a loss.
     - `loss_increase`: `alone_loss` minus the loss of the float model; None without a loss.
     - `clipped_weights`: share of the weight's elements beyond the range of the integers; None
       without a weight.
     - `clipped_activations`: the same of the values that the layer reads and writes in integers;
-      None if there are none.
+      None without activations.
     - `levels`: the number of different integers of the (largest) weight; None without a weight.
     """
 
@@ -61,16 +61,16 @@ class QuantizedLayer:
 
     @property
     def noise(self) -> float:
-        """The noise of the model's outputs when this layer alone is rounded, relative to them.
+        """The relative noise of the model's outputs when this layer alone is rounded.
 
-        It is the root of the mean square: 20 dB are 0.1.
+        The root mean square of the noise, divided by that of the outputs: 20 dB are 0.1.
         """
         return float(10 ** (-self.alone_snr / 20))
 
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """The result of `onnxfit.quantization_report`; printed, it is a table, the worst layer first.
+    """The result of `onnxfit.quantization_report`. It prints as a table, worst layer first.
 
     - `layers` has one QuantizedLayer per layer, in the order of the model.
     - `rows` is the number of rows of the data.
@@ -90,7 +90,7 @@ class QuantizationReport:
 
         - `by`: the figure that is compared: "loss_increase", "alone_snr", "output_snr" or
           "weight_snr". None takes the increase of the loss, or `alone_snr` without a loss. Layers
-          without the figure are left out, and equal ones are compared by `alone_snr`.
+          without the figure are omitted, and `alone_snr` breaks ties.
 
         Raises UnknownNameError for another figure, SettingError for "loss_increase" without a loss.
         """
@@ -100,8 +100,8 @@ class QuantizationReport:
             raise UnknownNameError("ranking", by, RANKINGS)
         if by == "loss_increase" and self.float_loss is None:
             raise SettingError(
-                "The report has no losses to rank by. Fix: quantization_report(..., (x, y),"
-                " loss='cross_entropy'), for instance."
+                "Ranking by 'loss_increase' needs losses, but the report has none. Pass labels and"
+                " a loss: quantization_report(..., (x, y), loss='cross_entropy')."
             )
         sign = -1 if by == "loss_increase" else 1
         having = [layer for layer in self.layers if getattr(layer, by) is not None]
@@ -111,18 +111,18 @@ class QuantizationReport:
     def worst(self, n: int = 1, by: str | None = None) -> list[str]:
         """Return the names of the worst layers, which may stay in float.
 
-        - `n`: how many, at least 1; fewer layers give all of their names.
+        - `n`: the number of names, at least 1. A report with fewer layers returns all names.
         - `by`: the figure that is compared, as in `ranked`.
         """
         if n < 1:
-            raise SettingError(f"n is at least 1, got {n}.")
+            raise SettingError(f"n must be at least 1, got {n}.")
         return [layer.name for layer in self.ranked(by)[:n]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report to a file; an existing one is replaced.
+        """Write the report to a file, replacing an existing one.
 
-        - `path`: the file: .svg for a picture with a bar for each layer, .txt for the table with
-          all of its rows.
+        - `path`: the file: .svg for a picture with a bar for each layer, .txt for the complete
+          table.
 
         Raises SettingError for another suffix, CheckpointError if the file cannot be written.
         """
@@ -131,7 +131,7 @@ class QuantizationReport:
         write_atomically(path, lambda file: file.write(f"{text}\n".encode()))
 
     def svg(self) -> str:
-        """Return the picture: bars of the noise, and of the increase of the loss if there is one.
+        """Return the picture: bars of the noise and, with a loss, of the increase of the loss.
 
         The worst layer is at the top.
         """
@@ -181,13 +181,13 @@ NOTES = (
 
 
 def check_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of the file of a report; SettingError for one that is not known."""
+    """Return the suffix of a report's file. Raises SettingError for an unknown one."""
     require_path(path)
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise SettingError(
-            f"{os.fspath(path)!r} ends in none of {', '.join(SUFFIXES)}. Fix: save the report as"
-            " .svg, a picture that browsers and editors open, or as .txt."
+            f"The report's file must end in {' or '.join(SUFFIXES)}, got {os.fspath(path)!r}. Use"
+            " .svg for a picture, or .txt for the table."
         )
     return suffix
 
@@ -201,7 +201,7 @@ def decibels(ratio: float) -> str:
 
 
 def ending(name: str, length: int) -> str:
-    """Return the end of a name that is long: layers often share the beginning.
+    """Return a name, shortened to its end if long: layers often share the beginning.
 
     >>> ending("/encoder/layer.0/attention/MatMul", 21)
     '…r.0/attention/MatMul'

@@ -20,7 +20,7 @@ MAX_OBSERVED = 10**9  # batches
 
 @dataclass(frozen=True)
 class Quantization(ChecksArguments):
-    r"""How a file whose weights are integers is trained.
+    r"""Settings for training a file with integer weights.
 
     Each integer initializer $q$ behind a DequantizeLinear gets a float weight $w$ of its name. The
     training step computes with $s\,(\mathrm{clamp}(\mathrm{round}(w / s) + z) - z)$ instead of $w$,
@@ -28,27 +28,27 @@ class Quantization(ChecksArguments):
     arXiv:1308.3432). The exported file has $q = \mathrm{clamp}(\mathrm{round}(w / s) + z)$. A bias
     of 32 bits is trained without rounding.
 
-    Given this setting, the packed weights of MatMulNBits (4 or 8 bits, float32) train as well; else
-    they stay, and its kernel computes the training step. Each gets a float weight of shape (K, N)
-    under the name of the packed one, and $z$ is $2^{\mathrm{bits} - 1}$ if the node has none. The
-    exported file packs the integers again. A training step does not round activations, as kernels
-    with `accuracy_level=4` do; evaluation does.
+    With this setting, the packed weights of MatMulNBits (4 or 8 bits, float32) train as well.
+    Without it they stay unchanged, and its kernel computes the training step. Each gets a float
+    weight of shape (K, N) under the name of the packed one, and $z$ is $2^{\mathrm{bits} - 1}$ if
+    the node has none. The exported file packs the integers again. A training step does not round
+    activations, as kernels with `accuracy_level=4` do; evaluation does.
 
-    - `weights`: names and fnmatch patterns of the integer initializers that are trained, where
-      `"!pattern"` excludes; None for all. Others stay byte-identical.
+    - `weights`: names and fnmatch patterns of the integer initializers to train, where `"!pattern"`
+      excludes; None for all. The others stay byte-identical.
     - `float_model`: the float file that was quantized: a path, bytes or an `onnx.ModelProto`. The
-      float weights begin with its initializers instead of with $s\,(q - z)$. They are found by
-      name, by the name without `_quantized`, or by shape and nearest values. Checkpoints do not
-      hold it.
+      float weights start from its initializers instead of $s\,(q - z)$. The initializers are found
+      by name, by the name without `_quantized`, or by shape and nearest values. Checkpoints do not
+      store this model.
     - `teacher`: a float model of the same task, often the one that was quantized: a path, bytes or
       an `onnx.ModelProto`. It runs in every training step on the same inputs, and each entry of the
       loss becomes $(1 - a)\,\ell + a\,d$ (Hinton, Vinyals, Dean 2015, arXiv:1503.02531). For losses
       of classes and probabilities $d = T^2\,\mathrm{KL}(q \Vert p)$, where $q$ and $p$ are the
-      softmax (or sigmoid) of the teacher's and the model's logits, divided by $T$; the graphs tell
-      logits from probabilities, as for `from_logits=None`. For all other losses $d$ is the squared
-      difference of the outputs. Weights of rows, masks and class weights apply to both terms.
-      `evaluate`, `val_loss` and metrics are without the teacher. Inputs and outputs are matched by
-      name, or by position if there is one. Checkpoints do not hold the teacher.
+      softmax (or sigmoid) of the teacher's and the model's logits, divided by $T$; the graphs
+      distinguish logits from probabilities, as for `from_logits=None`. For all other losses $d$ is
+      the squared difference of the outputs. Weights of rows, masks and class weights apply to both
+      terms. `evaluate`, `val_loss` and metrics do not include the teacher. Inputs and outputs are
+      matched by name; a single one needs no matching name. Checkpoints do not store the teacher.
     - `temperature`: $T > 0$; with a teacher 2 by default. It has no influence on squared
       differences.
     - `teacher_weight`: $a$ in [0, 1]; with a teacher 0.5 by default. With 0 the teacher does not
@@ -59,30 +59,30 @@ class Quantization(ChecksArguments):
     Learned scales: every scale $s$ that a QuantizeLinear reads, of a trained weight or an
     activation, is a trained weight under its name in the file. For $v = w / s$ and the gradient $d$
     of the rounded number, the gradient of $s$ is the sum of $d\,(\mathrm{round}(v) - v)$ in range,
-    and of $d\,(q - z)$ where $q$ was clamped (LSQ, Esser et al. 2020, arXiv:1902.08153). That of a
-    zero point is the sum of $-s\,d$ where $q$ was clamped (LSQ+, Bhalgat et al. 2020,
+    and of $d\,(q - z)$ where $q$ was clamped (LSQ, Esser et al. 2020, arXiv:1902.08153). The
+    gradient of a zero point is the sum of $-s\,d$ where $q$ was clamped (LSQ+, Bhalgat et al. 2020,
     arXiv:2004.09576): a float is trained, and rounded to the integer $z$. Both sums are multiplied
     by $1 / \sqrt{N Q}$, where $N$ counts the elements of a weight or of a row of an activation, and
     $Q$ is the greatest integer. So SGD takes the steps of the paper. Adam divides by the size of
-    the gradient, and takes steps of the learning rate whatever the factor is: give scales a smaller
-    one by `learning_rate_multipliers={"*_scale": 0.1}`.
+    the gradient, so its steps do not depend on this factor: give scales a smaller learning rate
+    with `learning_rate_multipliers={"*_scale": 0.1}`.
 
-    A zero point of 0 or in the middle of its type stays, so that symmetric numbers stay symmetric.
-    Zero points of MatMulNBits that are floats stay, too. Its learned scales have the shape
-    (blocks, N). The scale of a block may be negative, and keeps its sign.
-    Scales begin as in the file. After each update they are clamped between 1/128 and 128 times the
-    scale of the file, and zero points to the range of their type: torch.ao's learnable quantizer
-    clamps both, too. Neither has a penalty; AdamW decays them unless `exclude_from_weight_decay`
-    names them. The scale of a bias of 32 bits is the product of those of its layer's input and
-    weight, and follows them.
+    A zero point of 0 or in the middle of its type stays, so symmetric numbers stay symmetric. Float
+    zero points of MatMulNBits stay as well. Its learned scales have the shape (blocks, N). The
+    scale of a block may be negative, and keeps its sign. Scales start at the file's values. After
+    each update they are clamped between 1/128 and 128 times the scale of the file, and zero points
+    to the range of their type: torch.ao's learnable quantizer also clamps both. Neither has a
+    penalty. AdamW decays them unless `exclude_from_weight_decay` matches them. The scale of a bias
+    of 32 bits is the product of the scales of its layer's input and weight, and follows them.
 
     Observed ranges: an activation's range is $[s\,(q_{\min} - z), s\,(q_{\max} - z)]$. In each of
     the first `observe` batches (updates, if `accumulate` is 1), both ends move by 0.01 of the
     distance to the least and the greatest number of the batch, or to 0 if that is further out:
-    the moving average of torch.ao's MovingAverageMinMaxObserver, which begins with the range of the
-    file. The batch itself is rounded by the range before it. Then the ranges stay. Scale and zero
-    point follow from the range as in onnxruntime's quantizer, symmetric where the zero point is in
-    the middle of its type. Several ranks average their scales and zero points after each batch.
+    the moving average of torch.ao's MovingAverageMinMaxObserver, starting from the file's range. A
+    batch is rounded with the range before the batch. After `observe` batches the ranges stay. Scale
+    and zero point follow from the range as in onnxruntime's quantizer, symmetric if the zero point
+    is in the middle of its type. Several ranks average their scales and zero points after each
+    batch.
 
     Raises SettingError for another type or a number out of range, and for learned scales together
     with `observe`. `Trainer` raises UnknownNameError for a pattern that matches no integer
@@ -111,12 +111,14 @@ class Quantization(ChecksArguments):
     def __post_init__(self) -> None:
         check_number(self, "observe", at_least=0, at_most=MAX_OBSERVED, whole=True)
         if self.scales not in ("fixed", "learned"):
-            raise SettingError(f"scales is 'fixed' or 'learned', got {shortened(self.scales)}.")
+            raise SettingError(
+                f"scales must be 'fixed' or 'learned', got {shortened(self.scales)}."
+            )
         if self.scales == "learned" and self.observe:
             raise SettingError(
-                f"Scales are learned or follow the batches, got scales='learned' and"
-                f" observe={self.observe}. Train with observe first, export the file, and train"
-                " that one with scales='learned'."
+                f"scales='learned' and observe={self.observe} exclude each other. Train with"
+                " observe first, export the file, and train the exported file with"
+                " scales='learned'."
             )
         if self.weights is not None:
             object.__setattr__(self, "weights", tuple(name_list("weights", self.weights)))
@@ -136,12 +138,12 @@ class Quantization(ChecksArguments):
         sources = (str, os.PathLike, bytes, onnx.ModelProto)
         if source is not None and not isinstance(source, sources):
             raise SettingError(
-                f"{name} is a path, bytes or an onnx.ModelProto, got {shortened(source)}."
+                f"{name} must be a path, bytes or an onnx.ModelProto, got {shortened(source)}."
             )
 
     @property
     def lacks_teacher(self) -> bool:
-        """Whether there are settings for a teacher, and no teacher."""
+        """Whether there are settings for a teacher, but no teacher."""
         return self.teacher is None and (
             self.temperature is not None or self.teacher_weight is not None
         )
@@ -149,21 +151,21 @@ class Quantization(ChecksArguments):
     def distillation(self) -> Distillation | None:
         """Return the teacher, read from its file, and its settings; None without a teacher.
 
-        Raises ModelError if it cannot be read, and SettingError for settings of a teacher without
-        a teacher.
+        Raises ModelError if it cannot be read, and SettingError for a teacher's settings without a
+        teacher.
         """
         if self.lacks_teacher:
             raise SettingError(
-                "temperature and teacher_weight are for a teacher, and Quantization has none: give"
-                " teacher=, or leave them out."
+                "temperature and teacher_weight need a teacher, but Quantization has no teacher."
+                " Pass teacher=, or remove these settings."
             )
         if self.teacher is None or self.temperature is None or self.teacher_weight is None:
             return None
         return Distillation.read(self.teacher, self.temperature, self.teacher_weight)
 
     def without_files(self) -> Quantization:
-        """Return the settings that a checkpoint holds.
+        """Return the settings that a checkpoint stores.
 
-        Those of a teacher stay, so that loading such a checkpoint can ask for the teacher.
+        The settings of a teacher stay, so that loading the checkpoint can request the teacher.
         """
         return replace(self, float_model=None, teacher=None)

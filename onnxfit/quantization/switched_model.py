@@ -24,7 +24,7 @@ SCOPE = "quantization"
 class SwitchedModel:
     """One compiled graph that computes the float model, or any of its layers as integers.
 
-    A weight is an input of the graph, so that its floats or its rounded values can be given. An
+    A weight is an input of the graph, which receives its floats or its rounded values. An
     activation is `Where(switch, rounded, x)`, and its switch is an input.
 
     - `model`: the float model.
@@ -75,9 +75,9 @@ class SwitchedModel:
 class _SwitchedGraph:
     """Edits a copy of the float model.
 
-    - `weights`: number of a node and of its input -> the input of the graph that takes the weight.
-    - `switches`: quantized value -> the input of the graph that switches its rounding on.
-    - `outputs`: output of the model -> the value that it is in this graph.
+    - `weights`: (index of a node, index of its input) -> the input of the graph for the weight.
+    - `switches`: quantized value -> the input of the graph that enables its rounding.
+    - `outputs`: output of the model -> the corresponding value in this graph.
     """
 
     def __init__(self, model: onnx.ModelProto, pairing: Pairing) -> None:
@@ -113,7 +113,7 @@ class _SwitchedGraph:
                 self.weights[layer.index, position] = name
 
     def _add_roundings(self, pairing: Pairing) -> dict[str, list[onnx.NodeProto]]:
-        """Let nodes read switched values; return value -> the nodes that round it."""
+        """Let nodes read switched values; return a mapping from value to its rounding nodes."""
         inserted: dict[str, list[onnx.NodeProto]] = {}
         switched: dict[QuantizedActivation, str] = {}
         for activation in pairing.activations():
@@ -136,7 +136,7 @@ class _SwitchedGraph:
         value = activation.tensor
         for parameters in activation.parameters:
             names = self._add_parameters(value, parameters)
-            for operator in QUANTIZERS:  # those of com.microsoft take 4 and 16 bits in every opset
+            for operator in QUANTIZERS:  # com.microsoft's support 4 and 16 bits in every opset
                 output = self._unique(f"{SCOPE}/{operator}/{activation.tensor}")
                 inputs = [value, *names]
                 nodes.append(
@@ -166,7 +166,7 @@ class _SwitchedGraph:
         return [scale, zero_point]
 
     def _insert(self, inserted: Mapping[str, list[onnx.NodeProto]]) -> None:
-        """Put the nodes that round a value behind the node that computes it."""
+        """Insert the nodes that round a value after the node that computes it."""
         computed = {name for node in self.graph.node for name in node.output}
         ordered = [n for name, nodes in inserted.items() if name not in computed for n in nodes]
         for node in self.graph.node:
@@ -194,7 +194,7 @@ class _SwitchedGraph:
         removed = {t.name for t in self.graph.initializer} - {t.name for t in kept}
         del self.graph.initializer[:]
         self.graph.initializer.extend(kept)
-        for value in [v for v in self.graph.input if v.name in removed]:  # old files list them
+        for value in [v for v in self.graph.input if v.name in removed]:  # in old files
             self.graph.input.remove(value)
 
     def _unique(self, name: str) -> str:
@@ -204,10 +204,10 @@ class _SwitchedGraph:
 def run_arrays(
     session: StatelessSession, values: Mapping[str, Array], outputs: Sequence[str]
 ) -> dict[str, Array]:
-    """Return these outputs of a session for arrays, of which it takes those that it has inputs for.
+    """Return these outputs of a session, run with those arrays for which it has inputs.
 
-    Inputs without an array keep the values that the model has for them. The results are views of
-    onnxruntime's memory, which they keep alive.
+    Inputs without an array keep the model's values. The results are views that keep onnxruntime's
+    memory alive.
     """
     taken = [name for name in session.inputs if name in values]
     arrays = {name: np.require(values[name], requirements="C") for name in taken}

@@ -1,4 +1,4 @@
-"""Train a file of integers in floats: the models in its place, and the integers back in the file.
+"""Train an integer file in floats: its training model, and the conversion back to integers.
 
 In the training model each integer initializer becomes a float weight of its name, which
 QuantizeLinear rounds to the integers that the file's DequantizeLinear reads:
@@ -8,8 +8,8 @@ QuantizeLinear rounds to the integers that the file's DequantizeLinear reads:
                b (floats, a bias of 32 bits) -> Conv
 
 Evaluation and prediction run the file itself, with the trained integers as constants: onnxruntime
-chooses other kernels for integers that a graph computes. It computes a MatMul by constant integers
-with activations rounded to 8 bits, for instance (onnxruntime 1.32).
+chooses other kernels for computed integers. For instance, it computes a MatMul by constant integers
+with activations rounded to 8 bits (onnxruntime 1.32).
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from onnxfit.quantization.settings import Quantization
 
 @dataclass(frozen=True, eq=False)
 class QuantizedModel(TrainableModel):
-    """A file of integers, which is trained in floats.
+    """An integer file that is trained in floats.
 
     - `integers`: the integer initializers that are trained, by name.
     - `packed`: the initializers of MatMulNBits whose numbers are unpacked in `model`, by name.
     - `grids`: the grids whose scales and zero points training changes.
     - `biases`: the biases whose scales follow, by name.
-    - `observe`: the number of batches that the grids follow; 0 if they are learned.
+    - `observe`: the number of batches that the grids follow; 0 if the grids are learned.
     """
 
     evaluates_file: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class QuantizedModel(TrainableModel):
 
     @property
     def bounds(self) -> Mapping[str, tuple[Array, Array]]:
-        """Learned scale or zero point -> the arrays between which it stays."""
+        """A mapping from learned scale or zero point to its bounds."""
         return {} if self.observe else learned_bounds(self.grids)
 
     @property
@@ -83,14 +83,14 @@ class QuantizedModel(TrainableModel):
         return tuple(observed_names(self.grids)) if self.observe else ()
 
     def to_training_form(self, op: GraphBuilder, step: Value) -> dict[str, Value]:
-        """Scale the gradients of what is learned, or return the next ranges."""
+        """Scale the gradients of learned scales, or return the next ranges."""
         if self.observe:
             return next_ranges(op, self.grids, step, self.observe)
         scale_gradients(op, self.grids)
         return {}
 
     def to_file(self, arrays: Mapping[str, Array]) -> dict[str, onnx.TensorProto]:
-        """Return initializer of the file -> its value, with floats rounded to integers."""
+        """Return a mapping from the file's initializers to values, floats rounded to integers."""
         changed = grids_to_write(self.grids, arrays)
         biases = {name: bias.with_scales(changed) for name, bias in self.biases.items()}
         changed |= {bias.scale_name: bias.parameters.scale for bias in biases.values()}
@@ -110,9 +110,9 @@ class QuantizedModel(TrainableModel):
         return {**super().to_file(floats), **tensors}
 
     def _frozen_values(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return integer weight -> its real numbers, for those that are not trained.
+        """Return a mapping from each untrained integer weight to its real numbers.
 
-        Where their scales change, other integers stand for the same real numbers.
+        If their scales change, other integers represent the same real numbers.
         """
         if not self.grids:
             return {}
@@ -127,24 +127,24 @@ class QuantizedModel(TrainableModel):
         others = [name for name in statistics if name not in self.statistics]
         if others:
             raise ModelError(
-                f"The file has integer weights and a BatchNormalization that would follow the"
-                f" batches ({listed_names(others)}): its outputs would leave the ranges that"
-                " the file was quantized for. Fold it into the layer before it is quantized"
-                " (onnxfit.quantize does), or set batch_norm='frozen'."
+                "The file has integer weights and a trainable BatchNormalization"
+                f" ({listed_names(others)}), whose outputs would leave the quantized ranges. Fold"
+                " it into the layer before quantizing (onnxfit.quantize does this), or set"
+                " batch_norm='frozen'."
             )
         nodes = nodes_of(self.model.graph)
         scales = {name for node in nodes if is_conversion(node) for name in node.input[1:]}
         chosen = [name for name in weights if name in {*scales, *self.statistics} - {*self.bounds}]
         if chosen:
             raise SettingError(
-                f"The scales of a quantized file are not trained: leave {listed_names(chosen)} out"
-                " of weights=, or learn those of weights and activations by"
+                f"weights= selects scales of a quantized file, {listed_names(chosen)}, which are"
+                " not trained by default. Remove them from weights=, or train the scales with"
                 " quantization=onnxfit.Quantization(scales='learned')."
             )
 
 
 def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> TrainableModel:
-    """Return the models that train a file of integers; those of a file of floats are the file.
+    """Return the models that train an integer file; for a float file, they are the file.
 
     - `file`: a model that `read_model` returned.
     - `quantization`: the user's settings; None for the defaults.
@@ -153,7 +153,7 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
     """
     if quantization is not None and not isinstance(quantization, Quantization):
         raise SettingError(
-            "quantization is an onnxfit.Quantization(...) or None, got"
+            "quantization must be an onnxfit.Quantization(...) or None, got"
             f" {type(quantization).__name__}."
         )
     settings = quantization or Quantization()
@@ -169,8 +169,9 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
     if not weights:
         if quantization is not None:
             raise SettingError(
-                "quantization= is for a file with integers behind DequantizeLinear or MatMulNBits,"
-                " and this one has none: leave it out, or quantize the file first."
+                "quantization= needs a file with integers read by DequantizeLinear or MatMulNBits,"
+                " but this file has no such integers. Remove quantization=, or quantize the file"
+                " first."
             )
         return TrainableModel.of(file)
     refuse_float_twins(source, weights)
@@ -195,7 +196,7 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
 
 
 def _shifted(weight: IntegerWeight, shifts: Mapping[str, Shift]) -> IntegerWeight:
-    """Return a weight with its zero points that are floats, if it has any."""
+    """Return a weight with its float zero points, if it has any."""
     if weight.name not in shifts:
         return weight
     shift = shifts[weight.name]
@@ -209,9 +210,9 @@ def _require_own_numbers(
     changing: Sequence[str],
     biases: Collection[LayerBias],
 ) -> None:
-    """Raise ModelError if numbers that training changes are no initializers of the file.
+    """Raise ModelError if numbers that training changes are not initializers of the file.
 
-    - `source`: the file with DequantizeLinear in the place of operators such as QLinearConv.
+    - `source`: the file with DequantizeLinear instead of operators such as QLinearConv.
     - `changing`: the scales and zero points that training changes.
     - `biases`: the biases whose scales follow.
     """
@@ -226,16 +227,17 @@ def _require_own_numbers(
     missing = ({*changing} - own) | (computed & read - of_biases)
     if missing:
         raise ModelError(
-            f"The scales or zero points {listed_names(sorted(missing))} are computed from others"
-            " for operators of integers, and training would change them apart. Quantize the float"
-            " model with quant_format=QuantFormat.QDQ, or keep them: scales='fixed', observe=0."
+            f"Integer operators need the scales or zero points {listed_names(sorted(missing))} to"
+            " match others, but training would change them separately. Quantize the float model"
+            " with quant_format=QuantFormat.QDQ, or keep scales fixed with scales='fixed',"
+            " observe=0."
         )
 
 
 def _with_changing_grids(
     model: onnx.ModelProto, weights: Sequence[IntegerWeight], settings: Quantization
 ) -> list[Grid]:
-    """Make floats of the zero points that training changes, in place; return the grids.
+    """Convert the zero points that training changes to floats, in place; return the grids.
 
     - `model`: the training model with floats in the place of the integer `weights`.
     """
@@ -246,8 +248,8 @@ def _with_changing_grids(
         found = observed_grids(found)
     elif not found:
         raise SettingError(
-            "scales='learned' is for a file with integer weights or activations of 16 bits or"
-            " fewer, and this one has biases of 32 bits alone: leave it out."
+            "scales='learned' needs a file with integer weights or activations of at most 16 bits,"
+            " but this file has only biases of 32 bits. Remove scales='learned'."
         )
     moving = [
         grid
@@ -263,7 +265,7 @@ def _with_changing_grids(
 def _with_floats(
     file: onnx.ModelProto, weights: Sequence[IntegerWeight], values: Mapping[str, Array]
 ) -> onnx.ModelProto:
-    """Return a copy of the file, in which floats take the place of integer initializers.
+    """Return a copy of the file with floats instead of integer initializers.
 
     - `weights`: the integer initializers.
     - `values`: the floats by name.
@@ -306,13 +308,13 @@ def _round(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> None:
 def _rounding_nodes(
     graph: onnx.GraphProto, weight: IntegerWeight, integers: str, used: set[str]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes that round a weight, and add the constants that they need to the graph.
+    """Return the nodes that round a weight, and add their constants to the graph.
 
     - `integers`: the name of the rounded weight.
     """
     nodes = []
     parameters, zero_point = weight.parameters, weight.zero_point_name
-    if not zero_point:  # it says which integers there are
+    if not zero_point:  # it determines the type of the integers
         zero_point = protos.unique_name(f"{weight.name}/zero_point", used)
         shape = parameters.zero_point.shape
         zeros = [0] * parameters.zero_point.size
@@ -342,7 +344,7 @@ def _read_biases(model: onnx.ModelProto, biases: Sequence[IntegerWeight]) -> Non
         graph.node.remove(node)
     protos.rename_inputs(graph, renamed)
     read = {name for node in nodes_of(graph) for name in node.input}
-    for weight in biases:  # a scale that nothing reads is no weight
+    for weight in biases:  # an unused scale is not a weight
         for name in {weight.scale_name, weight.zero_point_name} - read:
             protos.remove_initializer(model, name)
     for info in [info for info in graph.value_info if info.name in renamed]:

@@ -19,16 +19,16 @@ def explicit_axes(
 ) -> dict[str, int | None]:
     """Return the weights for which onnxruntime's quantizer would choose another type or axis.
 
-    Version 1.19 gives a whole MatMul's weight the type of the activations, and channels int8 in the
-    place of uint8; later ones give all channels of uint4 one zero point. Every version fails at the
-    bias of a ConvTranspose with groups: the channels along an axis of its weight are those of one
-    group.
+    Version 1.19 gives a MatMul's weight with one scale the type of the activations, and uses int8
+    instead of uint8 for channels. Later versions use one zero point for all channels of uint4.
+    Every version fails at the bias of a ConvTranspose with groups: an axis of its weight has the
+    channels of only one group.
 
-    - `model`: every node has a name of its own.
+    - `model`: a model with unique node names.
     - `excluded`: names of nodes whose weights stay in float.
     - `weights`, `per_channel`: as for `quantize`.
 
-    The result is name -> the axis of the channels with scales of their own, None for one scale.
+    The result maps names to the axis of the channels with separate scales, None for one scale.
     """
     axes = channel_axes(model, excluded)
     if not per_channel:
@@ -44,13 +44,13 @@ def explicit_axes(
 
 
 def require_finite_weights(model: onnx.ModelProto, excluded: Collection[str]) -> None:
-    """Raise ModelError for a weight with numbers that have no scale."""
+    """Raise ModelError for a weight with infinity or NaN, which have no scale."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in channel_axes(model, excluded):
         if not np.isfinite(array_of(tensors[name])).all():
             raise ModelError(
-                f"The weight {name!r} has numbers that are infinite or NaN. Exclude it, exclude="
-                f"[{name!r}], or train the model anew."
+                f"The weight {name!r} contains infinity or NaN. Exclude it with"
+                f" exclude=[{name!r}], or train the model again."
             )
 
 

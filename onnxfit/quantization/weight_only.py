@@ -1,4 +1,4 @@
-"""Quantize the weights of layers, and leave what they compute in float."""
+"""Quantize the weights of layers, and leave activations in float."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from onnxfit.runtime.values import Array
 def quantize_weights_only(
     optimized: onnx.ModelProto, weights: str, per_channel: bool, excluded: set[str]
 ) -> onnx.ModelProto:
-    """Return the model with integers, and a DequantizeLinear, in the place of each weight.
+    """Return the model with each weight replaced by integers and a DequantizeLinear.
 
-    - `optimized`: every node has a name of its own. The model is changed.
+    - `optimized`: a model with unique node names. It is changed.
     - `weights`: the type of the integers.
-    - `per_channel`: each output channel of a weight has a scale of its own.
+    - `per_channel`: whether each output channel of a weight has its own scale.
     - `excluded`: names of nodes whose weights stay in float.
     """
     tensors = {tensor.name: tensor for tensor in optimized.graph.initializer}

@@ -40,7 +40,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a model whose depthwise convolutions read blocks of channels.
 
-    A model without such convolutions, or for a processor without the kernels, is returned itself.
+    The model itself is returned if it has no depthwise convolution, or the processor lacks the
+    kernels.
     """
     if not _has_convolutions(model.graph):
         return model
@@ -74,7 +75,7 @@ def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_convolutions(graph: onnx.GraphProto) -> bool:
-    """Return whether a graph has a convolution, or a note about the gradient of one's weights."""
+    """Return whether a graph has a convolution, or a marked gradient of convolution weights."""
     return any(node.op_type in _CONVOLUTIONS or node.metadata_props for node in graph.node)
 
 
@@ -93,17 +94,17 @@ class DepthwiseConv:
         return self.x[1]
 
     def write(self, writer: _Writer) -> bool:
-        """Write the nodes that replace the node; False if its attributes allow none."""
+        """Write the nodes that replace the node; return False if its attributes do not allow it."""
         write = _conv if self.node.op_type == "Conv" else _conv_transpose
         return write(writer, self)
 
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The gradient of a depthwise convolution's weights, which any number of nodes compute.
+    """The gradient of a depthwise convolution's weights, computed by any number of nodes.
 
-    It is a convolution, too: of the pixels of `large` for each image and channel on its own, with
-    those of `small` as weights. Its result has a pixel for each tap; images are added up.
+    It is itself a convolution of the pixels of `large`, separate for each image and channel, with
+    the pixels of `small` as weights. Its result has a pixel for each tap; images are summed.
     """
 
     node: onnx.NodeProto  # the last one
@@ -121,7 +122,7 @@ class WeightGradient:
         return self.pixels[1]
 
     def write(self, writer: _Writer) -> bool:
-        """Write the nodes that replace the last node; False if a pad would be negative."""
+        """Write the nodes that replace the last node; return False if a pad would be negative."""
         images, channels, *pixels = self.pixels
         positions = self.positions[2:]
         axes = zip(pixels, positions, self.kernel, self.strides, self.dilations, self.pads_before)
@@ -151,9 +152,9 @@ class WeightGradient:
 
 
 def _weight_gradients(graph: onnx.GraphProto, shapes: Shapes) -> dict[str, WeightGradient]:
-    """Return the gradients of depthwise convolutions' weights whose nodes are noted in the graph.
+    """Return the gradients of depthwise convolutions' weights whose nodes are marked.
 
-    See `names.DEPTHWISE_WEIGHTS`. A note that several nodes have, such as copies, is not used.
+    See `names.DEPTHWISE_WEIGHTS`. A mark on several nodes, such as copies, is not used.
     """
     notes: dict[str, dict[str, list[tuple[onnx.NodeProto, list[Any]]]]] = defaultdict(dict)
     for node in graph.node:
@@ -181,7 +182,7 @@ _NOTES = {names.DEPTHWISE_LARGE, names.DEPTHWISE_SMALL, names.DEPTHWISE_WEIGHTS}
 
 
 def _depthwise(node: onnx.NodeProto, shapes: Shapes) -> DepthwiseConv | None:
-    """Return the depthwise convolution that a node is, if its sizes are known."""
+    """Return the depthwise convolution of a node, if its sizes are known."""
     if node.op_type not in _CONVOLUTIONS or node.domain:
         return None
     x, w, y = (shapes.get(name, ()) for name in (*node.input[:2], node.output[0]))
@@ -244,9 +245,10 @@ class _Writer:
         return self.add("ReorderInput", value, name=name, domain=DOMAIN)
 
     def reorder_once(self, value: str, name: str) -> str:
-        """Put blocks of channels last; use the result again where the same value is reordered.
+        """Put blocks of channels last; reuse the result if the same value is reordered again.
 
-        It stays in memory until its last use. The backward pass reads a gradient twice in a row.
+        The result stays in memory until its last use. The backward pass reads a gradient twice in a
+        row.
         """
         if value not in self.reordered:
             self.reordered[value] = self.reorder(value, name)
@@ -271,8 +273,8 @@ def _conv(writer: _Writer, convolution: DepthwiseConv) -> bool:
 def _conv_transpose(writer: _Writer, convolution: DepthwiseConv) -> bool:
     """Write a ConvTranspose with strides as one Conv for each remainder of a pixel's position.
 
-    Pixels whose positions have the same remainder, divided by the stride, are read by the same
-    taps. Their results are interleaved.
+    Positions with the same remainder modulo the stride are read by the same taps. Their results are
+    interleaved.
     """
     node = convolution.node
     attributes = convolution.attributes
@@ -377,7 +379,7 @@ def _reorder_back(writer: _Writer, value: str, convolution: DepthwiseConv) -> No
 def channel_block() -> int:
     """Return the number of channels in a block; 0 if onnxruntime has no such kernels here.
 
-    onnxruntime does not tell the number, but the order of reordered pixels does.
+    onnxruntime does not expose the number, but the order of reordered pixels shows it.
     """
     channels = 64
     node = helper.make_node("ReorderInput", ["x"], ["y"], domain=DOMAIN)
@@ -399,7 +401,7 @@ def channel_block() -> int:
         (reordered,) = session.run(None, {"x": pixels})
     except Exception:  # onnxruntime raises its own classes, all of them plain Exceptions
         return 0
-    block = int(np.argmax(reordered.ravel() == 1))  # where the second pixel begins
+    block = int(np.argmax(reordered.ravel() == 1))  # start of the second pixel
     if block < 4 or channels % block:
         return 0
     expected = np.tile(np.repeat(np.arange(2), block), channels // block)

@@ -18,7 +18,7 @@ class Buffer:
     """A tensor of fixed type and shape in onnxruntime's memory.
 
     On the host `array` is a NumPy view of that memory. On a device `array` is a copy on the
-    CPU, which `sync` brings to the device.
+    CPU, which `sync` copies to the device.
     """
 
     __slots__ = ("array", "device", "value")
@@ -32,7 +32,7 @@ class Buffer:
         # onnxruntime raises RuntimeError when the number of bytes overflows.
         except (MemoryError, RuntimeError) as error:
             raise StepError(
-                f"There is no memory for a tensor {np.dtype(dtype)}{list(shape)}: {error}"
+                f"There is not enough memory for a tensor {np.dtype(dtype)}{list(shape)}: {error}"
             ) from None
         if device.on_host:
             self.array = array_view(self.value, np.dtype(dtype), tuple(shape))
@@ -77,8 +77,8 @@ class Buffer:
 class BufferView(Buffer):
     """A part of another buffer's memory on a device other than the CPU.
 
-    onnxruntime's Python has no OrtValue for it. A session reads it by its address, and nothing
-    writes it alone but `write`, by way of the CPU.
+    onnxruntime's Python API has no OrtValue for it. A session reads it by its address, and only
+    `write` changes it alone, through the CPU.
     """
 
     __slots__ = ("_part", "_whole")
@@ -107,33 +107,33 @@ BufferPair = tuple[Buffer, Buffer]
 
 
 def _cast(array: Array, dtype: npt.DTypeLike, name: str) -> Array:
-    """Return an array in another type. DataError for numbers beyond the range of the type."""
+    """Return an array in another type. Raises DataError for numbers outside the type's range."""
     try:
         with np.errstate(over="raise"):
             return array.astype(dtype, copy=False)
     except FloatingPointError:
         raise DataError(
-            f"{name} got {array.dtype} values beyond the range of {np.dtype(dtype)}."
+            f"{name} contains {array.dtype} values outside the range of {np.dtype(dtype)}."
         ) from None
 
 
 class DoubleBufferedState:
     """The tensors that training changes, in two sets of buffers.
 
-    A step reads one set and writes the other, then the sets swap. So no step reads the buffers that
-    it writes, and no session is bound again. After a step that failed or reached NaN, the previous
-    values are still in the other set.
+    A step reads one set and writes the other, then the sets swap. A step never reads the buffers
+    that it writes, and sessions need no new binding. After a step that failed or reached NaN, the
+    previous values are still in the other set.
 
     - `groups`: group name -> tensor name -> initial array. Tensors that different graphs write
       (weights; sums of gradients) are in different groups, which swap separately.
     - `device`: the device of all buffers.
     - `constants`: tensors that steps read and never change. They have one buffer each, on the CPU
-      the arrays themselves, and iterating over the state leaves them out.
-    - `fused`: name of a fused tensor -> names of tensors of one group and element type. These lie
-      one after the other in memory, so that a graph can read and write them as one flat tensor.
-      Iterating over the state gives the tensors, not the fused ones.
-    - `alignment`: elements; each tensor in a fused one begins at a multiple of them, with zeros
-      before.
+      the arrays themselves. Iterating over the state skips them.
+    - `fused`: name of a fused tensor -> names of tensors of one group and element type. They are
+      contiguous in memory, so a graph can read and write them as one flat tensor. Iterating over
+      the state yields the tensors, not the fused ones.
+    - `alignment`: a number of elements; each tensor in a fused one begins at a multiple of it,
+      after zeros.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class DoubleBufferedState:
         self.device = device
         self._alignment = alignment
         self.version = 0  # grows with every change
-        self.changes = dict.fromkeys(groups, 0)  # group -> its own version
-        # Bit i tells which of the two sets is current for group i. As one number it is the key of
-        # a session's binding.
+        self.changes = dict.fromkeys(groups, 0)  # group -> version of the group
+        # Bit i tells which of the two sets is current for group i. This number is the key of a
+        # session's binding.
         self.current = 0
         self._bits = {group: 1 << i for i, group in enumerate(groups)}
         self._group_of = {name: group for group, members in groups.items() for name in members}
-        # Groups whose other set holds the values from before the last step.
+        # Groups whose other set holds the values before the last step.
         self._undoable: set[str] = set()
         self._constants = {
             name: Buffer.wrap(array, device) for name, array in (constants or {}).items()
@@ -181,7 +181,7 @@ class DoubleBufferedState:
         flat = [np.pad(a.ravel(), (0, -a.size % self._alignment)) for a in members.values()]
         first, second = self._new_pair(np.concatenate(flat))
         self._fused[name] = first, second
-        if self._alignment > 1:  # there may be something between the tensors
+        if self._alignment > 1:  # there may be padding between the tensors
             for buffer in (first, second):
                 buffer.write(np.zeros((), first.array.dtype))
         views: dict[str, BufferPair] = {}
@@ -220,7 +220,7 @@ class DoubleBufferedState:
     def revert(self, groups: Iterable[str]) -> None:
         """Undo the last swap of these groups.
 
-        A group that has not swapped since it was last set, reverted or committed stays as it is.
+        A group that has not swapped since it was last set, reverted or committed stays unchanged.
         """
         undone = self._undoable.intersection(groups)
         self.swap(sorted(undone))
@@ -235,29 +235,31 @@ class DoubleBufferedState:
         return self.buffer(name).read()
 
     def set(self, arrays: Mapping[str, Array], *, undoable: bool = False) -> None:
-        """Replace some tensors; all are checked before the first is written.
+        """Replace some tensors. All are checked before the first is written.
 
-        - `undoable`: whether the tensors are a part of the last swap, which `revert` still undoes.
+        - `undoable`: whether the tensors belong to the last swap, which `revert` still undoes.
 
-        DataError for a wrong name, shape or type.
+        Raises DataError for a wrong name, shape or type.
         """
         checked = {}
         for name, value in arrays.items():
             if name not in self._pairs:
                 raise DataError(
-                    f"There is no weight {name!r}; there are {listed_names(self._pairs, name)}."
+                    f"There is no weight {name!r}. The weights are"
+                    f" {listed_names(self._pairs, name)}."
                 )
             old = self.buffer(name).array
             try:
                 array = np.asarray(value)
-            except Exception as error:  # NumPy, PyTorch and others each raise their own
+            except Exception as error:  # NumPy, PyTorch and others raise different classes
                 raise DataError(
-                    f"{name} is {old.dtype}{list(old.shape)}, and {type(value).__name__} is no"
-                    f" array: {error}"
+                    f"{name} must be {old.dtype}{list(old.shape)}, but {type(value).__name__}"
+                    f" cannot be converted to an array: {error}"
                 ) from error
             if array.shape != old.shape or not np.can_cast(array.dtype, old.dtype, "same_kind"):
                 raise DataError(
-                    f"{name} is {old.dtype}{list(old.shape)}, got {array.dtype}{list(array.shape)}."
+                    f"{name} must be {old.dtype}{list(old.shape)}, got"
+                    f" {array.dtype}{list(array.shape)}."
                 )
             checked[name] = _cast(array, old.dtype, name)
         self.version += 1

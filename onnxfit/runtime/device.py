@@ -32,15 +32,15 @@ class Device:
     def parse(name: str) -> Device:
         """Return the device called `name`, such as "cpu", "cuda" or "cuda:1".
 
-        SettingError for any other name, InstallationError for a device that the installed
-        onnxruntime does not offer.
+        Raises SettingError for any other name, and InstallationError for a device that the
+        installed onnxruntime does not support.
         """
         match = re.fullmatch(r"(\w+)(?::(\d+))?", name) if isinstance(name, str) else None
         provider = PROVIDERS.get(match[1]) if match else None
         if match is None or provider is None or (match[2] and not provider.numbered):
             kinds = ", ".join(map(repr, PROVIDERS))
             raise SettingError(
-                f"device is one of {kinds}, or has a number as in 'cuda:1', got {name!r}."
+                f"device must be one of {kinds}, or have a number as in 'cuda:1', got {name!r}."
                 f"{_hint(name)}"
             )
         device = Device(match[1], int(match[2] or 0))
@@ -50,12 +50,12 @@ class Device:
                 raise RuntimeError(f"this installation offers {', '.join(offered)}")
             device._try()
         except RuntimeError as error:
-            # onnxruntime begins with the place in its sources.
+            # onnxruntime's messages begin with a place in its sources.
             reason = re.sub(r"^\S+\.cc:\d+ .*?\) ", "", str(error).splitlines()[0]).rstrip(".")
             raise InstallationError(
                 f"device={name!r} needs onnxruntime's {provider.name}, which is not available"
-                f" here: {reason}. Install {provider.package} in the place of other builds of"
-                " onnxruntime, with the libraries that it needs, or leave device='cpu'."
+                f" here: {reason}. Install {provider.package} in place of other builds of"
+                " onnxruntime, with the libraries that it needs, or use device='cpu'."
             ) from None
         return device
 

@@ -1,4 +1,4 @@
-"""Conversion between float32 and float16 by onnxruntime, whose Cast uses the processor's own."""
+"""Conversion between float32 and float16 by onnxruntime, whose Cast uses processor instructions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CastConverter:
         self._sessions: dict[np.dtype[Any], Any] = {}
 
     def narrow(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-        """Return the numbers as float16, infinite where float16 cannot hold them."""
+        """Return the numbers as float16, infinite outside its range."""
         out = np.empty(numbers.shape, np.float16)
         self._cast(numbers, out)
         return out
@@ -48,14 +48,14 @@ class CastConverter:
         session = self._sessions[out.dtype]
         binding = C.SessionIOBinding(session)
         shape = [numbers.size]
-        # By address: the binding lives for this run alone, and so do the arrays.
+        # By address: the binding and the arrays live only for this run.
         binding.bind_input("x", CPU.handle, numbers.dtype.type, shape, numbers.ctypes.data)
         binding.bind_output("y", CPU.handle, out.dtype.type, shape, out.ctypes.data)
         session.run_with_iobinding(binding, None)
 
 
 def convert_by_casts(communicator: Any, threads: int | None) -> None:
-    """Let a communicator that compresses its sums convert by onnxruntime; others stay as they are.
+    """Let a communicator that compresses its sums convert with onnxruntime.
 
     - `communicator`: a Communicator, or None.
     - `threads`: as for `CastConverter`.

@@ -53,7 +53,7 @@ class FunctionalPasses:
 class FunctionalModel:
     """A model whose forward and backward passes are compiled on demand.
 
-    - `model`: the model, which is not changed.
+    - `model`: the model, which stays unchanged.
     - `weights`: names and patterns as for `onnxfit.Trainer`; None for all weights.
     - `gradient`, `batch_norm`, `threads`: as for `onnxfit.Trainer`.
 
@@ -134,7 +134,7 @@ class FunctionalModel:
         recipe = self.recipe if training else self._evaluation
         device = Device.parse(device_name)
         leaves = reachable_values(recipe.model, self.outputs, wrt)
-        # Where nothing is differentiated, onnxruntime's builder is not needed.
+        # Without a gradient, onnxruntime's builder is not needed.
         source = gradient_source(recipe.gradient.name if leaves else "onnx", device.forms)
         recipe = replace(recipe, gradient=source, device=device.forms)
         graphs = split_step(recipe, specs, tuple(dict.fromkeys(self.outputs)), leaves)
@@ -152,8 +152,7 @@ class FunctionalModel:
 def _evaluation_recipe(training: Recipe) -> Recipe:
     """Return the recipe of the model in evaluation mode.
 
-    The running statistics are inputs, as the weights are, and BatchNormalization uses them as they
-    are.
+    The running statistics are inputs like the weights, and BatchNormalization uses them unchanged.
     """
     model = ir.from_proto(ir.to_proto(training.model))
     to_evaluation_form(GraphBuilder(model.graph))

@@ -1,12 +1,12 @@
-"""Optimizers of onnxruntime that cannot change a graph.
+"""Find the optimizers of onnxruntime that cannot change a graph.
 
 onnxruntime tries about fifty optimizers on every graph, and each one sorts the graph anew. An
-optimizer fuses a pattern of operators. Where the graph has none of the operators that the pattern
-must contain, the optimizer has nothing to do.
+optimizer fuses a pattern of operators. If the graph lacks the operators of the pattern, the
+optimizer has nothing to do.
 
 Measured on a step of 12,000 nodes: the session takes 1.4 to 1.7 times as long with the optimizers
-that this module finds (onnxruntime 1.19 and 1.32). The search for equal expressions comes on top:
-its time grows with the square of the graph.
+that this module finds (onnxruntime 1.19 and 1.32). In addition, the time of the search for equal
+expressions grows with the square of the graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnx
 
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 
-# Below, looking for equal expressions takes longer than onnxruntime's own search.
+# In smaller graphs, this module's search for equal expressions takes longer than onnxruntime's.
 MIN_NODES_TO_COMPARE = 1000
 
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
@@ -38,9 +38,9 @@ _SPATIAL = {
 _PRODUCTS = {"MatMul", "FusedMatMul", "TransposeMatMul"}
 
 # The name of an optimizer -> the operators of which its pattern contains at least one. The pattern
-# may also be found after another optimizer has run: that one's operators are listed as well.
-# onnxruntime ignores names that a version of it does not have; some end in the level of
-# optimization in one version only.
+# may also appear after another optimizer has run, whose operators are then listed as well.
+# onnxruntime ignores unknown names; some names end in the level of optimization in only one
+# version.
 PATTERN_OPERATORS: dict[str, set[str]] = {
     "AttentionFusion": {"Softmax"},
     "BiasDropoutFusion": {"Dropout", "BitmaskDropout"},
@@ -106,10 +106,10 @@ LAYER_NORM_FUSIONS = (
 )
 LAYER_NORM_OPERATORS = {"ReduceMean", "Sqrt"}
 # Optimizers that write FusedMatMul, which has no kernel for float64 on the CPU. onnxruntime 1.19
-# does not look at the type and then finds no kernel.
+# ignores the type and then finds no kernel.
 FUSIONS_OF_PRODUCTS = ("MatMulScaleFusion", "MatmulTransposeFusion")
-# Rewrites that remove a Relu or Clip before a QuantizeLinear that cuts off the same numbers. The
-# value before takes the name of the value after: if it was an output of the graph, onnxruntime 1.19
+# Rewrites that remove a Relu or Clip before a QuantizeLinear that clips the same numbers. The value
+# before gets the name of the value after: if it was an output of the graph, onnxruntime 1.19
 # returns nothing for that output.
 REMOVALS_OF_ACTIVATIONS = ("ReluQuantRewrite", "ClipQuantRewrite")
 
@@ -121,7 +121,7 @@ def useless_optimizers(model: onnx.ModelProto) -> list[str]:
     operators = {node.op_type for node in nodes_of(model.graph)}
     operators.update(node.op_type for function in model.functions for node in function.node)
     if "Constant" not in operators and not _has_cubic_gelu(model.graph):
-        operators.discard("Tanh")  # which the patterns have in Gelu alone
+        operators.discard("Tanh")  # in the patterns, only Gelu has a Tanh
     useless: list[str] = []
     if operators.issuperset(LAYER_NORM_OPERATORS):
         operators.add("LayerNormalization")
@@ -138,7 +138,7 @@ def useless_optimizers(model: onnx.ModelProto) -> list[str]:
 
 
 def _has_cubic_gelu(graph: onnx.GraphProto) -> bool:
-    """Return whether a constant of the main graph may be that of Gelu's approximation by Tanh."""
+    """Return whether a constant of the main graph may belong to Gelu's approximation by Tanh."""
     scalars = [tensor for tensor in graph.initializer if math.prod(tensor.dims) == 1]
     floats = [onnx.numpy_helper.to_array(t) for t in scalars if t.data_type in _FLOATS]
     return any(math.isclose(array.item(), CUBIC_FACTOR, rel_tol=0.01) for array in floats)
@@ -163,8 +163,8 @@ def _multiplies_float64(graph: onnx.GraphProto) -> bool:
 def _has_equal_nodes(graph: onnx.GraphProto) -> bool:
     """Return whether two nodes of the main graph compute the same from the same values.
 
-    Where no two nodes are equal, no two longer expressions are. A graph with subgraphs may have
-    equal nodes inside.
+    If no two nodes are equal, no two longer expressions are. A graph with subgraphs may have equal
+    nodes in them.
     """
     same = _equal_constants(graph.initializer)  # a value -> the first value that is equal to it
     seen: set[Any] = set()
@@ -188,7 +188,7 @@ def _has_equal_nodes(graph: onnx.GraphProto) -> bool:
 
 
 def _equal_constants(initializers: Iterable[onnx.TensorProto]) -> dict[str, str]:
-    """Return name -> name of the first scalar with the same value; onnxruntime merges them."""
+    """Map each scalar to the first scalar with the same value; onnxruntime merges them."""
     first: dict[tuple[int, bytes], str] = {}
     same = {}
     for tensor in initializers:

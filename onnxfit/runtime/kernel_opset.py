@@ -2,9 +2,9 @@
 
 A kernel without an upper bound runs only the version of its operator that it was written for. When
 ONNX accepts a further element type, the operator has a new version, and onnxruntime computes it on
-the CPU until somebody registers the same kernel once more. In opset 21, CUDA has no Cast, Reshape
-or Transpose up to onnxruntime 1.20, and no Identity, Flatten, Pad or Scan up to 1.24. In opset 18,
-it has all of them. scripts/cuda_kernels.py compares. On the CPU, onnxruntime 1.19 has no kernel of
+the CPU until the same kernel is registered again. In opset 21, CUDA has no Cast, Reshape or
+Transpose up to onnxruntime 1.20, and no Identity, Flatten, Pad or Scan up to 1.24. In opset 18, it
+has all of them. scripts/cuda_kernels.py compares. On the CPU, onnxruntime 1.19 has no kernel of
 opset 21 for QLinearMatMul, into which it fuses the MatMul of a quantized file.
 """
 
@@ -19,7 +19,7 @@ from onnxfit.graph.inference import find_schema
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 
 KERNEL_OPSET = 18
-# Operators whose later versions compute something else from the same inputs and attributes.
+# Operators whose later versions compute different results from the same inputs and attributes.
 CHANGED = {"DFT", "GridSample", "GroupNormalization"}
 # Form of Gelu, which is newer than KERNEL_OPSET -> onnxruntime's own operator for it.
 GELUS = {b"none": "Gelu", b"tanh": "FastGelu"}
@@ -31,7 +31,7 @@ Types = Mapping[str, str]  # value -> element type, as schemas spell it
 def kernel_opset(model: onnx.ModelProto) -> Iterator[None]:
     """Write the model in KERNEL_OPSET inside the block, without a copy of tensors.
 
-    A model stays as it is if one of its nodes has no equal in that opset.
+    A model stays unchanged if a node has no equivalent in that opset.
     """
     opsets = list(model.opset_import)
     newest = next((o.version for o in opsets if o.domain in ("", "ai.onnx")), KERNEL_OPSET)
@@ -76,7 +76,7 @@ def _is_the_same(node: onnx.NodeProto, opset: int, types: Types) -> bool:
     new = find_schema("", node.op_type, opset)
     old = find_schema("", node.op_type, KERNEL_OPSET)
     if new is None or old is None:
-        return new is old  # without both, it is onnxruntime's own, in every opset
+        return new is old  # both None: onnxruntime's own operator, in every opset
     if new.since_version == old.since_version:
         return True
     return (
@@ -95,7 +95,7 @@ def _accepts(
     """Return whether the element types of values are among those of a schema's parameters."""
     if not values:
         return True
-    # The last parameter of a variadic operator takes all that are left.
+    # The last parameter of a variadic operator takes all remaining values.
     padded = [*parameters, *list(parameters[-1:]) * (len(values) - len(parameters))]
     return all(
         not name or types.get(name) in parameter.types for name, parameter in zip(values, padded)

@@ -28,8 +28,8 @@ INTEGER_TYPES = {"int8": "QInt8", "uint8": "QUInt8", "int4": "QInt4", "uint4": "
 # Our name of a calibration method -> onnxruntime's
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 OPTIONS = {
-    # onnxruntime drops these Relus when it compiles the model. In the file they stay, since nothing
-    # else would tell a Relu from the range of a layer after the model is dequantized.
+    # onnxruntime drops these Relus when it compiles the model. In the file they stay, because
+    # otherwise a Relu could not be told from the range of a layer after dequantizing.
     "QDQKeepRemovableActivations": True,
 }
 
@@ -41,7 +41,7 @@ def optimize(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises ModelError for a model that onnxruntime cannot run.
     """
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors come as exceptions
+    options.log_severity_level = 4  # errors are raised as exceptions
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with tempfile.TemporaryDirectory(prefix="onnxfit.") as folder:
         path = os.path.join(folder, "optimized.onnx")
@@ -62,7 +62,7 @@ class Calibrator:
 
     - `model`: a model that `optimize` returned.
     - `method`: one of METHODS.
-    - `values`: the values whose ranges are needed. The range of another one is wrong where it would
+    - `values`: the values whose ranges are needed. The range of another value is wrong if it would
       not be finite.
     """
 
@@ -94,11 +94,11 @@ class Calibrator:
         self._folder.cleanup()
 
     def collect(self, inputs: Mapping[str, Array]) -> None:
-        """Run the model on one batch and add what its values are.
+        """Run the model on one batch and record its values.
 
-        StepError if the model does not run, DataError if one of its values is infinite or NaN.
-        Each batch is added by itself. onnxruntime would keep the values of all of them, and fails
-        where a last batch has fewer rows.
+        Raises StepError if the model does not run, DataError if one of its values is infinite or
+        NaN. Each batch is recorded separately. onnxruntime would store the values of all batches,
+        and fails if the last batch has fewer rows.
         """
         try:
             with _silenced():
@@ -115,10 +115,10 @@ class Calibrator:
 
 
 class _FiniteSession:
-    """A session of a calibrator, which refuses values that are infinite or NaN.
+    """A session of a calibrator that rejects infinite and NaN values.
 
-    - `session`: onnxruntime's. Its outputs are values of the model, or their extremes.
-    - `values`: the values that are refused. Others become 0.
+    - `session`: onnxruntime's session. Its outputs are values of the model, or their extremes.
+    - `values`: the values that must be finite. In other values, infinity and NaN become 0.
     """
 
     def __init__(self, session: Any, values: Collection[str]) -> None:
@@ -138,14 +138,15 @@ class _FiniteSession:
         name = output.removesuffix("_ReduceMin").removesuffix("_ReduceMax")
         if name in self._values:
             raise DataError(
-                f"The calibration data makes {name!r} infinite or NaN, so that it has no range."
-                " Exclude the nodes that compute and read it, exclude=[...], or correct the data."
+                f"The calibration data makes {name!r} infinite or NaN, so it has no range. Correct"
+                " the data, or exclude the nodes that compute and read this value with"
+                " exclude=[...]."
             )
         return np.zeros_like(array)
 
 
 class _OneBatch:
-    """A reader of calibration data, as onnxruntime defines them, that has one batch."""
+    """A reader of calibration data, in onnxruntime's interface, with one batch."""
 
     def __init__(self, inputs: Mapping[str, Array]) -> None:
         self._batches = iter([dict(inputs)])
@@ -165,15 +166,15 @@ def quantize_layers(
 ) -> onnx.ModelProto:
     """Return the model with integer weights, and QuantizeLinear and DequantizeLinear at its values.
 
-    - `model`: a model that `optimize` returned; every node has a name of its own. It is changed.
+    - `model`: a model that `optimize` returned, with unique node names. It is changed.
     - `ranges`: the result of `Calibrator.ranges`.
     - `weights`, `activations`: integer types, of INTEGER_TYPES.
     - `per_channel`: each channel of a weight has a scale of its own.
     - `excluded`: names of nodes that stay in float.
-    - `axes`: weight -> the axis of the channels that have scales of their own, None for one scale,
-      where it does not follow from `per_channel`.
+    - `axes`: weight -> the axis of the channels with their own scales, None for one scale, if it
+      does not follow from `per_channel`.
 
-    Raises ModelError for a model that onnxruntime's quantizer does not take.
+    Raises ModelError for a model that onnxruntime's quantizer does not accept.
     """
     quantization = _quantization()
     types = quantization.QuantType
@@ -199,13 +200,13 @@ def quantize_layers(
         except Exception as error:
             raise ModelError(f"onnxruntime cannot quantize the model: {_one_line(error)}") from None
     result = ir.from_proto(quantizer.model.model)
-    result.graph.sort()  # unlike onnxruntime's, this sort knows what the body of an If reads
+    result.graph.sort()  # unlike onnxruntime's, this sort respects what the body of an If reads
     proto: onnx.ModelProto = ir.to_proto(result)
     return proto
 
 
 def _override(kind: Any, weights: str, axis: int | None) -> dict[str, Any]:
-    """Return what onnxruntime's quantizer takes to quantize a weight in a way of its own."""
+    """Return the options with which onnxruntime's quantizer treats a weight separately."""
     if axis is None:
         return {"quant_type": kind, "symmetric": weights.startswith("int")}
     # QLinearConv, which has no four bits, takes one zero point for all channels.
@@ -247,15 +248,15 @@ def quantizable_operators() -> list[str]:
 
 
 def _quantization() -> Any:
-    """Return the package `onnxruntime.quantization`. InstallationError if it cannot be imported."""
+    """Return the package `onnxruntime.quantization`, or raise InstallationError."""
     try:
-        # onnxruntime 1.19 would import PyTorch for a function that no one calls here.
+        # onnxruntime 1.19 would import PyTorch for a function that is not called here.
         with uninstalled("torch"):
             import onnxruntime.quantization
     except ImportError as error:
         raise InstallationError(
             f"onnxruntime.quantization, which quantizes models, cannot be imported: {error}."
-            " Install what it misses, such as by pip install sympy."
+            " Install the missing package, for instance with pip install sympy."
         ) from None
     return onnxruntime.quantization
 
@@ -285,7 +286,7 @@ def _silenced() -> Iterator[None]:
 def _bytes_for_four_bits() -> Iterator[None]:
     """Let onnxruntime 1.19 quantize to four bits, which it packs out of bytes.
 
-    It takes their type from the onnx package, where it was a byte until onnx 1.18.
+    It reads their type from the onnx package, where it was a byte until onnx 1.18.
     """
     from onnxruntime.quantization import quant_utils
 
@@ -301,7 +302,7 @@ def _bytes_for_four_bits() -> Iterator[None]:
 
 
 def _is_by_another(record: logging.LogRecord) -> bool:
-    """Return whether a message comes from elsewhere than onnxruntime's quantizer."""
+    """Return whether a message does not come from onnxruntime's quantizer."""
     return Path(record.pathname).parts[-3:-1] != ("onnxruntime", "quantization")
 
 

@@ -12,16 +12,16 @@ from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.values import Array, array_of
 
-# Element types that every communicator adds up. Others travel as float32.
+# Element types that every communicator sums. Others are sent as float32.
 SUMMED_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class GradientReduction:
-    """One flat buffer for each element type: a step writes its gradients there, and the ranks add
-    them up in place.
+    """One flat buffer for each element type. A step writes its gradients there, and the ranks sum
+    them in place.
 
-    The running statistics, which each rank takes from its own rows, travel in the same buffer, and
-    so does the loss. All ranks have the same statistics after every step.
+    The same buffer also carries the loss, and the running statistics that each rank computes from
+    its own rows. All ranks have the same statistics after every step.
 
     - `world`: the ranks.
     - `weights`, `statistics`: arrays of their shapes and types, by name.
@@ -67,14 +67,14 @@ class GradientReduction:
                 self.buffers[name] = Buffer(array.dtype, array.shape, device)
 
     def take(self, gradients: Mapping[str, Any]) -> None:
-        """Copy gradients, weight -> array or OrtValue, that are not in the buffers yet."""
+        """Copy gradients (weight -> array or OrtValue) into the buffers, unless already there."""
         for name, value in gradients.items():
             if value is not self.buffers[name].value:
                 array = value if isinstance(value, np.ndarray) else array_of(value)
                 self.buffers[name].write(array)
 
     def mean(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the mean of all ranks' gradients, weight -> OrtValue."""
+        """Return the mean of all ranks' gradients, as OrtValues by weight."""
         self.take(gradients)
         buffers = {name: self.buffers[name] for name in gradients}
         sum_buffers(self.world, "apply_gradients", buffers.values())
@@ -88,7 +88,7 @@ class GradientReduction:
             buffer.write(np.zeros((), buffer.array.dtype))
 
     def sum(self, share: float, loss: float, state: DoubleBufferedState) -> float:
-        """Add up the gradients of all ranks, average the statistics, and return the sum of losses.
+        """Sum the gradients of all ranks, average the statistics, and return the sum of losses.
 
         - `share`: this rank's rows, divided by those of the whole batch.
         - `loss`: this rank's summand of the loss.
@@ -109,7 +109,7 @@ class GradientReduction:
 
 
 def sum_buffers(world: World, name: str, buffers: Iterable[Buffer]) -> None:
-    """Add up some buffers over all ranks; `name` is that of the exchange."""
+    """Sum some buffers over all ranks; `name` is the name of the exchange."""
     for buffer in buffers:
         array = _contents(buffer)
         summed = array.astype(_summed_type(array), copy=False)
@@ -128,7 +128,7 @@ def _summed_type(array: Array) -> np.dtype[Any]:
 
 
 def average_state(world: World, state: DoubleBufferedState) -> None:
-    """Replace every float of the state by its mean over all ranks; a part of the last step."""
+    """Replace every float of the state by its mean over all ranks, as part of the last step."""
     flat: dict[np.dtype[Any], list[Array]] = {}
     arrays = {name: state.get(name) for name in state}
     arrays = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}

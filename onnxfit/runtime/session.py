@@ -33,7 +33,7 @@ from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
 FOUR_BITS = frozenset({onnx.TensorProto.INT4, onnx.TensorProto.UINT4})
 
-# Warnings about graphs that onnxfit builds on purpose are noise to the user.
+# Warnings about graphs that onnxfit builds on purpose would only distract the user.
 onnxruntime.set_default_logger_severity(3)
 
 
@@ -50,18 +50,18 @@ def compile_model(
 ) -> Any:
     """Return an onnxruntime session for a model.
 
-    StepError says which graph (`name`) did not compile, and which node is the cause.
+    Raises StepError with the graph (`name`) that did not compile, and the node that caused it.
 
     - `threads`: threads that share an operator; None leaves the number to onnxruntime.
-    - `pausable`: a TrainingAgent stops in the middle of a run, and other runs may start before it
-      continues.
-    - `busy_wait`: the session's threads spin between two runs, which saves 4 % of a small step.
-      They take the processor from every other session and library: where four graphs take turns,
-      a step took up to 3.5 times as long (transformer, two cores).
-    - `uses_integers`: between DequantizeLinear and QuantizeLinear, onnxruntime computes with its
-      kernels for integers, as it does for a quantized file. Gradients are those of the floats that
-      the integers stand for, so that training does without. Besides, onnxruntime 1.31 moves
-      QuantizeLinear into the backward pass, and writes nodes there that do not compile.
+    - `pausable`: whether a TrainingAgent stops in the middle of a run, and other runs may start
+      before it continues.
+    - `busy_wait`: whether the session's threads spin between two runs, which saves 4 % of a small
+      step. They block the processor for every other session and library: with four alternating
+      graphs, a step took up to 3.5 times as long (transformer, two cores).
+    - `uses_integers`: whether onnxruntime uses its integer kernels between DequantizeLinear and
+      QuantizeLinear, as for a quantized file. Training does not use them, because gradients belong
+      to the floats that the integers represent. Moreover, onnxruntime 1.31 moves QuantizeLinear
+      into the backward pass, and writes nodes there that do not compile.
     - `entries`: further entries of the session's configuration.
     """
     if names.SEED in {value.name for value in model.graph.input} and not device.draws:
@@ -75,7 +75,7 @@ def compile_model(
         # Another run must not overwrite the values of a paused one.
         options.enable_mem_pattern = False
         options.enable_mem_reuse = False
-        # Weights are inputs and change, so that a prepacked copy would be out of date.
+        # Weights are inputs and change, so a prepacked copy would be out of date.
         options.add_session_config_entry("session.disable_prepacking", "1")
     if makes_four_bits(model):
         # onnxruntime reuses the memory of packed integers of four bits for tensors of the same
@@ -89,7 +89,7 @@ def compile_model(
         options.add_session_config_entry(key, value)
     if threads is not None:
         options.intra_op_num_threads = threads
-    if device.kind == "cpu" and not pausable:  # a TrainingAgent asks for values by their names
+    if device.kind == "cpu" and not pausable:  # a TrainingAgent reads values by their names
         model = with_blocked_convolutions(model)
         model = _use_kernels(model, options)
     older = (
@@ -114,7 +114,7 @@ def compile_model(
 
 
 def newest_opset() -> int:
-    """Return the newest opset that an onnxruntime before 1.21 reads; no limit for a later one.
+    """Return the newest opset that onnxruntime reads before version 1.21; no limit for later ones.
 
     A file may be newer: its training step is built in an older opset, and `predict` runs it.
     """
@@ -142,7 +142,7 @@ def quantizes(model: onnx.ModelProto) -> bool:
 def makes_four_bits(model: onnx.ModelProto) -> bool:
     """Return whether a QuantizeLinear of a model may write integers of four bits.
 
-    They have the type of the zero point. Where the model does not declare it, integers of four bits
+    They have the type of the zero point. If the model does not declare it, integers of four bits
     that the model declares elsewhere count.
     """
     graph = model.graph
@@ -181,9 +181,9 @@ _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _keep_inherited_sessions() -> None:
-    """Keep the sessions of the parent process alive in a forked one.
+    """Keep the sessions of the parent process alive in a forked process.
 
-    They still run there, but without threads: onnxruntime crashes when it ends them.
+    They still run there, but without threads: onnxruntime crashes when it deletes them.
     """
     for session in _sessions:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
@@ -194,7 +194,7 @@ if hasattr(os, "register_at_fork"):  # as in DataLoader workers
 
 
 def _explain(problem: str, error: Exception) -> str:
-    """Return a message with onnxruntime's first line, and the node that it names and its maker."""
+    """Return a message with onnxruntime's first line, the node in it, and the node's origin."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     node = re.search(
@@ -213,15 +213,15 @@ class BoundSession:
     Write the arrays of `feeds` (NumPy views of the inputs' buffers), call `run`, and read `scalars`
     (views of the scalar outputs that the step adds) and `outputs`.
 
-    - `model`: the graph. Inputs with a name of the state read it.
+    - `model`: the graph. Inputs named like a tensor of the state read that tensor.
     - `state`, `device`, `threads`: as for `compile_model`.
     - `name`: the name of the graph in error messages.
     - `writes`: outputs called `names.updated(<tensor of the state>)` are written into the state.
     - `per_run_inputs`: inputs whose values `run` gets as NumPy arrays or OrtValues, without a copy.
-      Inputs of unknown size are always among them.
+      Inputs of unknown size are always included.
     - `overwrite_outputs`: the next run overwrites outputs of known size, which saves allocations.
     - `input_buffers`: input -> the buffer that it is read from.
-    - `output_buffers`: output -> the buffer that it is written into. `outputs` leaves them out.
+    - `output_buffers`: output -> the buffer that it is written into. `outputs` omits them.
     - `busy_wait`, `uses_integers`: as for `compile_model`.
     """
 
@@ -259,7 +259,7 @@ class BoundSession:
         self._sort_outputs(model.graph, writes, overwrite_outputs)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
-        self.binds = 0  # of per-run inputs, so far
+        self.binds = 0  # number of per-run inputs bound so far
         self._last_bound: dict[str, tuple[Any, Any]] = {}
         self._prepares_runs = bool(
             not device.on_host or self.per_run_inputs or self._allocated_outputs
@@ -309,7 +309,7 @@ class BoundSession:
         self._written_groups = sorted({self._state.group(n) for n in self._state_outputs.values()})
 
     def run(self, values: Mapping[str, Any] | None = None) -> None:
-        """Run once on the contents of `feeds`; the state swaps only if the run succeeds.
+        """Run once on the contents of `feeds`. The state swaps only if the run succeeds.
 
         `values` are the per-run inputs, as NumPy arrays or OrtValues.
         """
@@ -357,7 +357,7 @@ class BoundSession:
         }
 
     def fed(self, batch: Batch) -> Mapping[str, Array]:
-        """Return the arrays of `batch`, which was just run; those in buffers are not copied."""
+        """Return the arrays of `batch`, which was just run. Arrays in buffers are not copied."""
         return batch.arrays() if self.per_run_inputs else self.feeds
 
     def _bind(self) -> Any:
@@ -388,8 +388,8 @@ class BoundSession:
     ) -> None:
         """Bind the per-run inputs that differ from those in `bound`.
 
-        Inputs are compared by address, shape and type, since freed memory may come back as another
-        tensor.
+        Inputs are compared by address, shape and type, because freed memory may be reused for
+        another tensor.
         """
         for name in self.per_run_inputs:
             value = values[name]
@@ -405,17 +405,17 @@ class BoundSession:
                 bindable = ort_value(value, self._device) if is_array else value
                 binding.bind_ortvalue_input(name, bindable)
                 self.binds += 1
-            bound[name] = key, value  # kept, since onnxruntime borrows numpy's memory
+            bound[name] = key, value  # kept, because onnxruntime borrows numpy's memory
         for name in self._allocated_outputs:
             # Bound anew for each run: otherwise onnxruntime overwrites the last run's output.
             binding.bind_output(name, self._device.handle)
 
 
 class StatelessSession:
-    """A compiled graph that gets every value with the call and keeps none after it.
+    """A compiled graph that receives every value with the call and keeps nothing afterwards.
 
-    Several threads may call it at once. `inputs` and `outputs` are the names of the graph's.
-    `device`, `threads`, `name` and `uses_integers` are as for `compile_model`.
+    Several threads may call it at once. `inputs` and `outputs` are the graph's names. `device`,
+    `threads`, `name` and `uses_integers` are as for `compile_model`.
     """
 
     def __init__(
@@ -440,15 +440,15 @@ class StatelessSession:
     def __call__(
         self, values: Mapping[str, Any], outputs: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Return output -> OrtValue for input -> OrtValue.
+        """Return the outputs by name as OrtValues, for inputs by name as OrtValues.
 
-        `outputs` names those that are wanted; None takes all.
+        `outputs` lists the requested outputs; None requests all.
         """
         wanted = self.outputs if outputs is None else outputs
         options, self._first_run = self._first_run, None
         try:
-            # On the host this takes a third of the time of a new binding; on a device it would copy
-            # the outputs to the CPU.
+            # On the host, this takes a third of the time of a new binding. On a device, it would
+            # copy the outputs to the CPU.
             if self._device.on_host:
                 results = self._session.run_with_ort_values(dict(values), list(wanted), options)
             else:

@@ -40,7 +40,7 @@ def is_ort_value(value: Any) -> bool:
 
 
 def unwrap_ort_value(value: Any) -> Any:
-    """Return the internal OrtValue of a public one; DataError for anything else."""
+    """Return the internal OrtValue of a public one. Raises DataError for anything else."""
     value = getattr(value, "_ortvalue", value)
     if not isinstance(value, C.OrtValue):
         raise DataError(
@@ -50,7 +50,7 @@ def unwrap_ort_value(value: Any) -> Any:
 
 
 def wrap_ort_value(value: Any) -> onnxruntime.OrtValue:
-    """Return an internal OrtValue as the public class that onnxruntime's users know."""
+    """Return an internal OrtValue as onnxruntime's public class."""
     return onnxruntime.OrtValue(value)
 
 
@@ -84,7 +84,7 @@ def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     if size == 0:
         return np.zeros(shape, dtype)
     memory = (ctypes.c_uint8 * size).from_address(value.data_ptr())
-    # The array refers to `memory`, so that a view that outlives its buffer keeps the OrtValue.
+    # The array refers to `memory`, so a view that outlives its buffer keeps the OrtValue alive.
     memory.owner = value  # type: ignore[attr-defined]  # ctypes arrays take any attribute
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
@@ -92,7 +92,7 @@ def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
 def join_batches(arrays: Sequence[Array]) -> Array | list[Array]:
     """Join the outputs of all batches along their rows; scalars become a vector.
 
-    Outputs whose sizes beyond the rows differ are returned as a list, one array for each batch.
+    Outputs whose other sizes differ are returned as a list, one array for each batch.
     """
     if len({array.shape[1:] if array.ndim else None for array in arrays}) > 1:
         return list(arrays)

@@ -1,4 +1,4 @@
-"""Forms of operators that a kind of device needs, whatever wrote the operators."""
+"""Forms of operators that a kind of device needs, for operators of any origin."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def _log_softmax(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Va
 
 
 def _pad(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | None:
-    """Pad all axes: onnxruntime moves a Transpose through a Pad without a look at its axes.
+    """Pad all axes: onnxruntime moves a Transpose through a Pad without adapting its axes.
 
-    It does so where images have their channels last, as on WebGPU.
+    It does so if images have their channels last, as on WebGPU.
     """
     x, pads, *others = node.inputs
     axes = known(op.wrap(others[1])) if len(others) == 2 and others[1] is not None else None
     if x is None or pads is None or x.shape is None or axes is None:
         return None
     rank, count = len(x.shape), len(axes)
-    places = np.full((2, rank), 2 * count)  # of the zero behind the pads
+    places = np.full((2, rank), 2 * count)  # positions of the zero after the pads
     places[0, axes], places[1, axes] = np.arange(count), np.arange(count, 2 * count)
     every = op.Gather(op.Concat(op.wrap(pads), [0], axis=0), op.constant(places.reshape(-1)))
     value = op.wrap(others[0]) if others[0] is not None else None
@@ -77,7 +77,7 @@ def _sum(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
 def _extreme(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | None:
     """Max or Min of floats and of integers of 32 bits; NaN stays NaN."""
     if inputs[0].dtype.kind == "b" or inputs[0].dtype.itemsize == 8:
-        return None  # sizes, which the CPU computes
+        return None  # sizes are computed on the CPU
 
     def one_of(a: Value, b: Value) -> Value:
         is_a, is_b = (a >= b, b >= a) if node.op_type == "Max" else (a <= b, b <= a)

@@ -19,7 +19,7 @@ from onnxfit.step.update import learning_rate_input
 
 @model_errors()
 def check_gradient(recipe: Recipe) -> None:
-    """Raise GradientError if nodes block the gradient whatever sizes a batch has."""
+    """Raise GradientError if nodes block the gradient for every batch size."""
     source = recipe.gradient.name
     if recipe.loss_outputs:
         build = partial(with_loss, recipe, recipe.declared_batch)
@@ -64,9 +64,9 @@ def _with_scaled_loss(recipe: Recipe, batch: Batch, *, shared: bool) -> ir.Model
 
 
 def is_scaled(recipe: Recipe) -> bool:
-    """Whether the loss is multiplied by the learning rate, in the place of all gradients.
+    """Whether the loss is multiplied by the learning rate, instead of all gradients.
 
-    An update w - lr g allows it, if nothing else looks at the gradient.
+    An update w - lr g allows this, if nothing else reads the gradient.
     """
     if not recipe.optimizer.is_plain_sgd or recipe.norms != "none":
         return False

@@ -1,4 +1,4 @@
-"""A frozen model, the teacher, whose outputs a model learns beside the labels.
+"""A frozen model, the teacher, whose outputs a model learns in addition to the labels.
 
 The teacher runs inside the graph of a step, on the inputs of the batch:
 
@@ -6,7 +6,7 @@ The teacher runs inside the graph of a step, on the inputs of the batch:
        └────► teacher ─► soft targets ─┘
 
 Its tensors are constants of the graph, one copy for each compiled graph. Evaluation, prediction and
-the exported file are without it.
+the exported file do not contain the teacher.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Specs = Mapping[str, TensorSpec]
 
 @dataclass(frozen=True)
 class Distillation:
-    """The settings of a training towards the outputs of a teacher.
+    """The settings of training with a teacher.
 
     - `teacher`: the model, as `read_model` returned it.
-    - `temperature`, `weight`: those of `SoftTargets`; a weight of 0 leaves the teacher out.
+    - `temperature`, `weight`: as in `SoftTargets`. With weight 0, the teacher does not run.
     """
 
     teacher: onnx.ModelProto
@@ -44,7 +44,7 @@ class Distillation:
 
     @classmethod
     def read(cls, source: ModelSource, temperature: float, weight: float) -> Distillation:
-        """Return the settings with the teacher in memory; ModelError if it cannot be read."""
+        """Return the settings with the teacher in memory, or raise ModelError for a bad file."""
         try:
             return cls(read_model(source), temperature, weight)
         except ModelError as error:
@@ -53,18 +53,18 @@ class Distillation:
     def teacher_of(
         self, inputs: Sequence[TensorSpec], outputs: Specs, losses: Sequence[str]
     ) -> Teacher | None:
-        """Return the teacher of a model, or None where its weight is 0.
+        """Return the teacher of a model, or None if its weight is 0.
 
-        - `inputs`, `outputs`: those of the model; the outputs by name.
+        - `inputs`, `outputs`: the model's inputs, and its outputs by name.
         - `losses`: the outputs that have a loss.
 
         Raises SettingError without a loss. Raises ModelError for a teacher whose inputs or outputs
-        do not fit those of the model, or that no graph can hold.
+        do not fit the model's, or that is too large for a graph.
         """
         if not losses:
             raise SettingError(
-                "A teacher is learned beside labels, and no output of the model has a loss of"
-                " onnxfit: name one, such as loss='cross_entropy', or leave the teacher out."
+                "A teacher adds to a loss with labels, but no output of the model has a loss of"
+                " onnxfit. Set a loss, such as loss='cross_entropy', or remove the teacher."
             )
         model = normalize(self.teacher)
         read = [spec_of(value) for value in model.graph.inputs]
@@ -103,8 +103,8 @@ class Teacher:
     def add_to(self, op: GraphBuilder, batch: Specs) -> dict[str, SoftTargets]:
         """Add the teacher to a graph, and return its targets by output of the model.
 
-        - `op`: the builder of the graph, whose outputs are those of the model. Inputs of the model
-          that it lacks are added.
+        - `op`: the builder of the graph, which has the model's outputs. Missing inputs of the model
+          are added.
         - `batch`: the specs of a batch. Shapes that are numbers are written into the graph.
         """
         graph = self._specialized(batch)
@@ -136,10 +136,10 @@ class Teacher:
         try:
             graph = specialize_shapes(self.model.clone(), shapes).graph
         except ModelError as error:
-            raise ModelError(f"The teacher does not take this batch. {error}") from None
+            raise ModelError(f"The teacher does not accept this batch. {error}") from None
         op = GraphBuilder(graph)
         to_frozen_form(op)
-        # Only what a node computes can move to another graph; an input cannot, if it is an output.
+        # Only computed values can move to another graph; an input that is also an output cannot.
         graph.outputs[:] = [
             op.Identity(op.wrap(value)).ir if value.producer() is None else value
             for value in graph.outputs
@@ -158,9 +158,9 @@ class Teacher:
 
 
 def _matched(wanted: Sequence[TensorSpec], known: Specs, kind: str, other: str) -> dict[str, str]:
-    """Return wanted tensor -> known one: that of its name, or the only one.
+    """Return a mapping from wanted to known tensors: by name, or the only one.
 
-    The only one of several types is the only float. ModelError where there is none.
+    Among several types, the only float is the only one. Raises ModelError without a match.
     """
     floats = {name: spec for name, spec in known.items() if spec.dtype.kind == "f"}
     candidates = list(floats if len(known) > 1 and len(floats) == 1 else known)
@@ -172,29 +172,29 @@ def _matched(wanted: Sequence[TensorSpec], known: Specs, kind: str, other: str) 
             matches[spec.name] = candidates[0]
         else:
             raise ModelError(
-                f"The {kind} include {spec}, and {other} has none of that name but"
-                f" {listed_names(known.values())}. Give both the same name: with several, they are"
-                " matched by name."
+                f"The {kind} include {spec}, but {other} has no tensor of that name, only"
+                f" {listed_names(known.values())}. Several tensors are matched by name: give both"
+                " the same name."
             )
     return matches
 
 
 def _require_same_sizes(kind: str, of_teacher: TensorSpec, of_model: TensorSpec) -> None:
-    """Raise ModelError unless a tensor of the teacher fits that of the model."""
+    """Raise ModelError unless a tensor of the teacher fits the model's tensor."""
     kinds = {of_teacher.dtype.kind, of_model.dtype.kind}
     same = of_teacher.dtype == of_model.dtype or kinds == {"f"}
     if same and _sizes_fit(of_teacher.shape, of_model.shape):
         return
-    hint = "Give a teacher of the same task."
+    hint = "Use a teacher of the same task."
     if of_teacher.shape and of_model.shape and of_teacher.shape[0] != of_model.shape[0]:
-        hint = "A fixed batch becomes any batch by onnxfit.dynamic_batch(teacher)."
+        hint = "If its batch size is fixed, use onnxfit.dynamic_batch(teacher)."
     raise ModelError(
         f"The teacher's {kind} {of_teacher} does not fit the model's {kind} {of_model}. {hint}"
     )
 
 
 def _sizes_fit(of_teacher: tuple[Dim, ...] | None, of_model: tuple[Dim, ...] | None) -> bool:
-    """Whether sizes agree as far as they are known; the teacher takes every batch of the model."""
+    """Whether known sizes agree. The teacher must accept every batch of the model."""
     if of_teacher is None or of_model is None:
         return True
     if len(of_teacher) != len(of_model):
@@ -211,13 +211,13 @@ def _require_fitting(graph: ir.Graph) -> None:
     sizes = [v.const_value.nbytes for v in graph.initializers.values() if v.const_value]
     if sum(sizes) > tensors.MAX_MODEL_BYTES:
         raise ModelError(
-            f"The teacher has {sum(sizes) / 1e9:.1f} GB of tensors, which are constants of the"
-            " step, and a graph holds at most 2 GB. Give a smaller teacher."
+            f"The teacher has {sum(sizes) / 1e9:.1f} GB of tensors, but they are constants of the"
+            " step's graph, which holds at most 2 GB. Use a smaller teacher."
         )
 
 
 def _move_nodes(op: GraphBuilder, graph: ir.Graph) -> None:
-    """Move the nodes and initializers of a graph to that of `op`, under names of its scope."""
+    """Move the nodes and initializers of a graph to the graph of `op`, under names of its scope."""
     nodes = list(graph)
     initializers = list(graph.initializers.values())
     graph.initializers.clear()
@@ -231,13 +231,13 @@ def _move_nodes(op: GraphBuilder, graph: ir.Graph) -> None:
 
 
 def _rename(op: GraphBuilder, nodes: Sequence[ir.Node], values: Sequence[ir.Value]) -> None:
-    """Give values, nodes and all that is inside them names that the graph of `op` does not have."""
+    """Give values, nodes and their subgraphs names that are unused in the graph of `op`."""
     for value in values:
         value.name = op.unique_name(value.name or "value")
     for node in nodes:
         node.name = op.unique_name(node.name or node.op_type)
         for value in node.outputs:
-            if value.name:  # an absent output has none
+            if value.name:  # an absent output has no name
                 value.name = op.unique_name(value.name)
         for body in subgraphs_of(node):
             initializers = list(body.initializers.values())

@@ -1,4 +1,4 @@
-"""The last touches to a graph: nothing unused, nodes in order, rewrites that make it faster."""
+"""Finish a graph: remove unused nodes, sort it, and rewrite it for speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxfit.step.rewrites import REWRITES
 
 
 def prune(op: GraphBuilder) -> ir.Model:
-    """Remove what no output needs, put the nodes in order, and return the graph as a model."""
+    """Remove unused nodes, sort the others, and return the graph as a model."""
     graph = op.graph
     model = ir.Model(graph, ir_version=10)
     if not _is_sorted(graph):
@@ -47,11 +47,11 @@ def _is_sorted(graph: ir.Graph) -> bool:
 def _remove_unused_nodes(graph: ir.Graph, opset: int) -> None:
     """Remove the nodes and optional outputs of a sorted graph that no output needs, in place.
 
-    onnx-ir has a pass for it, which removes the nodes one by one: each removal goes through the
-    outputs of the graph, one for each weight. It also counts values that the subgraphs of removed
+    onnx-ir has a pass for this, but it removes the nodes one by one, and each removal searches the
+    outputs of the graph, one for each weight. The pass also counts values that subgraphs of removed
     nodes capture as used.
     """
-    outputs = frozenset(graph.outputs)  # a value may be an output of another graph, too
+    outputs = frozenset(graph.outputs)  # a value may also be an output of another graph
     unused = []
     for node in reversed(graph):
         for value in node.outputs:
@@ -67,7 +67,7 @@ def _remove_unused_nodes(graph: ir.Graph, opset: int) -> None:
 
 
 def _detach(node: ir.Node) -> None:
-    """Let a node and the nodes of its subgraphs read no value any more."""
+    """Disconnect the inputs of a node and of the nodes in its subgraphs."""
     for body in subgraphs_of(node):
         body.outputs.clear()
         for inner in body:
@@ -91,7 +91,7 @@ def _remove_unused_values(node: ir.Node, graph_outputs: Container[ir.Value], ops
         return
     if node.op_type == "BatchNormalization":
         if node.attributes.get_int("training_mode", 0):
-            return  # its other outputs are what makes it normalize by the batch
+            return  # its other outputs make it normalize by the batch
         node.attributes.pop("training_mode", None)
     options = [output.option for output in schema.outputs]
     kinds = onnx.defs.OpSchema.FormalParameterOption

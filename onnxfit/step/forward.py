@@ -26,7 +26,7 @@ from onnxfit.step.recipe import Batch, Recipe
 
 
 def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
-    """Return a builder of the model, whose training state is made inputs.
+    """Return a builder of the model, with the training state as inputs.
 
     Shapes of the batch that are numbers are written into the graph.
     """
@@ -49,7 +49,7 @@ def constant_batch_norms(recipe: Recipe, batch: Batch) -> list[str]:
 
 @model_errors()
 def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[str, Value]]:
-    """Return the forward pass as in training, and the next values of the running statistics."""
+    """Return the forward pass of training, and the next values of the running statistics."""
     op = forward(recipe, batch)
     seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
     statistics = training_form.to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
@@ -59,7 +59,7 @@ def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[s
 
 
 def with_loss(recipe: Recipe, batch: Batch, *, shared: bool = False) -> ir.Model:
-    """Forward as in training, loss and penalty: what is differentiated.
+    """Add the differentiated part: the forward pass of training, the loss and the penalty.
 
     `shared` is as for `add_loss_outputs`.
     """
@@ -88,11 +88,11 @@ def add_loss_outputs(
 ) -> None:
     """Add labels, the loss of each output, penalties, and their sum as output `names.TOTAL`.
 
-    `targets` are those of a teacher, by output, which count beside the labels.
+    `targets` are a teacher's targets by output, which count in addition to the labels.
 
     `shared` adds the output `names.SHARED` for a rank that has a share of the rows: the losses and
-    penalties times this rank's shares, which are inputs. Summed over all ranks, it is the loss of
-    the whole batch, and its gradient that of the whole batch.
+    penalties times this rank's shares, which are inputs. Its sum over all ranks is the loss of the
+    whole batch; the same holds for its gradient.
     """
     terms, shared_terms = _loss_terms(op, objectives, batch, targets or {}, shared)
     values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
@@ -116,7 +116,7 @@ def _loss_terms(
     targets: Mapping[str, SoftTargets],
     shared: bool,
 ) -> tuple[list[Value], list[Value]]:
-    """Add labels and losses; return the terms of their sum, and the same times their shares."""
+    """Add labels and losses; return the terms of their sum, and these terms times their shares."""
     outputs = {v.name or "": v for v in op.graph.outputs}
     sample_weight: Value | None = None
     if names.SAMPLE_WEIGHT in batch:
@@ -155,7 +155,8 @@ def _labels_of(y_pred: Value, batch: Batch) -> Value:
     spec = batch[names.target(output)]
     if y_pred.ir.shape is None or spec.shape is None:
         raise ModelError(
-            f"The rank of output {output!r} is unknown, so that no loss can be put on it."
+            f"The rank of output {output!r} is unknown, so it cannot have a loss. Export the model"
+            " with the shape of this output."
         )
     return y_pred.op.input(names.target(output), spec.dtype, spec.shape)
 
@@ -167,7 +168,7 @@ def _loss_of(
     sample_weight: Value | None,
     targets: SoftTargets | None,
 ) -> tuple[Value, Value | None]:
-    """Return the loss of an output, and the divisor as `Loss.reduce` does."""
+    """Return the loss of an output, and its divisor, as `Loss.reduce` does."""
     op, output = y_pred.op, y_pred.name
     try:
         with op.scope(scopes.loss_of(output)):
@@ -176,7 +177,7 @@ def _loss_of(
         raise
     except ValueError as error:
         raise SettingError(
-            f"{type(objective.loss).__name__} cannot meet output {spec_of(y_pred.ir)} with"
+            f"{type(objective.loss).__name__} does not accept output {spec_of(y_pred.ir)} with"
             f" labels {spec_of(y_true.ir)}: {error}"
         ) from error
 
@@ -189,9 +190,9 @@ def _times_share(op: GraphBuilder, term: Value, name: str) -> Value:
 
 
 def reports_penalty(objectives: Mapping[str, Objective]) -> bool:
-    """Whether a step reports the penalty beside the loss.
+    """Whether a step reports the penalty separately from the loss.
 
-    It does so where the loss of an epoch is no mean of the losses of its batches.
+    It does so if the loss of an epoch is not a mean of the losses of its batches.
     """
     sums = any(objective.loss.reduction == "sum" for objective in objectives.values())
     return len(objectives) > 1 or sums
@@ -206,7 +207,7 @@ def _sum(terms: Sequence[Value]) -> Value:
 
 
 def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:
-    """Drop the outputs of the model that are not `kept`; what the step itself reports stays."""
+    """Drop the outputs of the model that are not `kept`. The step's own outputs stay."""
     op.graph.outputs[:] = [
         v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")
     ]

@@ -1,8 +1,8 @@
 """The graphs of training, evaluation and prediction.
 
-Pure functions from a `Recipe` and the specs of a batch to an `onnx.ModelProto`. A graph describes
-itself by the names of `graph.names`: an input that is part of the training state is read from it,
-an output `<state>/next` is its value after the step.
+Pure functions from a `Recipe` and the specs of a batch to an `onnx.ModelProto`. Names from
+`graph.names` describe the inputs and outputs of a graph: an input may be a name of the training
+state, and an output `<state>/next` is its value after the step.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 @model_errors()
 def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> onnx.ModelProto:
-    """Return the same in fewer operators, to be run rather than read.
+    """Return the same step in fewer operators, for running rather than reading.
 
-    `fused` are weights that are updated together: the graph reads each of them, but they and their
-    slots leave it as one tensor each. See `is_scaled` for the loss.
+    `fused` are weights that are updated together: the graph reads each of them separately, but
+    returns them, and each of their slots, as one tensor. See `is_scaled` for the loss.
     """
     scaled = is_scaled(recipe)
     op, gradients = gradient(recipe, batch, scaled=scaled)
@@ -64,14 +64,14 @@ def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> on
 def gradient_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return forward pass, loss, penalty and this rank's summand of each gradient.
 
-    The gradients are multiplied by the learning rate where `is_scaled` says so.
+    The gradients are multiplied by the learning rate if `is_scaled` is true.
     """
     op, gradients = gradient(recipe, batch, scaled=is_scaled(recipe), shared=True)
     for weight, g in gradients.items():
         value = g.ir
         if value.producer() is None or value.is_graph_output():
             value = op.Identity(g).ir
-        # The value itself, since `op.output` would copy it.
+        # The value itself, because `op.output` would copy it.
         value.name = names.gradient(weight)
         op.graph.outputs.append(value)
     return finish(op)
@@ -107,7 +107,7 @@ def counts_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 @model_errors()
 def accumulate_graph(recipe: Recipe, batch: Batch, *, shared: bool = False) -> onnx.ModelProto:
-    """Return forward pass, loss, penalty and gradient, which is added to those of the window.
+    """Return forward pass, loss, penalty, and gradient added to the window's gradients.
 
     A window is the batches whose gradients are averaged, as `Trainer(accumulate=)` says. `shared`
     is as for `gradient`.
@@ -115,9 +115,9 @@ def accumulate_graph(recipe: Recipe, batch: Batch, *, shared: bool = False) -> o
     op, gradients = gradient(recipe, batch, shared=shared)
     first = op.input(names.FIRST, np.bool_, ())
     for weight, g in gradients.items():
-        assert g.shape is not None  # it has its weight's
+        assert g.shape is not None  # the shape of its weight
         so_far = op.input(names.gradient_sum(weight), g.dtype, g.shape)
-        # Where, not a product: a NaN of the last window must not outlive it
+        # Where, not a product: a NaN must not survive its window
         with op.scope(scopes.ACCUMULATION):
             total = op.Where(first, g, so_far + g)
         op.output(names.updated(names.gradient_sum(weight)), total)
@@ -156,7 +156,7 @@ def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 @model_errors()
 def evaluate_outputs_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """Return loss and penalty of the model's outputs, which are inputs as the weights are."""
+    """Return loss and penalty of the model's outputs, which are inputs like the weights."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="evaluate")
     op = GraphBuilder(graph)
     for name in recipe.loss_outputs:
@@ -184,7 +184,7 @@ def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
     """Return the model with its trained weights as constants.
 
-    onnxruntime optimizes it as it does the exported file.
+    onnxruntime optimizes it like the exported file.
     """
     if recipe.trainable is not None:
         return _only_tensors(recipe.trainable.deployed(arrays), recipe)
@@ -194,9 +194,9 @@ def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -
 
 
 def _only_tensors(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
-    """Drop inputs that are initializers and outputs that are no tensors, in place.
+    """Drop inputs that are initializers and outputs that are not tensors, in place.
 
-    Nodes and opset stay, so that onnxruntime chooses the same kernels.
+    Nodes and opset stay, so onnxruntime chooses the same kernels.
     """
     to_inference_form(model)
     graph = model.graph
@@ -221,7 +221,7 @@ def add_loss(
 
     The output is called `train/loss`; the labels are inputs `y_true/<output>`.
 
-    - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
+    - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which stays unchanged.
     - `loss`, `loss_weights`: as for `Trainer`: a loss, or a dict output name -> loss, and the
       factor of each in the sum.
     - `penalty`: as for `Trainer`; it counts the weights that `weights` selects.
@@ -246,7 +246,9 @@ def add_loss(
         check_fits(one, spec_of(work.graph.initializers[name]).dtype, f"weight {name!r}")
     objectives = get_objectives(loss, loss_weights, work)
     if not objectives and names.LOSS not in outputs:
-        raise SettingError("loss={} names no output: add_loss needs a loss for at least one.")
+        raise SettingError(
+            "loss={} contains no output. Pass a loss for at least one output to add_loss."
+        )
     op = GraphBuilder(work.graph)
     batch = {
         names.target(name): objective.loss.target(outputs[name])

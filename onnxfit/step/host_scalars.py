@@ -1,8 +1,8 @@
-"""Numbers of a step that depend on learning rate, step and seed alone, as a graph of their own.
+"""Numbers of a step that depend only on learning rate, step and seed, as a separate graph.
 
 These numbers, such as Adam's bias corrections and the keys of Dropout, are computed in 64 bits.
-WebGPU has no types for that, and CUDA takes a kernel for each number. So the host of an accelerator
-computes them on its CPU, before each step, and feeds the few results to the step.
+WebGPU lacks these types, and CUDA starts a kernel for each number. So an accelerator's host
+computes them on the CPU before each step, and passes the few results to the step.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_HOST_ELEMENTS = 16
 
 
 def cut_host_scalars(step: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
-    """Return the step without the nodes that a host computes, and a graph of these nodes.
+    """Return the step without the nodes that the host computes, and a graph of these nodes.
 
     The outputs of the second graph are inputs of the first, under the same names. Together, the
-    graphs compute exactly what `step` computes. The second one is None if there is no such node.
+    graphs compute exactly what `step` computes. The second graph is None without such nodes.
 
-    - `step`: the graph of a training step, which stays as it is.
+    - `step`: the graph of a training step, which stays unchanged.
     """
     rest, host = ir.from_proto(step), ir.from_proto(step)
     border = _border(rest.graph)
@@ -43,7 +43,7 @@ def cut_host_scalars(step: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.Model
 
 
 def _border(graph: ir.Graph) -> list[str]:
-    """Return the values that a host computes and that other nodes, or a caller, read."""
+    """Return the values that the host computes and that other nodes or a caller read."""
     constant = set(graph.initializers.values())
     known = {value for value in graph.inputs if value.name in SOURCES}
     on_host: set[ir.Node] = set()
@@ -73,7 +73,7 @@ def _is_small(value: ir.Value) -> bool:
 
 
 def _read_as_inputs(graph: ir.Graph, border: Sequence[str]) -> None:
-    """Let the nodes of a graph read values that its own nodes compute as inputs, in place."""
+    """Turn values that nodes of a graph compute into inputs, in place."""
     values = values_of(graph)
     for name in border:
         computed = values[name]

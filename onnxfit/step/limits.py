@@ -1,7 +1,7 @@
-"""Refusal of settings that the element types of a model cannot hold.
+"""Reject settings that the element types of a model cannot represent.
 
-A number of Python becomes a constant in the type of the tensor that it is combined with. Beyond the
-range of that type it would be infinite or 0, and the weights NaN after one step.
+A Python number becomes a constant in the type of the tensor that it is combined with. Outside the
+range of that type it would become infinite or 0, and the weights NaN after one step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxfit.errors import SettingError
 
 DType = np.dtype[Any]
 
-# A learning rate that is 0 in the type of a weight leaves the weight as it is, as it should.
+# A learning rate that is 0 in the type of a weight correctly leaves the weight unchanged.
 MAY_BE_ZERO = ("learning_rate",)
 
 
@@ -36,7 +36,7 @@ def smallest(dtype: DType) -> float:
 def check_fits(owner: object, dtype: DType, place: str) -> None:
     """Raise SettingError if a number among the fields of `owner` is infinite or 0 in `dtype`.
 
-    `owner` is an optimizer, a loss or a penalty; `place` names the tensor that has this type.
+    `owner` is an optimizer, a loss or a penalty; `place` names the tensor of this type.
     """
     if not dataclasses.is_dataclass(owner):
         return
@@ -48,14 +48,14 @@ def check_fits(owner: object, dtype: DType, place: str) -> None:
 
 
 def check_loss_weight(weight: Any, dtype: DType, output: str) -> float:
-    """Return the factor of an output's loss as a float. SettingError unless `dtype` holds it."""
+    """Return the factor of an output's loss as a float; SettingError if it does not fit `dtype`."""
     name = f"loss_weights[{output!r}]"
     try:
         number = float(weight)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number):
-        raise SettingError(f"{name} is a finite number, got {weight!r}.")
+        raise SettingError(f"{name} must be a finite number, got {weight!r}.")
     if not _fits(number, dtype, zero=False):
         raise _misfit(name, weight, dtype, f"output {output!r}")
     return number
@@ -70,9 +70,9 @@ def norm_dtype(dtypes: Collection[DType]) -> DType:
 
 
 def clip_bound(name: str, bound: float | None, dtypes: Collection[DType]) -> float | None:
-    """Return a bound of gradients of these types; None where it can clip nothing.
+    """Return a bound of gradients of these types; None if it can clip nothing.
 
-    SettingError for a bound that is 0 in one of the types.
+    Raises SettingError for a bound that is 0 in one of the types.
     """
     if bound is None or all(bound > largest(dtype) for dtype in dtypes):
         return None
@@ -90,7 +90,7 @@ def _finfo(dtype: DType) -> Any:
 def _numbers(value: Any) -> Iterator[float]:
     """Yield the numbers in the value of a field that may become constants of floats.
 
-    Whole numbers that an int64 holds are left out: most are axes, counts and indices.
+    Whole numbers in the range of int64 are skipped: most are axes, counts and indices.
     """
     if isinstance(value, (float, np.floating)):
         yield float(value)
@@ -105,8 +105,8 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _fits(number: float, dtype: DType, zero: bool) -> bool:
-    """Return whether `dtype` holds a number; `zero`: whether it may become 0."""
-    if not is_float(dtype):  # a loss refuses such an output itself
+    """Return whether a number fits `dtype`; `zero` tells whether it may become 0."""
+    if not is_float(dtype):  # the loss itself rejects this output
         return True
     size = abs(number)
     if not size <= largest(dtype):
@@ -116,7 +116,7 @@ def _fits(number: float, dtype: DType, zero: bool) -> bool:
 
 def _misfit(name: str, value: object, dtype: DType, place: str) -> SettingError:
     return SettingError(
-        f"{name} is {value!r}, which {dtype}, the element type of {place}, cannot hold: its"
-        f" positive numbers go from {smallest(dtype):.2g} to {largest(dtype):.2g}. Choose a number"
-        " in this range, or 0 where it is allowed."
+        f"{name} must be between {smallest(dtype):.2g} and {largest(dtype):.2g} in magnitude, the"
+        f" range of {dtype} (the element type of {place}), got {value!r}. Use a number in this"
+        " range, or 0 if 0 is allowed."
     )

@@ -31,8 +31,8 @@ Metrics = Union[
 class Objective:
     """One output's loss and its weight in the sum.
 
-    `decision` says how the loss takes the output, for a loss that has `from_logits`; the loss has
-    the decision as its setting.
+    `decision` tells whether the loss reads the output as logits, for a loss with `from_logits`; the
+    loss has the decision as its setting.
     """
 
     loss: Loss
@@ -42,7 +42,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """An output that has labels: where they enter the graph, and how its loss wants them."""
+    """An output with labels: their input of the graph, and the form that the loss expects."""
 
     output: TensorSpec
     loss: Loss
@@ -53,7 +53,8 @@ class OutputTarget:
 
     @cached_property
     def keeps_finite(self) -> bool:
-        """Whether `prepare` accepts all finite labels, and keeps those of the right type."""
+        """Whether `prepare` accepts all finite labels, and returns those of the right type
+        unchanged."""
         return type(self.loss).prepare is Loss.prepare and self.loss.label_range == Loss.label_range
 
     def prepare(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -63,7 +64,7 @@ class OutputTarget:
 
 @dataclass(frozen=True)
 class OutputMetric:
-    """A metric, the output it looks at, and the name it is logged under."""
+    """A metric, the output that it reads, and its name in logs."""
 
     name: str
     output: str
@@ -74,8 +75,8 @@ class OutputMetric:
         return self.metric.mode
 
     def copy(self) -> OutputMetric:
-        """Return the same metric with sums of its own, so that an evaluation inside an epoch leaves
-        the epoch's figures alone.
+        """Return the same metric with its own sums: an evaluation inside an epoch does not change
+        the epoch's figures.
         """
         metric = copy.copy(self.metric)
         metric.reset()
@@ -94,8 +95,8 @@ def get_objectives(
 ) -> dict[str, Objective]:
     """Return output -> Objective for the outputs that have a loss, in the model's order.
 
-    With `loss=None` there are none, and the model has a scalar output `loss` of its own; with
-    `needed=False` it may lack that, too.
+    With `loss=None` the result is empty, and the model has its own scalar output `loss`; with
+    `needed=False` it may lack this output.
     """
     outputs = tensor_outputs(model)
     if loss is None:
@@ -120,7 +121,8 @@ def _check_own_loss(
 ) -> None:
     if loss_weights:
         raise SettingError(
-            "loss_weights needs a dict of losses; with loss=None the model's own output counts."
+            "loss_weights needs a dict of losses. With loss=None, the model's own loss has weight"
+            " 1."
         )
     own = outputs.get(names.LOSS)
     if own is None and not needed:
@@ -128,20 +130,20 @@ def _check_own_loss(
     if own is None or own.shape not in ((), (1,)):
         specs = ", ".join(map(str, outputs.values()))
         raise SettingError(
-            f"loss=None needs a model with a scalar output {names.LOSS!r}; its outputs are"
-            f" {specs}. Name a loss."
+            f"loss=None needs a model with a scalar output {names.LOSS!r}. Its outputs are"
+            f" {specs}. Pass a loss."
         )
 
 
 def _only_output(outputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The output that a loss without an output's name is for."""
+    """Return the output of a loss that is not assigned by name."""
     floats = {name: spec for name, spec in outputs.items() if spec.dtype.kind == "f"}
-    if len(floats) == 1:  # classifiers of other libraries give the class, too
+    if len(floats) == 1:  # classifiers of other libraries also return the class
         return floats
     if len(outputs) > 1:
         raise SettingError(
-            f"The model has {len(outputs)} outputs ({listed_names(outputs)}): say which has which"
-            f" loss, loss={{{next(iter(outputs))!r}: ...}}."
+            f"The model has {len(outputs)} outputs ({listed_names(outputs)}). Pass a dict that"
+            f" maps outputs to losses: loss={{{next(iter(outputs))!r}: ...}}."
         )
     return outputs
 
@@ -152,11 +154,13 @@ def _checked_weights(
     outputs: Mapping[str, TensorSpec],
 ) -> Mapping[str, float]:
     if loss_weights is not None and not isinstance(loss_weights, Mapping):
-        raise SettingError(f"loss_weights is a dict output name -> number, got {loss_weights!r}.")
+        raise SettingError(
+            f"loss_weights must be a dict from output name to number, got {loss_weights!r}."
+        )
     if len(loss) > 1 and "val" in loss:
         raise SettingError(
-            "An output called 'val' cannot have a loss beside others: 'val_loss' is the validation"
-            " loss."
+            "An output called 'val' cannot have a loss next to other losses, because 'val_loss' is"
+            " the validation loss. Rename the output."
         )
     weights = loss_weights or {}
     for name in (*loss, *weights):
@@ -166,13 +170,13 @@ def _checked_weights(
 
 
 def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
-    """The loss as it takes this output: `from_logits=None` becomes True or False.
+    """Return the loss with `from_logits=None` replaced by True or False for this output.
 
-    This is decided here, where the whole model is known: a step in parts has the loss in a graph of
-    its own.
+    This is decided here, with the whole model at hand: a split step has the loss in a separate
+    graph.
     """
-    # A copy for each trainer, since a loss warns once of an output that it should not take. It is
-    # no new instance, as the constructor of a subclass may take other arguments than the fields.
+    # A copy for each trainer, because a loss warns once of an unsuitable output. It is copied, not
+    # constructed, because a subclass's constructor may take other arguments than the fields.
     loss = copy.copy(loss)
     vars(loss).pop("_has_warned", None)
     if not hasattr(loss, "from_logits"):
@@ -187,15 +191,15 @@ def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
 
 
 def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) -> list[OutputMetric]:
-    """Return every metric with its output; with several outputs its name begins with the output's.
+    """Return every metric with its output. With several outputs, its name begins with the output's.
 
-    A metric with `from_logits=None` takes outputs as logits where their loss does.
+    A metric with `from_logits=None` reads an output as logits if its loss does.
     """
     several = len(objectives) > 1
     bound = []
     for output, entries in _metrics_by_output(metrics, objectives).items():
         for entry in entries:
-            metric = get_metric(entry)  # new, so that its settings can be changed here
+            metric = get_metric(entry)  # a new metric, so that its settings can be changed here
             if getattr(metric, "from_logits", False) is None:
                 vars(metric)["from_logits"] = _takes_logits(metric, objectives[output].loss)
             name = f"{output}_{metric.name}" if several else metric.name
@@ -215,7 +219,10 @@ def _metrics_by_output(
     if not metrics:
         return {}
     if not objectives:
-        raise SettingError("metrics compare outputs with labels; with loss=None there are none.")
+        raise SettingError(
+            "metrics= needs labels, but with loss=None there are no labels. Pass a loss, or remove"
+            " the metrics."
+        )
     return {name: _as_list(metrics) for name in objectives}
 
 
@@ -224,26 +231,26 @@ def _as_list(metrics: Any) -> list[MetricLike]:
 
 
 def _takes_logits(metric: Metric, loss: Loss) -> bool:
-    """Whether a metric takes outputs as logits, as their loss does.
+    """Whether a metric reads outputs as logits, as their loss does.
 
-    A threshold that no probability can pass is one of the outputs as they are.
+    A threshold outside the range of probabilities applies to the outputs themselves.
     """
     return bool(getattr(loss, "from_logits", False)) and 0 < getattr(metric, "threshold", 0.5) < 1
 
 
 def _check_names(chosen: Sequence[str], outputs: Sequence[str]) -> None:
-    """Raise SettingError for a metric with the name of another figure; `outputs` have a loss figure
-    each.
+    """Raise SettingError for a metric with the name of another figure, such as the loss of one of
+    `outputs`.
     """
     reserved = {"loss", "batch_loss", "learning_rate", *(f"{output}_loss" for output in outputs)}
     for name in chosen:
         if name in reserved or name.startswith("val_"):
             raise SettingError(
-                f"A metric cannot be called {name!r}, the name of another figure: give it another"
-                " one, such as Accuracy(name='...')."
+                f"A metric cannot be called {name!r}, because another figure has this name. Set"
+                " another name, such as Accuracy(name='...')."
             )
         if chosen.count(name) > 1:
             raise SettingError(
-                f"Two metrics are called {name!r}: give one another name, such as"
+                f"Two metrics are called {name!r}. Give one of them another name, such as"
                 " Accuracy(name='...')."
             )

@@ -1,4 +1,4 @@
-"""Arrays that a metric or a loss gets and must not change."""
+"""Read-only arrays, for the arguments of metrics and losses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @contextmanager
 def refusing_writes(subject: str) -> Iterator[None]:
-    """Raise SettingError where the block writes into a read-only array.
+    """Raise SettingError if the block writes to a read-only array.
 
-    `subject` says who changes which array.
+    `subject` is the beginning of the message: who changes which array.
     """
     try:
         yield
     except ValueError as error:
-        if "read-only" not in str(error):  # NumPy has no class of its own for this error
+        if "read-only" not in str(error):  # NumPy has no class for this error
             raise
         raise SettingError(
-            f"{subject} in place, which others read as well ({error}). Change a copy: array.copy()."
+            f"{subject} in place, but others read them as well ({error}). Change a copy:"
+            " array.copy()."
         ) from error

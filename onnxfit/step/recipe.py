@@ -49,13 +49,13 @@ ReportedNorms = Literal["none", "global", "per_weight"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a step is made of.
+    """Everything that a step is built from.
 
-    `model` is the model that is trained, normalized, and is never changed. It is the user's model,
-    unless `trainable` says otherwise. `objectives` is empty for a model with a scalar output `loss`
-    of its own. `slots` holds each weight's slots before the first update. `device` is the kind
-    of device that the graphs are for, as for GraphBuilder. `norms` says whether an update reports
-    the L2 norm of all gradients, and with "per_weight" that of each weight's.
+    `model` is the model that is trained, normalized. It is never changed. It is the user's model,
+    unless `trainable` replaces it. `objectives` is empty for a model with a scalar output `loss` of
+    its own. `slots` holds each weight's slots before the first update. `device` is the kind of
+    device that the graphs are for, as for GraphBuilder. `norms` tells whether an update reports the
+    L2 norm of all gradients, and with "per_weight" also the norm of each weight's gradient.
     """
 
     model: ir.Model
@@ -71,17 +71,17 @@ class Recipe:
     clip_value: float | None = None
     device: str = "cpu"
     norms: ReportedNorms = "none"
-    # the file and the way back to it, unless the file is trained as it is
+    # the file and the conversion back to it, unless the file itself is trained
     trainable: TrainableModel | None = None
-    # the model whose outputs are learned beside the labels
+    # the model whose outputs are learned in addition to the labels
     teacher: Teacher | None = None
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
     # whether the tensors are more than one graph can hold
     large: bool = field(init=False)
-    # the frozen tensors that are inputs of every graph, so that all graphs share their memory
+    # the frozen tensors that are inputs of every graph, which shares their memory
     constants: tuple[str, ...] = field(init=False)
-    # whether `predict` compiles the model with its tensors inside, as an exported file has them
+    # whether `predict` compiles the model with its tensors inside, like an exported file
     compiles_weights: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,14 +113,14 @@ class Recipe:
         needs_loss: bool = True,
         distillation: Distillation | None = None,
     ) -> Recipe:
-        """Return the recipe for training a model, or raise the error that says why it cannot train.
+        """Return the recipe for training a model, or raise an error that tells why it cannot train.
 
-        A model without any loss only predicts; but with `needs_loss=False` it trains, for a caller
-        who brings gradients. `distillation` has the model's teacher. Raises ModelError,
-        GradientError, SettingError or UnknownNameError.
+        A model without a loss can only predict. With `needs_loss=False` it can train with gradients
+        from the caller. `distillation` has the model's teacher. Raises ModelError, GradientError,
+        SettingError or UnknownNameError.
         """
         from onnxfit.step.differentiation import (
-            check_gradient,  # late: it builds graphs from a recipe
+            check_gradient,  # imported late: it builds graphs from a recipe
         )
 
         optimizer = get_optimizer(settings.optimizer)
@@ -139,7 +139,7 @@ class Recipe:
         if trains:
             weights = _trained_weights(normalized, patterns, differentiated)
         elif patterns is None:
-            weights = all_weights(normalized)  # a model without weights predicts, too
+            weights = all_weights(normalized)  # a model without weights can also predict
         else:
             weights = select_weights(normalized, patterns)
         initializers = graph.initializers
@@ -187,17 +187,17 @@ class Recipe:
 
     @property
     def evaluates_file(self) -> bool:
-        """Whether evaluation runs the file, as `TrainableModel.evaluates_file` says."""
+        """Whether evaluation runs the file: `TrainableModel.evaluates_file`."""
         return self.trainable is not None and self.trainable.evaluates_file
 
     @property
     def bounds(self) -> Bounds:
-        """Weight -> the arrays between which an update leaves it, as `TrainableModel.bounds`."""
+        """A mapping from weight to the bounds of its numbers: `TrainableModel.bounds`."""
         return self.trainable.bounds if self.trainable is not None else NO_BOUNDS
 
     @cached_property
     def max_learning_rate(self) -> float:
-        """The largest learning rate that every weight's element type holds, multiplied for it."""
+        """The largest learning rate that, times each weight's multiplier, fits its element type."""
         initializers = self.model.graph.initializers
         rates = []
         for name in self.weights:
@@ -218,18 +218,18 @@ class Recipe:
 
     @cached_property
     def loss_outputs(self) -> tuple[str, ...]:
-        """The outputs that the loss reads; empty if the caller brings gradients."""
+        """The outputs that the loss reads; empty if the caller supplies gradients."""
         own = [name for name in self.outputs if name == names.LOSS]
         return tuple(self.objectives or own)
 
     @cached_property
     def float_outputs(self) -> tuple[str, ...]:
-        """The outputs of floats, which a gradient can arrive at."""
+        """The float outputs, which can have a gradient."""
         return tuple(name for name, spec in self.outputs.items() if spec.dtype.kind == "f")
 
     @cached_property
     def metric_outputs(self) -> tuple[str, ...]:
-        """The outputs that a step hands out because a metric reads them."""
+        """The outputs that a step returns because a metric reads them."""
         return tuple(dict.fromkeys(metric.output for metric in self.metrics))
 
     @cached_property
@@ -243,7 +243,7 @@ class Recipe:
 
     @cached_property
     def declared_batch(self) -> dict[str, TensorSpec]:
-        """A batch as the model declares it; most sizes are symbols."""
+        """The batch that the model declares. Most sizes are symbols."""
         batch = {spec.name: spec for spec in self.inputs}
         for target in self.targets.values():
             expected = target.loss.target(target.output)
@@ -260,8 +260,8 @@ class StepBuilder(Protocol):
 def _packed_tensors(graph: ir.Graph) -> set[str]:
     """Return the inputs of every MatMulNBits but the first.
 
-    Its kernel prepares constants when a session is made. Without, it took 2 to 45 times as long
-    (2048x2048, 1 to 32 rows).
+    Its kernel prepares constants when a session is created. Without constants, it took 2 to 45
+    times as long (2048x2048, 1 to 32 rows).
     """
     nodes = [node for node in graph if node.op_type == "MatMulNBits"]
     return {value.name or "" for node in nodes for value in node.inputs[1:] if value is not None}
@@ -274,11 +274,11 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
 
 
 def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:
-    """Raise GradientError if one of the outputs that have a loss is a float of 16 bits or fewer."""
+    """Raise GradientError if an output with a loss is a float of 16 bits or fewer."""
     for output in outputs:
         if is_float(output.dtype) and output.dtype.itemsize < 4:
             raise GradientError(
-                f"A loss is a scalar in float32 or float64, and output {output.name!r} is"
+                f"The loss must be a scalar in float32 or float64, but output {output.name!r} is"
                 f" {output.dtype}. {HALF_PRECISION}"
             )
 
@@ -286,7 +286,7 @@ def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:
 def _teacher(
     distillation: Distillation | None, model: ir.Model, losses: Sequence[str]
 ) -> Teacher | None:
-    """Return the teacher of a model with these outputs that have a loss, if it has a teacher."""
+    """Return the teacher of a model whose `outputs` have a loss, if it has a teacher."""
     if distillation is None:
         return None
     inputs = [spec_of(value) for value in model.graph.inputs]
@@ -313,26 +313,26 @@ def _trained_weights(
 ) -> list[str]:
     """Return the selected weights that a gradient path connects to one of `outputs`.
 
-    Raises SettingError if weights named by the user are not among them, ModelError if none is.
+    Raises SettingError if a user selected a weight without a path, ModelError if no weight has one.
     """
     selected = select_weights(model, patterns)
     reaching = set(reachable_values(model, outputs, selected))
     trained = [name for name in selected if name in reaching]
     if not trained:
         raise ModelError(
-            f"No weight has a gradient path to the loss; the weights are {listed_names(selected)}."
+            f"No weight has a gradient path to the loss. The weights are {listed_names(selected)}."
         )
     unreached = [name for name in selected if name not in reaching]
     if patterns is not None and unreached:
         raise SettingError(
-            f"No loss depends on {listed_names(unreached)}: leave them out of weights=, or out of"
-            " the target of adapters=, or give the output they lead to a loss."
+            f"No loss depends on {listed_names(unreached)}. Exclude these weights from weights= or"
+            " from the target of adapters=, or add a loss to an output that depends on them."
         )
     return trained
 
 
 def _refuse_reserved_names(recipe: Recipe) -> None:
-    """Raise ModelError if the model has a tensor or node named like one that a step adds."""
+    """Raise ModelError if the model has a tensor or node with a name that a step adds."""
     graph = recipe.model.graph
     added = {names.updated(name) for name in recipe.state}
     added |= {names.gradient_sum(name) for name in recipe.weights}
@@ -347,6 +347,6 @@ def _refuse_reserved_names(recipe: Recipe) -> None:
     conflicts += sorted(node_names.difference(conflicts))
     if conflicts:
         raise ModelError(
-            f"The model has tensors or nodes called {listed_names(conflicts)}, names that a"
-            " training step needs itself: rename them."
+            f"The model has tensors or nodes called {listed_names(conflicts)}, which are reserved"
+            " for the training step. Rename them."
         )

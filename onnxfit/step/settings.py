@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The arguments of `Trainer` besides the model; see there for what each means.
+    """The arguments of `Trainer` other than the model. `Trainer` describes each of them.
 
     Raises SettingError for a value out of range. Names (of losses, optimizers, backends, ...) are
-    looked up later, by whoever needs the object.
+    looked up later, where the object is used.
     """
 
     weights: Sequence[str] | str | None = None
@@ -47,26 +47,30 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         if self.batch_norm not in ("train", "frozen"):
-            raise SettingError(f"batch_norm is 'train' or 'frozen', got {self.batch_norm!r}.")
+            raise SettingError(f"batch_norm must be 'train' or 'frozen', got {self.batch_norm!r}.")
         check_accumulate(self.accumulate)
         if not isinstance(self.dynamic_batch, bool):
-            raise SettingError(f"dynamic_batch is True or False, got {self.dynamic_batch!r}.")
+            raise SettingError(f"dynamic_batch must be True or False, got {self.dynamic_batch!r}.")
         if not isinstance(self.seed, int):
-            raise SettingError(f"seed is a whole number, got {self.seed!r}.")
+            raise SettingError(f"seed must be a whole number, got {self.seed!r}.")
         if self.threads is not None and not _is_whole(self.threads, 0, 1024):
             raise SettingError(
-                f"threads is a whole number up to 1024, or None, got {self.threads!r}."
+                f"threads must be a whole number of at most 1024, or None, got {self.threads!r}."
             )
         for name in ("clip_norm", "clip_value"):
             bound = getattr(self, name)
             if bound is not None and not _is_bound(bound):
-                raise SettingError(f"{name} is a positive number or None, got {shortened(bound)}.")
+                raise SettingError(
+                    f"{name} must be a positive number or None, got {shortened(bound)}."
+                )
 
 
 def check_accumulate(batches: object) -> None:
-    """Raise SettingError unless `batches` is a number of batches that an update can wait for."""
+    """Raise SettingError unless `batches` is a valid number of batches per update."""
     if not isinstance(batches, int) or batches < 1:
-        raise SettingError(f"accumulate is a whole number of batches from 1 on, got {batches!r}.")
+        raise SettingError(
+            f"accumulate must be a whole number of batches, at least 1, got {batches!r}."
+        )
 
 
 def _is_bound(value: Any) -> bool:

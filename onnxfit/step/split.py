@@ -1,4 +1,4 @@
-"""A training step in separate graphs, so that a caller can stand between them.
+"""A training step in separate graphs, so that a caller can work between them.
 
     inputs, weights ─► forward ─► outputs ─► loss ─► gradients of the outputs ─► backward
                           │                                                        │  ▲
@@ -6,7 +6,7 @@
                                                                                    ▼
                             next weights ◄─ update ◄─ penalty ◄─ gradients of the weights
 
-The functions here are pure, as in `graphs`. The weights after a step are those of the full graph.
+The functions here are pure, as in `graphs`. The weights after a step equal those of the full graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onnxfit.step.forward import add_loss_outputs, soft_targets, training_forwar
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
-# these run in the forward pass, so that no tensor is kept for its sizes alone
+# these run in the forward pass, so no tensor is kept only for its sizes
 SIZE_OPERATORS = {"Shape", "Size"}
 FOUR_BITS = {ir.DataType.INT4, ir.DataType.UINT4}
 
@@ -42,7 +42,7 @@ class SplitStep:
 
     `forward` computes the model's `outputs`, the next running statistics, and the values in `kept`.
     `backward` reads `kept` and the gradients of the outputs, and computes the other gradients.
-    Inputs and weights of the model in `kept` are no outputs of `forward`: its caller has them.
+    Inputs and weights of the model in `kept` are not outputs of `forward`: its caller has them.
     """
 
     forward: onnx.ModelProto
@@ -108,8 +108,8 @@ def _backward_nodes(
     gradients: Sequence[ir.Value],
     arriving: set[ir.Value],
 ) -> list[ir.Node]:
-    """Return the nodes of the backward pass, in the order of the sorted graph: those that only the
-    gradients need, and those of numbers that cannot be kept.
+    """Return the nodes of the backward pass, in the order of the sorted graph: nodes that only the
+    gradients need, and nodes whose results cannot be stored.
     """
     forward = _needed_by(results)
     backward = _needed_by(gradients)
@@ -119,7 +119,7 @@ def _backward_nodes(
         for node in backward - late
         if node.op_type in SIZE_OPERATORS and _is_computed_by(node.inputs[0], forward)
     }
-    # NumPy and onnxruntime exchange no array of 4 bits, so both passes compute these
+    # NumPy and onnxruntime cannot exchange arrays of 4 bits, so both passes compute these
     packed = {node for node in backward if any(v.dtype in FOUR_BITS for v in node.outputs)}
     of_backward = backward - forward - sizes | packed
     return [node for node in graph if node in of_backward]
@@ -131,7 +131,7 @@ def _kept_values(
     gradients: Sequence[ir.Value],
     arriving: set[ir.Value],
 ) -> list[ir.Value]:
-    """Return the values that the backward pass reads and does not compute."""
+    """Return the values that the backward pass reads but does not compute."""
     computed = {v for node in backward_nodes for v in node.outputs}
     read = [v for node in backward_nodes for v in _values_read(node)]
     needed = dict.fromkeys(v for v in (*read, *gradients) if v not in computed)
@@ -139,17 +139,17 @@ def _kept_values(
     for value in kept:
         node = value.producer()
         if value.type is None and node is not None:
-            infer_outputs(graph, node)  # onnxruntime's builder leaves types out
+            infer_outputs(graph, node)  # onnxruntime's builder omits types
     return kept
 
 
 def loss_graph(
     recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value], *, shared: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return the loss of the model's `outputs`, and output -> name of its gradient.
+    """Return the loss of the model's `outputs`, and a mapping from output to its gradient's name.
 
-    The penalty is not part of it. A teacher runs in this graph, which then reads the model's
-    inputs, too. `shared` is as for `add_loss_outputs`.
+    The loss does not include the penalty. A teacher runs in this graph, which then also reads the
+    model's inputs. `shared` is as for `add_loss_outputs`.
     """
     op = _empty("loss")
     for value in outputs:
@@ -215,7 +215,7 @@ def update_graph(
     *,
     scaled: bool = False,
 ) -> onnx.ModelProto:
-    """Return the update alone, by the gradients of a batch.
+    """Return the update alone, from the gradients of a batch.
 
     `fused` and `scaled` are as for `add_update`.
     """
@@ -256,7 +256,7 @@ def _values_read(node: ir.Node) -> list[ir.Value]:
     for subgraph in subgraphs:
         for inner_node in ir.traversal.RecursiveGraphIterator(subgraph):
             inner += inner_node.inputs
-        inner.extend(subgraph.outputs)  # onnx-ir refuses `+=` with its lists
+        inner.extend(subgraph.outputs)  # onnx-ir's lists do not support `+=`
     captured = [v for v in inner if v is not None and v.graph is node.graph]
     return [v for v in node.inputs if v is not None] + captured
 

@@ -18,7 +18,7 @@ from onnxfit.graph import names
 from onnxfit.step.objectives import Objective, OutputMetric
 from onnxfit.step.read_only import read_only, refusing_writes
 
-# of the state of a Tracker, as a checkpoint keeps it
+# of the state of a Tracker in a checkpoint
 SUM_TYPES = {
     "rows": COUNT,
     "loss": list_of(FIGURE, 2),
@@ -48,7 +48,7 @@ class Mean:
         self.total = self.weight = 0.0
 
     def add(self, value: float, weight: float) -> None:
-        if weight:  # a batch in which every row is masked counts nothing
+        if weight:  # a batch with only masked rows does not count
             self.total += value * weight
             self.weight += weight
 
@@ -78,7 +78,7 @@ class Sum(Mean):
 
 
 class Tracker:
-    """Running figures over batches, exact whatever the sizes of the batches.
+    """Running figures over batches, exact for any batch sizes.
 
     A loss of `reduction="sum"` is the sum over all rows, every other loss a mean. A penalty counts
     once, as its mean over the rows.
@@ -88,7 +88,7 @@ class Tracker:
         self, objectives: Mapping[str, Objective], metrics: Sequence[OutputMetric]
     ) -> None:
         self._several = len(objectives) > 1
-        # The loss of a single output comes with its weight; "" is the loss of the model's own.
+        # The loss of a single output includes its weight; "" is the model's own loss.
         self._weights = {next(iter(objectives), ""): 1.0}
         if self._several:
             self._weights = {output: one.weight for output, one in objectives.items()}
@@ -100,14 +100,14 @@ class Tracker:
 
     def reset(self) -> None:
         self._reset_losses()
-        self.gradient_norms: dict[str, float] = {}  # those that the last step reported
-        self._resumes = False  # from sums of a checkpoint, to which no batch has been added yet
+        self.gradient_norms: dict[str, float] = {}  # the norms that the last step reported
+        self._resumes = False  # from sums of a checkpoint, before the first batch
         for metric in self._metrics:
             metric.metric.reset()
 
     def _reset_losses(self) -> None:
         self.rows = 0
-        self._penalty = Mean()  # only where the step reports the penalty by itself
+        self._penalty = Mean()  # only if the step reports the penalty separately
         self._output_losses = {o: Sum() if o in self._sums else Mean() for o in self._weights}
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,9 +123,9 @@ class Tracker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the sums that `state_dict` returned.
+        """Restore the sums that `state_dict` returned.
 
-        CheckpointError, here or at the next update, for sums of another form.
+        Raises CheckpointError, here or at the next update, for sums of another form.
         """
         sums = self._checked_sums(state, "The tracker of the checkpoint")
         self._reset_losses()
@@ -137,16 +137,16 @@ class Tracker:
                 metric.metric.result()
 
     def merged(self, states: Sequence[Mapping[str, Any]]) -> Tracker:
-        """Return a new tracker whose figures are those of all batches of several trackers.
+        """Return a new tracker with the figures of all batches of several trackers.
 
-        Processes that train on shares of the rows compute the figures of all rows by it. This
-        tracker stays as it is, and gives the norms of the gradients.
+        With it, processes that train on shares of the rows compute the figures of all rows. This
+        tracker stays unchanged, and supplies the norms of the gradients.
 
-        - `states`: the `state_dict` of the tracker of each process, this one's own among them. The
-          trackers have the same losses and metrics, and a tracker without rows adds nothing.
+        - `states`: the `state_dict` of the tracker of each process, this one included. The trackers
+          have the same losses and metrics; a tracker without rows adds nothing.
 
-        UnsupportedError if a metric has no `merge`, also without states, so that `merged([])`
-        checks the metrics before training. CheckpointError for sums of another form.
+        Raises UnsupportedError if a metric has no `merge`, even without states: `merged([])` checks
+        the metrics before training. Raises CheckpointError for sums of another form.
         """
         whole = copy.copy(self)
         whole._metrics = [metric.copy() for metric in self._metrics]
@@ -161,11 +161,11 @@ class Tracker:
     def _checked_sums(
         self, state: Mapping[str, Any], place: str
     ) -> tuple[int, list[float], Mapping[str, list[float]]]:
-        """The rows of a state, and the sums of its penalty and of its losses. CheckpointError,
-        which calls the state `place`, for another form.
+        """Return the rows of a state, and the sums of its penalty and of its losses. Raises
+        CheckpointError, in which `place` names the state, for another form.
         """
         require_types(place, state, SUM_TYPES)
-        state = {"penalty": [0.0, 0.0], **state}  # checkpoints of older versions have none
+        state = {"penalty": [0.0, 0.0], **state}  # checkpoints of older versions have no penalty
         require_types(place, state, {"penalty": list_of(FIGURE, 2)})
         parts = state["parts"] if self._several else dict.fromkeys(self._weights, state["loss"])
         require_types(f"{place}'s parts", parts, dict.fromkeys(self._output_losses, LIST))
@@ -181,7 +181,7 @@ class Tracker:
 
     @contextmanager
     def _refusing(self, name: str) -> Iterator[None]:
-        """Raise CheckpointError where a metric cannot go on from the sums of a checkpoint."""
+        """Raise CheckpointError if a metric cannot restore its sums from a checkpoint."""
         try:
             yield
         except OnnxfitError:
@@ -190,7 +190,7 @@ class Tracker:
             if not self._resumes:
                 raise
             raise CheckpointError(
-                f"The metric {name!r} cannot go on from its sums in the checkpoint: {error}."
+                f"The metric {name!r} cannot restore its state from the checkpoint: {error}."
             ) from error
 
     def update(self, result: StepResult, batch: Batch) -> float:
@@ -213,7 +213,7 @@ class Tracker:
         return loss
 
     def _update_metrics(self, result: StepResult, batch: Batch) -> None:
-        """Update every metric; they share their arguments, which therefore cannot be written."""
+        """Update every metric. They share their arguments, which are therefore read-only."""
         predictions, arrays = result.prediction(), result.fed(batch)
         weight = arrays.get(names.SAMPLE_WEIGHT)
         for metric in self._metrics:
@@ -231,7 +231,7 @@ class Tracker:
 
     @property
     def has_counted(self) -> bool:
-        """Whether any label has counted; False where all are masked."""
+        """Whether any label has counted; False if all are masked."""
         return any(mean.weight for mean in self._output_losses.values())
 
     @property
@@ -247,9 +247,9 @@ class Tracker:
         return total + self._penalty.value if self._penalty.weight else total
 
     def figures(self) -> Figures:
-        """Return name -> mean so far.
+        """Return a mapping from name to the mean so far.
 
-        Metrics are functions that compute it, since some are slow and few are read in each batch.
+        Metrics are functions that compute it, because some are slow and few are read in each batch.
         """
         figures: Figures = {"loss": self.loss}
         for output, mean in self._output_losses.items() if self._several else ():
@@ -260,6 +260,6 @@ class Tracker:
         return figures
 
     def results(self) -> Figures:
-        """Return name -> figure, the metrics computed."""
+        """Return a mapping from name to figure, with the metrics computed."""
         metrics = {metric.name: metric.metric.result() for metric in self._metrics}
         return {**self.figures(), **metrics}

@@ -24,15 +24,15 @@ from onnxfit.step.recipe import Recipe
 Array = npt.NDArray[Any]
 FusedWeights = Mapping[str, Sequence[str]]  # name -> small weights that are updated as one tensor
 
-# Tensors that begin at multiples of 256 bytes suit every library on a GPU; elements by device.
+# Elements by device: GPU libraries work best with tensors at multiples of 256 bytes.
 FUSED_ALIGNMENT = {"cpu": 1, "cuda": 64}
 
 NO_FUSED_WEIGHTS: FusedWeights = MappingProxyType({})
 
-# Copying a weight of up to so many elements into a fused tensor takes less time than the dozen
-# operators of an update of its own.
+# Copying a weight of up to this many elements into a fused tensor takes less time than the dozen
+# operators of a separate update.
 MAX_ELEMENTS_TO_FUSE = 2**17
-# A fused tensor has at most so many elements: the operators of a larger one leave the cache.
+# A fused tensor has at most this many elements: a larger one exceeds the cache.
 MAX_FUSED_ELEMENTS = 2**19
 
 
@@ -60,11 +60,11 @@ def add_update(
 ) -> None:
     """Clip the gradients, and add the next value of every weight and slot as outputs.
 
-    The norms that the recipe asks for are outputs, too.
+    The norms that the recipe requests are outputs as well.
 
     - `gradients`: weight -> its gradient, for all weights of the recipe.
-    - `fused`: name of a fused tensor -> the weights in it. The first weight stands for all of
-      them, as they share their settings.
+    - `fused`: name of a fused tensor -> the weights in it. The first weight represents all of them,
+      because they share their settings.
     - `scaled`: the gradients are already multiplied by the learning rate.
     """
     inputs = {v.name: v for v in op.graph.inputs}
@@ -183,7 +183,7 @@ def _slot_inputs(
 def _reported_norm(
     op: GraphBuilder, recipe: Recipe, gradients: Mapping[str, Value]
 ) -> Value | None:
-    """Add the norms that the recipe asks for as outputs; return the norm of all gradients.
+    """Add the norms that the recipe requests as outputs; return the norm of all gradients.
 
     They are computed in float64, which holds the squares of all float32 numbers.
     """
@@ -212,13 +212,13 @@ def clip_gradients(
     """Clip every element to ±`clip_value`, then scale all gradients so that their common L2 norm
     is at most `clip_norm`.
 
-    None leaves out either. NaN stays NaN, and with `clip_norm` spreads to all gradients. `norm` is
-    the norm before clipping, if it is computed already.
+    None skips either one. NaN stays NaN, and with `clip_norm` spreads to all gradients. `norm` is
+    the norm before clipping, if it is already computed.
     """
     clipped = dict(gradients)
     if clip_value is not None:
         clipped = {
-            # Beyond the range of a narrower type than the widest the bound clips nothing.
+            # A bound outside the range of a narrower type clips nothing of that type.
             name: op.Clip(g, -clip_value, clip_value) if clip_value <= largest(g.dtype) else g
             for name, g in clipped.items()
         }

@@ -21,8 +21,8 @@ from onnxfit.errors import ArgumentError
         ({"dropout": -0.1}, "dropout >= 0"),
         ({"scaling": "rslora"}, r"'alpha/r', 'alpha/sqrt\(r\)', got 'rslora'"),
         ({"init": "zeros"}, "'kaiming', 'gaussian', 'pissa', got 'zeros'"),
-        ({"dora": 1}, "dora of LoRA is True or False, got 1"),
-        ({"target": []}, "names no weight"),
+        ({"dora": 1}, "LoRA dora must be True or False, got 1"),
+        ({"target": []}, "matches no weight"),
         ({"target": 3}, "target is a name, or a list of names"),
     ],
 )

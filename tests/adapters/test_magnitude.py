@@ -224,16 +224,18 @@ def test_half_precision_has_magnitudes_in_float32() -> None:
 
 def test_weights_that_a_magnitude_cannot_scale_are_refused(tmp_path: Path) -> None:
     for kind in READ_TWO_WAYS:
-        with pytest.raises(SettingError, match=r"'w' is read by one layer as it is and by another"):
+        with pytest.raises(
+            SettingError, match=r"'w' is read as stored by one layer and transposed by another"
+        ):
             trainer_of(file_of(kind), dora())
-    with pytest.raises(SettingError, match="'fc1_Q4' is integers, whose norms"):
+    with pytest.raises(SettingError, match="'fc1_Q4' holds integers, whose column norms"):
         trainer_of(packed_file(), LoRA(rank=2, dora=True))
 
 
 def test_folders_of_peft_are_with_dora_or_without(tmp_path: Path) -> None:
     loras = [LoRA(rank=2, target="fc0*", dora=True), LoRA(rank=2, target="fc1*")]
     trainer = trainer_of(models.mlp((4, 8, 3)), loras)
-    with pytest.raises(SettingError, match="those of fc1 alone have dora=False"):
+    with pytest.raises(SettingError, match="only those of fc1 have dora=False"):
         trainer.export_adapter(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
 
@@ -243,5 +245,7 @@ def test_a_magnitude_of_another_model_is_refused(tmp_path: Path) -> None:
     (lora,) = LoRA.load(trainer.export_adapter(tmp_path))
     assert lora.matrices is not None
     object.__setattr__(lora.matrices["fc0"], "magnitude", np.ones(7, np.float32))
-    with pytest.raises(SettingError, match=r"magnitude of 7 numbers, and 'fc0\.weight' needs 8"):
+    with pytest.raises(
+        SettingError, match=r"magnitude of 7 numbers. Expected 8 for weight 'fc0\.weight'"
+    ):
         Trainer(models.mlp((4, 8, 3)), adapters=lora)

@@ -261,9 +261,9 @@ def written(tensors: dict[str, tuple[int, ...]], path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
-    "empty": ({}, "holds no adapter"),
-    "other name": ({"w": (2, 2)}, "'w', which is no matrix of an adapter"),
-    "one matrix": ({"w.lora_A": (4, 2)}, "for 'w' matrices that do not fit"),
+    "empty": ({}, "contains no adapter"),
+    "other name": ({"w": (2, 2)}, "'w', which is not a matrix of an adapter"),
+    "one matrix": ({"w.lora_A": (4, 2)}, "matrices for 'w' that do not fit"),
     "two ranks": ({"w.lora_A": (4, 2), "w.lora_B": (3, 4)}, "'B': \\(4, 3\\)"),
     "no rank": ({"w.lora_A": (4, 0), "w.lora_B": (0, 4)}, "do not fit each other"),
     "vector": ({"w.lora_A": (4,), "w.lora_B": (4,)}, "do not fit each other"),
@@ -284,10 +284,14 @@ def test_tensors_that_are_no_adapter_are_refused(case: str, tmp_path: Path) -> N
     ("old", "new", "message"),
     [
         (b"TORT", b"ONNX", "are b'ONNX', expected b'TORT'"),
-        (b"v.lora_A", b"w.lora_A", "two tensors 'w.lora_A'"),
+        (b"v.lora_A", b"w.lora_A", "two tensors called 'w.lora_A'"),
         (b"v.lora_A", b"\xff.lora_A", "codec can't decode"),
-        (struct.pack("<qq", 3, 2), struct.pack("<qq", -3, -2), r"no float32 of \[-3, -2\]"),
-        (struct.pack("<qq", 3, 2), struct.pack("<qq", 2**62, 2), "24 bytes, which are no"),
+        (
+            struct.pack("<qq", 3, 2),
+            struct.pack("<qq", -3, -2),
+            r"do not fit float32 of shape \[-3, -2\]",
+        ),
+        (struct.pack("<qq", 3, 2), struct.pack("<qq", 2**62, 2), "24 bytes, which do not fit"),
     ],
 )
 def test_a_changed_file_is_refused(good: Path, old: bytes, new: bytes, message: str) -> None:
@@ -330,7 +334,9 @@ def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
 def test_a_failed_export_leaves_the_old_file(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = good.read_bytes()
     monkeypatch.setattr(onnx_adapter, "MAX_BYTES", 100)
-    with pytest.raises(CheckpointError, match=r"0\.0 GiB, and a \.onnx_adapter file holds less"):
+    with pytest.raises(
+        CheckpointError, match=r"0\.0 GiB, but a \.onnx_adapter file must be smaller"
+    ):
         mlp_trainer().export_adapter(good)
     assert good.read_bytes() == before
     assert [path.name for path in good.parent.iterdir()] == [good.name]
@@ -350,7 +356,9 @@ def test_pissa_is_served_beside_the_weights_of_the_file(tmp_path: Path) -> None:
 
 def test_magnitudes_are_not_served(tmp_path: Path) -> None:
     trainer = trainer_of(file_of("matmul"), LoRA(rank=2, target="*", dora=True))
-    with pytest.raises(SettingError, match="of w have dora=True, and as inputs of a file"):
+    with pytest.raises(
+        SettingError, match="of w have dora=True, but a file with adapters as inputs"
+    ):
         trainer.export(adapters="inputs")
     with pytest.raises(SettingError, match="of w have dora=True"):
         trainer.export_adapter(tmp_path / "a.onnx_adapter")

@@ -116,14 +116,14 @@ def test_a_trainer_without_adapters_has_none_to_export(tmp_path: Path) -> None:
 
 
 def test_a_base_with_other_values_is_warned_of(folder: Path) -> None:
-    with pytest.warns(UserWarning, match="fc0, fc1 were trained beside weights with other values"):
+    with pytest.warns(UserWarning, match="fc0, fc1 were trained with weights of other values"):
         Trainer(models.mlp((4, 8, 8, 3), seed=1), adapters=LoRA.load(folder))
 
 
 def test_adapters_of_another_model_are_refused(folder: Path) -> None:
     loaded = LoRA.load(folder)
     with pytest.raises(
-        SettingError, match=r"'fc0' has matrices of \(4, 2\).*needs \(4, 2\) and \(2, 9\)"
+        SettingError, match=r"'fc0' has matrices of shapes \(4, 2\).*Expected \(4, 2\) and \(2, 9\)"
     ):
         Trainer(models.mlp((4, 9, 8, 3)), adapters=loaded)
     with pytest.raises(UnknownNameError, match="'fc0'"):
@@ -153,43 +153,43 @@ def as_pickle(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no config": (lambda folder: (folder / CONFIG).unlink(), "There is no adapter_config"),
-    "no tensors": (lambda folder: (folder / TENSORS).unlink(), "There is no adapter_model"),
-    "pickle": (as_pickle, "holds a pickle"),
+    "no config": (lambda folder: (folder / CONFIG).unlink(), "contains no adapter_config"),
+    "no tensors": (lambda folder: (folder / TENSORS).unlink(), "contains no adapter_model"),
+    "pickle": (as_pickle, "contains a pickle"),
     "cut": (
         lambda folder: (folder / TENSORS).write_bytes((folder / TENSORS).read_bytes()[:-4]),
-        "is not whole",
+        "is damaged",
     ),
-    "empty": (lambda folder: (folder / TENSORS).write_bytes(b""), "is not whole"),
+    "empty": (lambda folder: (folder / TENSORS).write_bytes(b""), "is damaged"),
     "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "cannot be read as JSON"),
     "a list": (lambda folder: (folder / CONFIG).write_text("[]"), "expected an object"),
     "alpha": (with_config(lora_alpha="16"), "lora_alpha = '16'"),
-    "negative alpha": (with_config(lora_alpha=0), "settings that no adapter takes"),
-    "dropout": (with_config(lora_dropout=2), "settings that no adapter takes"),
-    "kind": (with_config(peft_type="IA3"), "of the kind IA3"),
-    "DoRA": (with_config(use_dora=True), "says use_dora=True, and .* has no magnitude for 'fc0'"),
+    "negative alpha": (with_config(lora_alpha=0), "has invalid adapter settings"),
+    "dropout": (with_config(lora_dropout=2), "has invalid adapter settings"),
+    "kind": (with_config(peft_type="IA3"), "of type IA3"),
+    "DoRA": (with_config(use_dora=True), "has use_dora=True, but .* has no magnitude for 'fc0'"),
     "magnitude": (
         with_tensors({"base_model.model.fc0.lora_magnitude_vector": np.ones(8, np.float32)}),
-        "says use_dora=False, and .* has a magnitude for 'fc0'",
+        "has use_dora=False, but .* has a magnitude for 'fc0'",
     ),
     "expression": (with_config(alpha_pattern={"(a+)+b": 3}), "regular expressions"),
     "alpha of a module": (with_config(alpha_pattern={"fc1": "x"}), "has alpha = 'x'"),
-    "residual": (with_config(init_lora_weights="pissa_niter_4"), "beside another weight than"),
+    "residual": (with_config(init_lora_weights="pissa_niter_4"), "which changes the base weights"),
     "other tensor": (
         with_tensors({"base_model.model.fc2.weight": np.zeros(3, np.float32)}),
-        "which is no matrix of LoRA",
+        "which is not a matrix of LoRA",
     ),
     "integers": (
         with_tensors({"base_model.model.fc0.lora_A.weight": np.zeros((2, 4), np.int64)}),
-        "which is no matrix of LoRA",
+        "which is not a matrix of LoRA",
     ),
     "one matrix": (
         with_tensors({"base_model.model.fc2.lora_A.weight": np.zeros((2, 4), np.float32)}),
-        "for 'fc2' matrices of the shapes",
+        "matrices for 'fc2' of shapes",
     ),
     "two ranks": (
         with_tensors({"base_model.model.fc0.lora_A.weight": np.zeros((3, 4), np.float32)}),
-        "for 'fc0' matrices of the shapes",
+        "matrices for 'fc0' of shapes",
     ),
 }
 

@@ -149,7 +149,9 @@ def test_restore_refuses_what_began_beside_another_residual(
     monkeypatch.setattr(adapter_module, "principal_matrices", other)
     trainer = trainer_of(models.mlp((4, 8, 3)), PISSA)
     before = trainer.get_weights()
-    with pytest.raises(SettingError, match=r"'fc0' began with another part.*\n?.*Trainer\.load"):
+    with pytest.raises(
+        SettingError, match=r"'fc0' started from another principal part.*\n?.*Trainer\.load"
+    ):
         trainer.restore(path)
     assert all(np.array_equal(w, before[name]) for name, w in trainer.get_weights().items())
 
@@ -175,10 +177,10 @@ def test_a_damaged_start_is_refused(tmp_path: Path, constants: Any) -> None:
 
 
 def test_weights_without_a_principal_part_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"'fc1_Q4' is integers.*target="):
+    with pytest.raises(SettingError, match=r"'fc1_Q4' holds integers.*target="):
         Trainer(packed_file(), adapters=LoRA(rank=2, init="pissa"))
     file = file_of("matmul")
     broken = np.full((6, 6), np.nan, np.float32)
     file.graph.initializer[0].CopyFrom(from_array(broken, "w"))
-    with pytest.raises(ModelError, match="'w' has numbers that are not finite"):
+    with pytest.raises(ModelError, match="'w' contains NaN or infinity"):
         trainer_of(file, PISSA)

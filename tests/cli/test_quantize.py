@@ -76,9 +76,9 @@ def test_data_of_all_kinds() -> None:
 
 def test_failures_are_one_message_and_leave_the_old_file() -> None:
     Path("q.onnx").write_text("old")
-    assert "there is no calibration data" in refused("quantize", "m.onnx", "-o", "q.onnx")
+    assert "needs calibration data" in refused("quantize", "m.onnx", "-o", "q.onnx")
     done("quantize", "m.onnx", "x.npz", "-o", "i.onnx")
-    assert "quantized already" in refused("quantize", "i.onnx", "x.npz", "-o", "q.onnx")
+    assert "already quantized" in refused("quantize", "i.onnx", "x.npz", "-o", "q.onnx")
     assert "not quantized" in refused("dequantize", "m.onnx", "-o", "q.onnx")
     assert "is called 'fc'" in refused("quantize", "m.onnx", "x.npz", "-o", "q.onnx", "--exclude", "fc")  # fmt: skip
     assert Path("q.onnx").read_text() == "old"

@@ -194,7 +194,7 @@ def test_the_error_of_a_fixed_batch_names_the_way_out() -> None:
     trainer = Trainer(model_of(FLAT, 1), loss="mse")
     with pytest.raises(DataError, match=r"onnxfit\.dynamic_batch\(model\).*dynamic_batch=True"):
         trainer.fit(x, np.zeros((8, 2), np.float32), batch_size=4)
-    with pytest.raises(SettingError, match="dynamic_batch is True or False, got 'yes'"):
+    with pytest.raises(SettingError, match="dynamic_batch must be True or False, got 'yes'"):
         Trainer(model_of(FLAT, 1), loss="mse", dynamic_batch="yes")
 
 

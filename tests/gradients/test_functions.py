@@ -149,7 +149,7 @@ def test_the_losses_of_rows_are_those_of_the_rows_alone(loss: Loss, reduction: s
 
 def test_a_number_for_the_whole_batch_cannot_be_told_by_row() -> None:
     largest = get_loss(lambda op, y_true, y_pred: op.ReduceMax(abs(y_true - y_pred), keepdims=0))
-    with pytest.raises(SettingError, match="cannot be told by row"):
+    with pytest.raises(SettingError, match="cannot be split by row"):
         largest.build_onnx_function(by_row=True)
 
 
@@ -207,7 +207,7 @@ def test_images_have_their_classes_on_axis_1() -> None:
         ),
         (
             lambda: GaussianNLL().build_onnx_function(("batch", 3)),
-            "GaussianNLL needs an output whose last axis holds means",
+            "GaussianNLL needs an output whose last axis has an even size",
         ),
     ],
 )

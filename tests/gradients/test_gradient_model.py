@@ -106,7 +106,7 @@ class TestSignature:
             ({"wrt": "v"}, UnknownNameError, "No float input or initializer is called 'v'"),
             ({"outputs": "z"}, UnknownNameError, "No float output is called 'z'"),
             ({"gradient": "torch"}, UnknownNameError, "No gradient source is called 'torch'"),
-            ({"outputs": []}, ValueError, "leaves nothing to differentiate"),
+            ({"outputs": []}, ValueError, "selects nothing to differentiate"),
         ],
     )
     def test_names_that_do_not_exist(self, settings, error, message) -> None:
@@ -192,7 +192,7 @@ class TestBodies:
         with pytest.raises(
             GradientError,
             match=(
-                r"Loop '.*': the rank of a value that its body uses is unknown. Fix: static shapes"
+                r"Loop '.*': the rank of a value that its body uses is unknown. Fix: use static shapes"
             ),
         ):
             gradient_model(parse(text), "x", gradient="onnx")

@@ -138,7 +138,7 @@ class TestInspect:
     def test_outputs_that_name_nothing(self) -> None:
         found = inspect(mlp(), outputs=[])
         assert not found.trains
-        assert "outputs=None selects" in str(found)
+        assert "use outputs=None" in str(found)
 
     def test_nothing_is_changed(self) -> None:
         model = mlp()
@@ -173,7 +173,11 @@ class TestModelsThatCannotTrain:
             (WITHOUT_INITIALIZERS, "has no float weights", "Fix: export the model with its param"),
             (WITH_CONSTANTS, "has no float weights", "lift them into initializers"),
             (INTEGERS, "none of its 1 initializers is float", "Fix: train the float file"),
-            (ONLY_SCALARS, "its float initializers (c) are constants", "Name those to train"),
+            (
+                ONLY_SCALARS,
+                "its float initializers (c) are constants",
+                "To train them, pass their names",
+            ),
             (LABELS, "None of the outputs is a float tensor: label", "make 'scores', the input of"),
             (ROUNDED, "No gradient flows through Round", "onnxfit.gradients.register"),
             (COUNTED, "No gradient flows through Shape", "make a value before it an output"),
@@ -202,9 +206,9 @@ class TestModelsThatCannotTrain:
             " { y = MatMul(x, w) }"
         )
         (problem,) = onnxfit.inspect(half).problems
-        assert "must be converted to float32" in problem
+        assert "to float32 before training" in problem
         for optimizer in ("sgd", "adam"):
-            with pytest.raises(onnxfit.GradientError, match="must be converted to float32"):
+            with pytest.raises(onnxfit.GradientError, match="to float32 before training"):
                 onnxfit.Trainer(half, loss="mse", optimizer=optimizer)
 
     def test_integers_name_both_problems(self) -> None:

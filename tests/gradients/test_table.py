@@ -51,6 +51,6 @@ class TestRegister:
 
     def test_a_rule_with_wrong_parameters_leaves_the_old_one(self) -> None:
         before = table.RULES["", "Range"]
-        with pytest.raises(TypeError, match="The parameters of a rule are op"):
+        with pytest.raises(TypeError, match="The parameters of a rule must be op"):
             register("Range")(lambda op, start, limit, delta: None)
         assert table.RULES["", "Range"] is before

@@ -298,7 +298,7 @@ def test_logits_are_warned_of_where_a_converter_hides_the_softmax() -> None:
     )
     model.graph.output[1].name = "normed"
     labels = np.zeros(len(X), np.int64)
-    with pytest.warns(UserWarning, match="comes from a Softmax: set from_logits=False"):
+    with pytest.warns(UserWarning, match=r"comes from a Softmax\. Set from_logits=False"):
         onnxfit.Trainer(model, loss=CrossEntropy(from_logits=True)).test_on_batch(X, labels)
     by_name = onnxfit.Trainer(model, loss="cross_entropy")  # sees the Softmax itself
     assert "taken as probabilities: Softmax node" in by_name.summary()

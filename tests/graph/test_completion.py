@@ -254,7 +254,7 @@ def test_operators_of_one_machine_are_refused_with_the_way_out() -> None:
         text + "g (float[N, 8, 2, 2] x) => (float[N, 8, 2, 2] y)"
         " { y = com.microsoft.nchwc.ReorderOutput(x) }"
     )
-    with pytest.raises(ModelError, match="optimize it at ORT_ENABLE_EXTENDED"):
+    with pytest.raises(ModelError, match="optimized at ORT_ENABLE_EXTENDED"):
         Trainer(model, loss="mse")
 
 
@@ -263,17 +263,17 @@ def test_operators_of_one_machine_are_refused_with_the_way_out() -> None:
 
 def test_a_wrong_shape_of_an_output_names_the_node() -> None:
     model = parse(LINEAR.replace("float[N, 1] y", "float[N, 7] y"))
-    with pytest.raises(ModelError, match=r"declared with the shape \[N,7\].*\[N,1\]: Tanh '"):
+    with pytest.raises(ModelError, match=r"declared with shape \[N,7\], but Tanh '.*\[N,1\]"):
         Trainer(model, loss="mse")
     model = parse(LINEAR.replace("float[N, 1] y", "float[N, 1, 1] y"))
-    with pytest.raises(ModelError, match=r"\[N,1,1\], and computed with \[N,1\]: Tanh '"):
+    with pytest.raises(ModelError, match=r"\[N,1,1\], but Tanh '.*\[N,1\]"):
         inspect(model)
 
 
 def test_a_batch_that_only_the_declaration_leaves_open_names_the_node() -> None:
     text = LINEAR.replace("x)", "a)", 1).replace("{ s", "{ x = Reshape(a, sizes)  s")
     text = text.replace("<float[2", "<int64[2] sizes = {1, 2}, float[2", 1)
-    with pytest.raises(ModelError, match=r"computed with \[1,1\]: Reshape '.*dynamic_batch"):
+    with pytest.raises(ModelError, match=r"but Reshape '.*\[1,1\].*dynamic_batch"):
         Trainer(parse(text), loss="mse")
     hidden = text.replace("float[N, 1] y", "float[M, 1] y")
     with pytest.raises(ModelError, match=r"Reshape '.*' cannot turn .*onnxfit\.dynamic_batch"):

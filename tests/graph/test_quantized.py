@@ -58,8 +58,8 @@ PACKED = (
     "   y = com.microsoft.MatMulNBits<K = 32, N = 2, bits = 4, block_size = 32>(h, w, s) }"
 )
 MESSAGE = (
-    r"The model is quantized: its weights w are integers of operators that do not train them, and"
-    r" stay as they are\. Fix: train the float file, .*adapters"
+    r"The model is quantized: its weights w are integers of operators that cannot train them, and"
+    r" stay unchanged\. Fix: train the float file, .*adapters"
 )
 
 

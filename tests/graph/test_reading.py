@@ -41,7 +41,7 @@ class TestReadingModels:
             [1],
             [2],
         ]
-        with pytest.raises(ModelError, match=r"keeps weights in other files.*pass the path"):
+        with pytest.raises(ModelError, match=r"stores weights in other files.*Pass the path"):
             read_model(onnx.load(path, load_external_data=False))
 
     @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ class TestReadingModels:
             ("nowhere.onnx", r"There is no file 'nowhere.onnx'"),
             (b"not a model", r"the 11 bytes given is not an ONNX model"),
             (b"", r"not a valid ONNX model"),
-            (3, r"A model is a path, bytes or an onnx.ModelProto, got int"),
+            (3, r"The model must be a path, bytes or an onnx.ModelProto, got int"),
         ],
     )
     def test_what_is_no_model_is_one_clear_error(self, source, message) -> None:

@@ -161,7 +161,7 @@ class TestTrainingForm:
         [
             (SCAN, r"Dropout '.*' inside Scan '.*' cannot be trained: it would draw the same numbers"),
             (BRANCH.replace("Dropout(x, ratio)", "BatchNormalization(x, s, s, s, s)").replace("float ratio = {0.5}", "float[3] s = {1, 1, 1}"),
-             r"BatchNormalization '.*' inside If '.*' cannot follow the batches.*batch_norm='frozen'"),
+             r"BatchNormalization '.*' inside If '.*' cannot use batch statistics.*batch_norm='frozen'"),
         ],
     )  # fmt: skip
     def test_what_has_no_training_form_inside_a_body(self, body: str, message: str) -> None:

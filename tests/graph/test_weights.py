@@ -108,7 +108,7 @@ class TestChoosingWeights:
             select_weights(normalize(parse(MIXED)), ["mean"])
 
     def test_nothing_left(self) -> None:
-        with pytest.raises(SettingError, match=r"leaves nothing to train"):
+        with pytest.raises(SettingError, match=r"selects no weight"):
             select_weights(normalize(parse(MIXED)), ["bias", "!b*"])
 
     def test_a_model_without_float_weights(self) -> None:

@@ -93,11 +93,15 @@ def test_checkpoints_do_not_need_the_float_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"the weight 'w' of shape \(10, 3\), and its integers"):
+    with pytest.raises(
+        SettingError, match=r"weight 'w' of float_model has shape \(10, 3\), but its integers"
+    ):
         trainer_with(float_file(columns=3))
-    with pytest.raises(SettingError, match=r"no weight for the integers 'b' of shape \(6,\)"):
+    with pytest.raises(SettingError, match=r"no weight of shape \(6,\) for the integers 'b'"):
         trainer_with(float_file(("w", "v"), columns=5))
     with pytest.raises(ModelError, match="There is no file"):
         trainer_with(tmp_path / "missing.onnx")
-    with pytest.raises(SettingError, match=r"float_model is a path, bytes or an onnx\.ModelProto"):
+    with pytest.raises(
+        SettingError, match=r"float_model must be a path, bytes or an onnx\.ModelProto"
+    ):
         Quantization(float_model=3)

@@ -78,5 +78,5 @@ def test_nan_has_no_integer() -> None:
     weight = weight_of(files.integer_file())
     values = weight.values.copy()
     values[0, 0] = np.nan
-    with pytest.raises(DivergenceError, match="'w' has NaN, and no integer"):
+    with pytest.raises(DivergenceError, match="'w' contains NaN, which no integer"):
         weight.rounded(values)

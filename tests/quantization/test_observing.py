@@ -271,9 +271,11 @@ def test_graphs_and_tables_name_the_ranges() -> None:
 
 
 def test_files_without_activations() -> None:
-    with pytest.raises(SettingError, match="integer activations, and this one has integer weights"):
+    with pytest.raises(
+        SettingError, match="integer activations, but this one has only integer weights"
+    ):
         trainer_of(integer_file(activations=False))
-    with pytest.raises(SettingError, match="are not trained: leave w_scale, x_scale"):
+    with pytest.raises(SettingError, match="selects scales of a quantized file, w_scale, x_scale"):
         trainer_of(activation_file(), weights=["*_scale"])
 
 
@@ -282,7 +284,7 @@ def test_activations_with_several_scales() -> None:
     for node in model.graph.node:
         if "x_scale" in node.input:
             node.attribute.append(helper.make_attribute("axis", 1))
-    with pytest.raises(ModelError, match=r"of shape \(10,\), and observe= follows"):
+    with pytest.raises(ModelError, match=r"of shape \(10,\), but observe= supports"):
         trainer_of(model)
 
 

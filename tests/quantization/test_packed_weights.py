@@ -393,14 +393,14 @@ REFUSED = {
     "half precision": (of_half_precision, "'s' is float16, expected float"),
     "NaN": (
         lambda: with_tensor(packed_file(), "s", np.full((N, BLOCKS), np.nan, np.float32)),
-        "'s' has a number that is NaN",
+        "'s' contains NaN",
     ),
     "text": (lambda: with_tensor(packed_file(), "s", np.array(["a"], object)), "'s' is string"),
     "signed": (
         lambda: with_tensor(packed_file(), "q", np.zeros((N, BLOCKS, 8), np.int8)),
         "'q' is int8, expected uint8",
     ),
-    "computed": (computed_scales, "'positive' is no initializer"),
+    "computed": (computed_scales, "'positive' is not an initializer"),
     "two readers": (read_by_another_node, "'q' is read in several ways, by Cast 'cast', MatMul"),
     "two scales": (lambda: two_layers("q"), r"'q' are read through two scales"),
 }
@@ -435,5 +435,5 @@ def test_scales_of_nodes_that_do_not_train_are_copied() -> None:
     old, new = ({t.name: t for t in m.graph.initializer} for m in (file, exported))
     assert {n for n in old if old[n] != new[n]} == {"q", "b", "b_of_p"}
     np.testing.assert_array_equal(trainer.predict_on_batch(X), files.run_file(exported, X))
-    with pytest.raises(ModelError, match=r"s/unpacked.* are computed from others"):
+    with pytest.raises(ModelError, match=r"s/unpacked.* to match others"):
         trainer_of(file, quantization=Quantization(weights="q", scales="learned"))

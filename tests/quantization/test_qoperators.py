@@ -291,7 +291,7 @@ def test_a_file_with_lstm_trains_per_tensor(quantize: Quantize) -> None:
     file = quantize(original, "dynamic", True)
     assert to_qdq(file) is file
     (reason,) = remaining_qoperators(file).values()
-    assert reason == "the scale 'w_scale' of 'w_quantized' has the shape (1, 16)"
+    assert reason == "the scale 'w_scale' of 'w_quantized' has shape (1, 16)"
 
 
 @pytest.mark.parametrize("kind", ["QUInt8", "dynamic"])
@@ -722,7 +722,7 @@ def test_channels_that_come_last_in_an_unknown_rank_leave_the_node() -> None:
     *_, (model, _) = CASES["QLinearGlobalAveragePool"](Random(0))
     model.graph.node[0].input[0] = "elsewhere"
     assert remaining_qoperators(model) == {
-        "it": "the rank of 'elsewhere' is unknown, and its channels come last"
+        "it": "the rank of 'elsewhere' is unknown, and its channels are the last axis"
     }
 
 
@@ -738,7 +738,7 @@ def test_a_bias_without_an_entry_for_each_scale_leaves_the_node() -> None:
     (tensor,) = [t for t in model.graph.initializer if t.name == "bias"]
     tensor.CopyFrom(from_array(np.int32([7]), "bias"))
     assert remaining_qoperators(model) == {
-        "it": "its bias 'bias' is no initializer with an entry for each of the 6 scales in"
+        "it": "its bias 'bias' is not an initializer with an entry for each of the 6 scales in"
         " 'w_scale'"
     }
 
@@ -751,7 +751,7 @@ def test_zero_points_that_differ_need_as_many_scales(zeros: list[int]) -> None:
         tensor.CopyFrom(from_array(np.asarray(array), name))
     (reason,) = remaining_qoperators(model).values()
     assert reason == (
-        f"the zero point 'w_zero' of 'w' has the shape ({len(zeros)},), and its scale has ()"
+        f"the zero point 'w_zero' of 'w' has shape ({len(zeros)},), but its scale has shape ()"
     )
 
 

@@ -306,7 +306,7 @@ def test_excluded_layers_stay_in_float(
 def test_an_excluded_node_inside_a_chain_that_is_computed_once() -> None:
     model, inputs = MODELS["constant weight"]()
     model.graph.node[0].name = "table"
-    with pytest.raises(ModelError, match="nothing to quantize: exclude leaves nothing"):
+    with pytest.raises(ModelError, match="nothing to quantize: exclude= leaves no node"):
         quantized(model, inputs, exclude="table")
 
 
@@ -410,7 +410,7 @@ def test_unknown_names_are_refused(options: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, "there is no calibration data"),
+        (None, "activations needs calibration data"),
         (np.ones((4, 3), np.float32), r"x: float32\[N, 2, 6, 6\]"),
         ({"z": rows(4, 2, 6, 6)}, "calibration data does not match the model's inputs"),
         (rows(0, 2, 6, 6), "is empty: 0 rows"),
@@ -430,14 +430,14 @@ def test_settings_that_exclude_each_other_are_refused() -> None:
     model, inputs = network()
     with pytest.raises(SettingError, match="needs no calibration data"):
         onnxfit.quantize(model, inputs, activations=None)
-    with pytest.raises(SettingError, match="no layers with int8 activations and uint8 weights"):
+    with pytest.raises(SettingError, match="no kernels for int8 activations with uint8 weights"):
         onnxfit.quantize(model, inputs, weights="uint8")
 
 
 @pytest.mark.parametrize("options", [{}, {"activations": None}])
 def test_a_quantized_model_is_refused(options: dict[str, Any]) -> None:
     model, inputs = network()
-    with pytest.raises(ModelError, match=r"quantized already: it has .*QuantizeLinear '"):
+    with pytest.raises(ModelError, match=r"already quantized: it contains .*QuantizeLinear '"):
         quantized(quantized(model, inputs), inputs, **options)
 
 
@@ -446,7 +446,7 @@ def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(ModelError, match="nothing to quantize: it computes Exp"):
         onnxfit.quantize(model, rows(4, 2))
     products = parsed("g (float[N, 2] a, float[2, N] b) => (float[N, N] y) { y = MatMul(a, b) }")
-    with pytest.raises(ModelError, match="nothing to quantize: no weight"):
+    with pytest.raises(ModelError, match="nothing to quantize: no Conv, Gemm or MatMul"):
         onnxfit.quantize(products, activations=None)
 
 
@@ -466,7 +466,7 @@ def test_a_weight_without_a_scale_is_refused_unless_excluded(options: dict[str, 
         u=(2, 2),
         w=[[1, np.nan], [0, np.inf]],
     )
-    with pytest.raises(ModelError, match="The weight 'w' has numbers that are infinite or NaN"):
+    with pytest.raises(ModelError, match="The weight 'w' contains infinity or NaN"):
         quantized(model, {"x": rows(4, 2)}, **options)
     onnxfit.quantize(model, activations=None, exclude="w")
 
@@ -485,6 +485,6 @@ def test_infinite_values_inside_are_refused_unless_excluded(method: str) -> None
         w=(4, 3),
     )
     model.graph.node[3].name = "probabilities"
-    with pytest.raises(DataError, match=r"makes '[my]' infinite or NaN.*Exclude the nodes"):
+    with pytest.raises(DataError, match=r"makes '[my]' infinite or NaN.*exclude the nodes"):
         onnxfit.quantize(model, rows(4, 4), method=method)
     onnxfit.quantize(model, rows(4, 4), method=method, exclude="probabilities")

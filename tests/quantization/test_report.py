@@ -484,12 +484,12 @@ def dynamic() -> onnx.ModelProto:
     ("int_model", "message"),
     [
         (network, "has no DequantizeLinear.*quant_format=QuantFormat.QDQ"),
-        (wrong_shape, r"'fc1.weight' of shape \[16, 16\] in the float.*of \[16, 2\]"),
+        (wrong_shape, r"'fc1.weight' of shape \[16, 16\] in the float.*of shape \[16, 2\]"),
         (renamed, "quantized Gemm 'fcx', which the float model lacks. Did you mean 'fc"),
-        (dynamic, "'a0.dynamic', which is computed when the model runs"),
-        (lambda: with_integers(two_outputs(), {"u": 0.1}), "has the outputs y, and the integer"),
+        (dynamic, "'a0.dynamic', which is computed at run time"),
+        (lambda: with_integers(two_outputs(), {"u": 0.1}), "has the outputs y, but the integer"),
         (without_scales, "has no DequantizeLinear"),
-        (lambda: with_integers(network(), {}, {"x": 0.1}), "rounds no weight, and no value"),
+        (lambda: with_integers(network(), {}, {"x": 0.1}), "quantizes no weight, and no value"),
     ],
 )
 def test_integer_models_that_do_not_fit(int_model: Any, message: str) -> None:
@@ -506,7 +506,7 @@ def test_an_integer_model_of_other_shapes() -> None:
     int8.graph.node.append(flatten)
     int8.graph.output[0].CopyFrom(oh.make_tensor_value_info("y", 1, [1, 16]))
     with pytest.raises(
-        ModelError, match=r"in the shape \[1, 16\], and the float model in \[4, 4\]"
+        ModelError, match=r"with shape \[1, 16\], but the float model with shape \[4, 4\]"
     ):
         report(model, int8, X[:4], loss=None)
 
@@ -552,11 +552,11 @@ def test_errors_of_data_and_loss() -> None:
         report(model, int8, [], loss=None)
     nan = X.copy()
     nan[3, 1] = np.nan
-    with pytest.raises(DataError, match="float model gives NaN or infinity in 'y'"):
+    with pytest.raises(DataError, match="float model computes NaN or infinity in 'y'"):
         report(model, int8, nan, loss=None)
     with pytest.raises(UnknownNameError, match="No loss is called"):
         report(model, int8, loss="cross_entropi")
-    with pytest.raises(SettingError, match="data is"):
+    with pytest.raises(SettingError, match="data must be"):
         report(model, int8, (X, Y, None, None))
     with pytest.raises(SettingError, match="verbose"):
         report(model, int8, verbose=2)
@@ -571,7 +571,7 @@ def test_a_model_that_overflows_in_integers() -> None:
     for name, value in (("w", 2.2e38), ("v", 1e-38)):
         model.graph.initializer.append(from_array(np.full(4, value, np.float32), name))
     int8 = with_integers(model, {"w": 3.3e38})
-    with pytest.raises(ModelError, match="integer model gives NaN or infinity in 'y'"):
+    with pytest.raises(ModelError, match="integer model computes NaN or infinity in 'y'"):
         report(model, int8, np.full((2, 4), 1.05, np.float32), loss=None)
 
 
@@ -634,7 +634,7 @@ def test_rankings() -> None:
         made.worst(1, "alone")
     with pytest.raises(SettingError, match="at least 1"):
         made.worst(0)
-    with pytest.raises(SettingError, match="no losses to rank by"):
+    with pytest.raises(SettingError, match="needs losses, but the report has none"):
         made_up(2, loss=False).ranked("loss_increase")
 
 
@@ -661,7 +661,7 @@ def test_files_of_a_report(tmp_path: Path) -> None:
     text = (tmp_path / "report.TXT").read_text(encoding="utf-8")
     assert text.count("ConvTr") + text.count("Transpose") >= 50
     assert "more layers" not in text
-    with pytest.raises(SettingError, match=r"ends in none of .svg, .txt"):
+    with pytest.raises(SettingError, match=r"must end in .svg or .txt"):
         made.save(tmp_path / "report.png")
 
 

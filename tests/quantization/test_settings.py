@@ -36,8 +36,8 @@ def test_names_are_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scales": "lerned"}, "scales is 'fixed' or 'learned', got 'lerned'"),
-        ({"scales": None}, "scales is 'fixed' or 'learned', got None"),
+        ({"scales": "lerned"}, "scales must be 'fixed' or 'learned', got 'lerned'"),
+        ({"scales": None}, "scales must be 'fixed' or 'learned', got None"),
         ({"observe": -1}, "observe >= 0 and <= 1000000000, got -1"),
         ({"observe": 1.5}, "a whole number as observe"),
         ({"observe": True}, "a whole number as observe"),
@@ -82,10 +82,10 @@ def test_a_teacher_has_a_temperature_and_a_weight() -> None:
     for weight in (-0.1, 1.1, np.nan, "1"):
         with pytest.raises(SettingError, match="teacher_weight >= 0 and <= 1"):
             Quantization(teacher="f", teacher_weight=weight)
-    with pytest.raises(SettingError, match=r"teacher is a path, bytes or an onnx\.ModelProto"):
+    with pytest.raises(SettingError, match=r"teacher must be a path, bytes or an onnx\.ModelProto"):
         Quantization(teacher=3)
     for alone in ({"temperature": 3}, {"teacher_weight": 0.0}):
-        with pytest.raises(SettingError, match="are for a teacher, and Quantization has none"):
+        with pytest.raises(SettingError, match="need a teacher, but Quantization has no teacher"):
             Trainer(integer_file(), loss="mse", quantization=Quantization(**alone))
 
 

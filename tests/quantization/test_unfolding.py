@@ -311,14 +311,14 @@ def test_settings_choose_the_integers() -> None:
     assert list(trainer_of(file, weights=["!b"]).get_weights()) == ["w"]
     with pytest.raises(SettingError, match="No integer weight is called 'v'"):
         trainer_of(file, quantization=Quantization(weights="v"))
-    with pytest.raises(SettingError, match="this one has none"):
+    with pytest.raises(SettingError, match="this file has no such integers"):
         trainer_of(linear(), quantization=Quantization())
     with pytest.raises(SettingError, match=r"an onnxfit.Quantization\(...\) or None, got str"):
         trainer_of(file, quantization="w")
 
 
 def test_scales_are_settings() -> None:
-    with pytest.raises(SettingError, match="The scales of a quantized file are not trained"):
+    with pytest.raises(SettingError, match="weights= selects scales of a quantized file"):
         trainer_of(integer_file(), weights="*")
 
 

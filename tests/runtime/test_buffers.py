@@ -91,9 +91,9 @@ def test_versions_grow_with_every_change() -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"v": array(8), "w": array(1)}, r"w is float32\[2\], got float32\[1\]"),
-        ({"v": array(8), "w": np.array(["a", "b"])}, r"w is float32\[2\], got <U1\[2\]"),
-        ({"v": array(8), "u": array(1)}, "There is no weight 'u'; there are w, v, mean"),
+        ({"v": array(8), "w": array(1)}, r"w must be float32\[2\], got float32\[1\]"),
+        ({"v": array(8), "w": np.array(["a", "b"])}, r"w must be float32\[2\], got <U1\[2\]"),
+        ({"v": array(8), "u": array(1)}, "There is no weight 'u'. The weights are w, v, mean"),
     ],
 )
 def test_what_does_not_fit_changes_nothing(arrays: dict[str, Array], message: str) -> None:

@@ -539,7 +539,7 @@ REFUSED = {
     "type": (integer_input, r"input i: int64\[M, 5\] does not fit the model's input x: float32"),
     "outputs": (
         lambda: renamed(teacher("y = Identity(z) o = Neg(z)", ", float[M, 4] o"), y="p"),
-        r"outputs of the model include y: .* none of that name but p: .*, o: ",
+        r"outputs of the model include y: .* no tensor of that name, only p: .*, o: ",
     ),
     "bytes": (lambda: b"no model", "The teacher cannot be read"),
     "path": (lambda: "/missing/float.onnx", "The teacher cannot be read. There is no file"),
@@ -558,7 +558,9 @@ def test_several_inputs_are_matched_by_name() -> None:
         t (float[M, {FEATURES}] x, float[M, {FEATURES}] w) => (float[M, {CLASSES}] y) {{
             h = Add(x, w)  p = MatMul(h, v)  y = MatMul(p, u) }}"""
     arrays = {name: TEACHER_ARRAYS[name] for name in ("v", "u")}
-    with pytest.raises(ModelError, match=r"inputs of the teacher include w: .* the model has none"):
+    with pytest.raises(
+        ModelError, match=r"inputs of the teacher include w: .* the model has no tensor"
+    ):
         trainer(teacher=model_of(text, arrays))
 
 
@@ -569,7 +571,7 @@ def test_a_teacher_needs_a_loss() -> None:
 
 def test_a_teacher_too_large_for_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxfit.graph.tensors.MAX_MODEL_BYTES", 400)
-    with pytest.raises(ModelError, match="constants of the step, and a graph holds at most"):
+    with pytest.raises(ModelError, match="constants of the step's graph, which holds at most"):
         Distillation.read(teacher(), 2.0, 0.5).teacher_of(
             [TensorSpec("x", np.dtype(np.float32), ("N", FEATURES))],
             {"y": TensorSpec("y", np.dtype(np.float32), ("N", CLASSES))},

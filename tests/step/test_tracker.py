@@ -172,7 +172,7 @@ def variants() -> list[losses.Loss]:
     return [*plain, *masked]
 
 
-@pytest.mark.filterwarnings("ignore:.*takes")
+@pytest.mark.filterwarnings("ignore:.*the model's output comes from")
 @pytest.mark.parametrize("loss", variants(), ids=repr)
 @pytest.mark.parametrize("reduction", ["sum", "mean", "weighted_mean"])
 def test_the_loss_of_an_evaluation_does_not_depend_on_the_batch_size(loss, reduction) -> None:
@@ -384,7 +384,7 @@ def test_merged_losses_by_hand() -> None:
 METRICS = {cls.__name__: cls for cls in registry("onnxfit.metrics", Metric).values()}
 
 
-@pytest.mark.filterwarnings("ignore:.*leave 0..1")
+@pytest.mark.filterwarnings("ignore:.*outside 0..1")
 @pytest.mark.parametrize(
     ("reduction", "weighted"), [("sum", False), ("mean", True), ("weighted_mean", True)]
 )
@@ -446,7 +446,7 @@ class Unmerged(MeanAbsoluteError):
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_metric_without_merge_is_refused_before_there_is_a_state(count: int) -> None:
     one = tracker({"a": 1.0}, OutputMetric("mae", "a", Unmerged()))
-    with pytest.raises(UnsupportedError, match=r"Write Unmerged\.merge"):
+    with pytest.raises(UnsupportedError, match=r"Implement Unmerged\.merge"):
         one.merged([one.state_dict()] * count)
 
 

@@ -221,9 +221,7 @@ def test_metrics_weigh_single_elements() -> None:
 def test_metrics_of_rows_refuse_weights_of_labels() -> None:
     metric = get_metric(lambda y, p: abs(y - p).mean(axis=1))
     metric.weighted = True
-    with pytest.raises(
-        DataError, match=r"sample_weight has shape \(5, 3\).*values of shape \(5,\)"
-    ):
+    with pytest.raises(DataError, match=r"sample_weight of shape \(5, 3\).*values of shape \(5,\)"):
         metric.update(FLAT_Y, FLAT_Y, FLAT_W)
 
 

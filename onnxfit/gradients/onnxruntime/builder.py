@@ -2,9 +2,9 @@
 
 The builder never sees a user's model. It gets only the nodes between weights and loss, each
 rewritten by its lowering and allowed by the table in `coverage.py`. Of the builder's result, only
-the added nodes are used; the forward pass stays as it was. So the builder cannot change nodes that
-are not on the gradient path, and values without a derivative (of a comparison, a shape, a rounding)
-are constants to it.
+the added nodes are used; the forward pass stays unchanged. So the builder cannot change nodes
+outside the gradient path, and values without a derivative (of a comparison, a shape, a rounding)
+are constants for the builder.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def add_gradients(
 ) -> tuple[ir.Model, dict[str, str]]:
     """Add one value per weight to a copy of the model: the gradient of the loss.
 
-    Returns the copy and weight -> name of its gradient. `weights` are graph inputs, `loss` is a
-    scalar float output, the opset is 21. Inputs and outputs keep their names and order. Raises
-    BlockedError with all blockers, and InstallationError if the installed onnxruntime has no
-    builder.
+    Returns the copy, and a mapping from weight to the name of its gradient. `weights` are graph
+    inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs keep their names
+    and order. Raises BlockedError with all blockers, and InstallationError if the installed
+    onnxruntime has no builder.
     """
     module = require_builder()
     lowered = LoweredModel(model, loss, weights)
@@ -61,7 +61,7 @@ def add_gradients(
 def require_builder() -> Any:
     """Return onnxruntime's C module, which has the gradient builder.
 
-    Raises InstallationError, which says how to install a build with a gradient builder.
+    Raises InstallationError, with the command that installs a build with a gradient builder.
     """
     wheels = (
         "onnxruntime-training-cpu (Python up to 3.12) or, on Linux, onnxruntime-training (Python up"
@@ -72,7 +72,7 @@ def require_builder() -> Any:
         from onnxruntime.capi import _pybind_state as module
     except ImportError as error:
         raise InstallationError(
-            f"onnxruntime cannot be imported ({error}): pip install {wheels}."
+            f"onnxruntime cannot be imported ({error}). Run pip install {wheels}."
         ) from error
     if not hasattr(module, "GradientGraphBuilder"):
         problem = (
@@ -82,10 +82,10 @@ def require_builder() -> Any:
         if sys.version_info >= (3, 13):
             raise InstallationError(
                 f"{problem} The training build has no wheel for Python"
-                f" {sys.version_info[0]}.{sys.version_info[1]}: use {wheels}."
+                f" {sys.version_info[0]}.{sys.version_info[1]}. Use {wheels}."
             )
         raise InstallationError(
-            f"{problem} Where both builds are installed, one overwrites the other. Run\n"
+            f"{problem} If both builds are installed, one overwrites the other. Run\n"
             "  pip uninstall -y onnxruntime onnxruntime-training onnxruntime-training-cpu\n"
             "  pip install --force-reinstall onnxruntime-training-cpu"
         )
@@ -125,7 +125,7 @@ class LoweredModel:
         )
 
     def _lower(self) -> None:
-        """Lower every node on the path; repeat while that may tell shapes that other nodes need."""
+        """Lower every node on the path; repeat while this may infer shapes for other nodes."""
         while True:
             changed = False
             self._blocked.clear()
@@ -141,7 +141,7 @@ class LoweredModel:
                 return
 
     def _block(self, node: ir.Node, error: NoGradientError) -> None:
-        """Note why the node, or the original node it was lowered from, has no gradient."""
+        """Record why the node, or the original node it was lowered from, has no gradient."""
         origin = node.name or ""
         while origin not in self._op_types and "/" in origin:
             origin = origin.rpartition("/")[0]  # nodes of a lowering are named after its node
@@ -166,7 +166,7 @@ def _lower_node(op: GraphBuilder, path_node: PathNode) -> bool:
 
 
 def _use_weights_once_per_node(op: GraphBuilder, weights: set[str]) -> None:
-    """Let a node that uses a weight twice use a copy the second time.
+    """Let a node that uses a weight twice use a copy for the second use.
 
     Otherwise the builder would define the weight's gradient twice.
     """

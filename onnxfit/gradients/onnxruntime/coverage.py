@@ -1,8 +1,8 @@
 """The operators that onnxruntime's gradient builder differentiates correctly.
 
-An operator is in the table only if the gradient of a node of it met finite differences for every
-kind of input and attribute that its check allows: with fixed sizes, with a symbolic batch, and with
-all sizes symbolic. An operator that is not in the table has no gradient.
+An operator is in the table only if its gradient matched finite differences for every kind of input
+and attribute that its check allows: with fixed sizes, with a symbolic batch, and with all sizes
+symbolic. An operator that is not in the table has no gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check(path_node: PathNode) -> None:
     node = path_node.node
     key = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
     if key not in CHECKS:
-        raise NoGradientError(f"no gradient{REASONS.get(key, '')}")
+        raise NoGradientError(f"it has no gradient{REASONS.get(key, '')}")
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.name and (value.type is None or value.dtype is None):
             raise NoGradientError(f"the element type of {value.name!r} is unknown", TYPED)
@@ -46,10 +46,10 @@ def _check_type(node: ir.Node, value: ir.Value) -> None:
     if value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and node.op_type != "Cast":
         raise NoGradientError(
             f"{value.name!r} is {value.dtype}, in which onnxruntime's gradients are unreliable",
-            "float32",
+            "use float32",
         )
     if value.dtype == ir.DataType.DOUBLE and node.op_type in FLOAT32_ONLY:
-        raise NoGradientError(FLOAT32_ONLY_REASON, "float32")
+        raise NoGradientError(FLOAT32_ONLY_REASON, "use float32")
 
 
 # The checks
@@ -61,7 +61,7 @@ def always(path_node: PathNode) -> None:
 
 
 def all_of(*checks: Check) -> Check:
-    """Return a check that makes every one of these checks."""
+    """Return a check that runs all of these checks."""
 
     def check_all(path_node: PathNode) -> None:
         for each in checks:
@@ -75,7 +75,9 @@ def only(*positions: int) -> Check:
 
     def check(path_node: PathNode) -> None:
         if not path_node.inputs <= set(positions):
-            raise NoGradientError("it has no gradient in the inputs that set it up", "freeze them")
+            raise NoGradientError(
+                "it has no gradient with respect to its parameters", "freeze the parameters"
+            )
 
     return check
 
@@ -88,7 +90,7 @@ def attributes(**values: Any) -> Check:
             attribute = path_node.node.attributes.get(name)
             actual = value if attribute is None else attribute.value
             if actual != value and list(actual) != value:
-                raise NoGradientError(f"{name}={actual}", f"{name}={value}")
+                raise NoGradientError(f"it has {name}={actual}", f"use {name}={value}")
 
     return check
 
@@ -104,31 +106,31 @@ def static_sizes(start: int) -> Check:
 
 
 def broadcasting(path_node: PathNode) -> None:
-    """Correct if known sizes tell what broadcasts: to the builder, unknown sizes are equal."""
+    """Correct if known sizes determine what broadcasts: the builder assumes equal unknown sizes."""
     _compatible([_shape(v) for v in path_node.node.inputs])
 
 
 def matrix_product(path_node: PathNode) -> None:
-    """Correct for matrices, if known sizes tell what broadcasts of the axes before the last two."""
+    """Correct for matrices, if known sizes determine how the axes before the last two broadcast."""
     shapes = [_shape(v) for v in path_node.node.inputs]
     if min(len(s) for s in shapes) < 2:
-        raise NoGradientError("an operand of rank 1")
+        raise NoGradientError("an operand has rank 1")
     if max(len(s) for s in shapes) > 2 and path_node.node.outputs[0].dtype == ir.DataType.DOUBLE:
-        raise NoGradientError(FLOAT32_ONLY_REASON, "float32")
+        raise NoGradientError(FLOAT32_ONLY_REASON, "use float32")
     _compatible([s[:-2] for s in shapes])
 
 
 def general_product(path_node: PathNode) -> None:
-    """Correct if known sizes tell how the third operand broadcasts to the product."""
+    """Correct if known sizes determine how the third operand broadcasts to the product."""
     beta = path_node.node.attributes.get("beta")
     if beta is not None and beta.value == 0:
-        raise NoGradientError("beta=0", "leave out the third operand")
+        raise NoGradientError("it has beta=0", "remove the third operand")
     if 2 in path_node.inputs:
         _compatible([_shape(path_node.node.inputs[2]), _shape(path_node.node.outputs[0])])
 
 
 def expansion(path_node: PathNode) -> None:
-    """Correct if known sizes tell which axes expand."""
+    """Correct if known sizes determine which axes expand."""
     x = _shape(path_node.node.inputs[0])
     y = _shape(path_node.node.outputs[0])
     if None in y:
@@ -169,13 +171,13 @@ def float_cast(path_node: PathNode) -> None:
     """Correct from one float type to another."""
     for value in (path_node.node.inputs[0], path_node.node.outputs[0]):
         if value is None or value.dtype not in FLOATS:
-            raise NoGradientError("a type without a gradient", "float32")
+            raise NoGradientError("it casts between types without a gradient", "use float32")
 
 
 def without_axes(path_node: PathNode) -> None:
     """Correct if the fourth input, the axes, is absent."""
     if len(path_node.node.inputs) > 3 and path_node.node.inputs[3] is not None:
-        raise NoGradientError("its axes are given as an input")
+        raise NoGradientError("its axes are an input")
 
 
 def _shape(value: ir.Value | None) -> tuple[int | str | None, ...]:

@@ -165,8 +165,8 @@ def power(op: GraphBuilder, node: NodeToLower) -> Value | None:
     constant = ir.convenience.get_const_tensor(exponent.ir)
     if constant is None or (constant.numpy() == 0).any():
         raise NoGradientError(
-            "the exponent may be 0, where its gradient is not a number",
-            "a constant exponent other than 0",
+            "the exponent may be 0, at which its gradient is NaN",
+            "use a constant exponent other than 0",
         )
     if exponent.dtype == x.dtype and same_shape(x, node.first_output):
         return None
@@ -180,7 +180,7 @@ def _power_of_trained_exponent(op: GraphBuilder, node: NodeToLower) -> Value:
     if base is None or not (base.numpy() > 0).all():
         raise NoGradientError(
             "the builder drops the gradient of an exponent",
-            "Exp(exponent * Log(base)), where the base is positive",
+            "use Exp(exponent * Log(base)) if the base is positive",
         )
     logarithm = np.log(base.numpy().astype(np.float64))
     return op.Exp(node.input(1) * op.constant(logarithm, x.dtype))
@@ -223,7 +223,7 @@ def where(op: GraphBuilder, node: NodeToLower) -> Value | None:
 def clip(op: GraphBuilder, node: NodeToLower) -> Value | None:
     if node.path_inputs != {0}:
         raise NoGradientError(
-            "the gradient of its bounds is not known", "freeze the bounds, or use Min and Max"
+            "the gradient of its bounds is unknown", "freeze the bounds, or use Min and Max"
         )
     return op.Identity(node.input(0)) if len(node.ir.inputs) == 1 else None
 
@@ -233,19 +233,19 @@ def clip(op: GraphBuilder, node: NodeToLower) -> Value | None:
 
 
 def _reduced_axes(node: NodeToLower) -> list[int]:
-    """Return the axes of a reduction, in order; NoGradientError if it reduces none."""
+    """Return the axes of a reduction, in order. Raises NoGradientError if it reduces no axis."""
     rank = require_rank(node.input(0))
     axes = node.constant_input(1)
     if axes is not None and axes.size:
         return sorted(int(axis) % rank for axis in axes)
     if node.attribute("noop_with_empty_axes", 0):
-        raise NoGradientError("noop_with_empty_axes without axes", "remove the node")
+        raise NoGradientError("it has noop_with_empty_axes and no axes", "remove the node")
     return list(range(rank))
 
 
 @lowering("ReduceSum", "ReduceMean")
 def linear_reduction(op: GraphBuilder, node: NodeToLower) -> None:
-    _reduced_axes(node)  # raises NoGradientError where there is no gradient
+    _reduced_axes(node)  # raises NoGradientError if there is no gradient
 
 
 @lowering("ReduceL2", "ReduceLogSumExp", "ReduceSumSquare", "ReduceL1", "ReduceLogSum")
@@ -294,7 +294,7 @@ def reduce_max_or_min(op: GraphBuilder, node: NodeToLower) -> Value:
 def matmul(op: GraphBuilder, node: NodeToLower) -> Value | None:
     a = node.input(0)
     b = node.input(1)
-    new_axes = []  # a vector becomes a matrix, and its new axis leaves the product again
+    new_axes = []  # a vector becomes a matrix, whose new axis is removed from the product
     if require_rank(a) == 1:
         a = op.Unsqueeze(a, [0])
         new_axes.append(-2)

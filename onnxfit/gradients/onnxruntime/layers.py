@@ -53,7 +53,7 @@ def convolution(op: GraphBuilder, node: NodeToLower) -> None:
 
 @lowering("MaxPool")
 def max_pool(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...] | None:
-    """Let a MaxPool return its indices, too, which tell the builder where the gradient goes."""
+    """Let a MaxPool also return its indices, by which the builder places the gradient."""
     x = node.input(0)
     for axis in range(1, require_rank(x)):
         require_size(x, axis)  # the builder crashes if one is unknown
@@ -75,7 +75,7 @@ def average_pool(op: GraphBuilder, node: NodeToLower) -> None:
     for axis in range(require_rank(x)):
         require_size(x, axis)  # the builder's gradient is empty if one is unknown
     if any(d != 1 for d in node.attribute("dilations") or ()):
-        raise NoGradientError("the builder overlooks dilations", "dilations of 1")
+        raise NoGradientError("the builder ignores dilations", "use dilations of 1")
     _set_explicit_pads(node, list(node.attribute("kernel_shape")))
 
 
@@ -96,7 +96,7 @@ def global_lp_pool(op: GraphBuilder, node: NodeToLower) -> Value:
         return op.ReduceSum(abs(x), axes)
     if p == 2:
         return op.ReduceL2(x, axes)
-    raise NoGradientError(f"p={p}", "p=1 or p=2")
+    raise NoGradientError(f"it has p={p}", "use p=1 or p=2")
 
 
 # Normalizations
@@ -114,7 +114,7 @@ def _normalize(
 
 
 def _per_channel(op: GraphBuilder, vector: Value, x: Value) -> Value:
-    """Reshape a vector of channels for x; NoGradientError if the rank of x is unknown."""
+    """Reshape a vector of channels for x. Raises NoGradientError if the rank of x is unknown."""
     require_rank(x)
     return per_channel(op, vector, x)
 
@@ -190,11 +190,10 @@ def local_response_normalization(op: GraphBuilder, node: NodeToLower) -> Value:
 def batch_normalization(op: GraphBuilder, node: NodeToLower) -> Value:
     """Write BatchNormalization in inference form in plain operators.
 
-    The builder would differentiate the operator itself as in training, with the statistics of the
-    batch.
+    The builder would differentiate the operator as in training, with the batch's statistics.
     """
     if node.attribute("training_mode", 0):
-        raise NoGradientError("training_mode=1", "BatchNormalization in inference form")
+        raise NoGradientError("it has training_mode=1", "use BatchNormalization in inference form")
     x, scale, bias, mean, variance = (node.input(i) for i in range(5))
     deviation = op.Sqrt(variance + node.attribute("epsilon", 1e-5))
     centered = x - _per_channel(op, mean, x)

@@ -40,14 +40,14 @@ class NodeToLower:
         return None if value is None else self.op.wrap(value)
 
     def input(self, index: int) -> Value:
-        """Return the input at a position; NoGradientError if it is absent."""
+        """Return the input at a position. Raises NoGradientError if it is absent."""
         value = self.optional_input(index)
         if value is None:
             raise NoGradientError(f"its input {index} is missing")
         return value
 
     def constant_input(self, index: int) -> npt.NDArray[Any] | None:
-        """Return a constant input, None if it is absent; NoGradientError if it is computed."""
+        """Return a constant input, None if absent. Raises NoGradientError if it is computed."""
         value = self.optional_input(index)
         if value is None:
             return None
@@ -91,14 +91,14 @@ def lowering(*op_types: str) -> Callable[[F], F]:
 
 
 def require_rank(value: Value) -> int:
-    """Return the number of axes; NoGradientError if it is unknown."""
+    """Return the number of axes. Raises NoGradientError if it is unknown."""
     if value.shape is None:
         raise NoGradientError(f"the rank of {value.name!r} is unknown", STATIC)
     return len(value.shape)
 
 
 def require_size(value: Value, axis: int) -> int:
-    """Return the size of an axis; NoGradientError if it is unknown."""
+    """Return the size of an axis. Raises NoGradientError if it is unknown."""
     require_rank(value)
     assert value.shape is not None
     size = value.shape[axis]

@@ -39,7 +39,7 @@ def split(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...] | None:
 
 @lowering("Slice")
 def slice_(op: GraphBuilder, node: NodeToLower) -> Value | None:
-    """Write a Gather for each axis if a step is negative: the builder has no rule for those."""
+    """Write a Gather for each axis if a step is negative: the builder has no rule for this."""
     steps = node.constant_input(4)
     if steps is None or (steps > 0).all():
         return None
@@ -66,7 +66,7 @@ def slice_(op: GraphBuilder, node: NodeToLower) -> Value | None:
 def pad(op: GraphBuilder, node: NodeToLower) -> Value | None:
     """Write a constant padding of all axes, or a Gather for each axis in other modes."""
     if node.path_inputs != {0}:
-        raise NoGradientError("the gradient of the padding value is not known", "freeze the value")
+        raise NoGradientError("the gradient of the padding value is unknown", "freeze the value")
     x = node.input(0)
     mode = node.text_attribute("mode", "constant")
     axes = node.constant_input(3)
@@ -84,11 +84,13 @@ def pad(op: GraphBuilder, node: NodeToLower) -> Value | None:
         pads[1, axes] = after
         return op.Pad(x, pads.reshape(-1), node.optional_input(2))
     if (widths < 0).any():
-        raise NoGradientError(f"negative pads in mode {mode!r}", "pads that are not negative")
+        raise NoGradientError(
+            f"it has negative pads in mode {mode!r}", "use pads that are not negative"
+        )
     for axis, count_before, count_after in zip(axes, before, after):
         if count_before or count_after:
             indices = np.arange(require_size(x, int(axis)))
-            # NumPy's modes are called as ONNX's are, but their type is a Literal.
+            # NumPy's modes have ONNX's names, but their type is a Literal.
             counts = (int(count_before), int(count_after))
             indices = np.pad(indices, counts, mode)  # type: ignore[call-overload]
             x = gather_at(op, x, indices, int(axis))
@@ -157,7 +159,7 @@ def dropout(op: GraphBuilder, node: NodeToLower) -> Value:
     """Write an Identity, as in inference. Training steps have written Dropout as arithmetic."""
     training = node.constant_input(2)
     if training is not None and bool(training):
-        raise NoGradientError("it draws its mask itself", "Dropout in inference form")
+        raise NoGradientError("it draws its own mask", "use Dropout in inference form")
     if len(node.ir.outputs) > 1 and node.ir.outputs[1].uses():
         raise NoGradientError("its mask is used", "remove the Dropout")
     return op.Identity(node.input(0))

@@ -37,19 +37,22 @@ def _check_configuration(node: NodeToLower) -> None:
     for i in range(0, len(activations), len(defaults)):
         one_direction = activations[i : i + len(defaults)]
         if [a.lower() for a in one_direction] != [a.lower() for a in defaults]:
-            raise NoGradientError(f"activations {activations}", f"activations {defaults}")
+            raise NoGradientError(
+                f"it has activations {activations}", f"use activations {defaults}"
+            )
     for name in ("clip", "input_forget", "layout"):
         if node.attribute(name, 0):
-            raise NoGradientError(f"{name}={node.attribute(name)}", f"{name}=0, or no {name}")
-    # Without a gradient of either, the operator's gradient writes to no memory: the process ends.
+            raise NoGradientError(f"it has {name}={node.attribute(name)}", f"use {name}=0")
+    # Without a gradient of W or R, the operator's gradient writes to unallocated memory: the
+    # process crashes.
     for index, name in ((1, "W"), (2, "R")):
         if index not in node.path_inputs:
             raise NoGradientError(
-                f"weights {name} that are not trained", f"weights= with its {name}"
+                f"its weights {name} are not trained", f"include its {name} in weights="
             )
     for index, name in ((4, "sequence_lens"), (7, "peephole weights P")):
         if node.optional_input(index) is not None:
-            raise NoGradientError(name, f"{node.op_type} without {name}")
+            raise NoGradientError(f"it has {name}", f"use {node.op_type} without {name}")
 
 
 def _one_direction(
@@ -96,9 +99,9 @@ def _zero_state(op: GraphBuilder, x: Value, hidden: int) -> Value:
 def _training_operator(
     op: GraphBuilder, node: NodeToLower, x: Value, inputs: list[Value | None]
 ) -> tuple[Value, ...]:
-    """Add LSTMTraining or GRUTraining; return the outputs that LSTM and GRU have, too.
+    """Add LSTMTraining or GRUTraining; return the outputs that they share with LSTM and GRU.
 
-    The outputs after those are for the builder's gradient. ONNX infers no shape of them.
+    The further outputs are for the builder's gradient. ONNX does not infer their shapes.
     """
     hidden = node.attribute("hidden_size")
     attributes: dict[str, Any] = {"hidden_size": hidden}

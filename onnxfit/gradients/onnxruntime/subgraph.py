@@ -16,8 +16,8 @@ from onnxfit.gradients.backward import may_be_equal
 from onnxfit.gradients.paths import PathNode
 from onnxfit.graph import names
 
-# The builder reads axes and shapes, so constants of up to so many elements are initializers of its
-# model. Larger ones are inputs.
+# The builder reads axes and shapes, so constants of up to this many elements are initializers of
+# its model. Larger constants are inputs.
 MAX_CONSTANT_ELEMENTS = 1024
 
 LOSS_IN_FLOAT = "loss_in_float"
@@ -67,7 +67,7 @@ class ExtractedModel:
     def append_to_graph(self, built: onnx.ModelProto, weights: Sequence[str]) -> dict[str, str]:
         """Append the nodes that the builder added to the graph.
 
-        Returns weight -> name of its gradient.
+        Returns a mapping from weight to the name of its gradient.
         """
         self._check_unchanged(built.graph)
         added = self._added(built.graph)
@@ -93,7 +93,7 @@ class ExtractedModel:
         return {weight: gradient.name or "" for weight, gradient in by_weight.items()}
 
     def _used_names(self, weights: Sequence[str]) -> set[str | None]:
-        """Return the names of the graph, and those that callers will give to the gradients."""
+        """Return the names of the graph, and the names that callers will give to the gradients."""
         used_names = {v.name for v in (*self.graph.inputs, *self.graph.initializers.values())}
         used_names.update(map(names.gradient, weights))
         for node in self.graph.all_nodes():
@@ -102,14 +102,13 @@ class ExtractedModel:
         return used_names
 
     def _set_types(self, gradients: dict[str, ir.Value]) -> None:
-        """Give each gradient the type and shape of its weight; GradientError if they differ."""
+        """Give each gradient its weight's type and shape, or raise GradientError if they differ."""
         inputs = {v.name: v for v in self.graph.inputs}
         for name, gradient in gradients.items():
             weight = inputs[name]
             if not may_be_equal(gradient.shape, weight.shape):
                 raise GradientError(
-                    f"The builder's gradient of {name}{weight.shape} has another shape,"
-                    f" {gradient.shape}."
+                    f"The builder's gradient of {name}{weight.shape} has shape {gradient.shape}."
                 )
             gradient.shape = weight.shape
             gradient.type = weight.type
@@ -165,8 +164,8 @@ class ExtractedModel:
             attributes = {a.name: a for a in theirs.attribute}
             if not same or any(attributes.get(a.name) != a for a in ours.attribute):
                 raise GradientError(
-                    f"onnxruntime's builder changed {original.op_type} {original.name!r}, so that"
-                    " its gradient cannot be trusted."
+                    f"onnxruntime's builder changed {original.op_type} {original.name!r}, so its"
+                    " gradient may be wrong."
                 )
 
     def _added(self, built: onnx.GraphProto) -> ir.Graph:
@@ -185,7 +184,7 @@ class ExtractedModel:
         return ir.serde.deserialize_graph(added)
 
     def _unique_name(self, name: str, used_names: set[str | None]) -> str:
-        """Add the name with original names in it, and a number if in use; return the result."""
+        """Add the name in terms of original names, with a number if in use; return the result."""
         stem = self.with_original_names(name)
         unique = stem
         count = 0

@@ -1,7 +1,7 @@
 """Activation functions and softmax.
 
 Mish and HardSwish have no rule: they are differentiated through the ONNX functions that define
-them, whose intermediate values a rule would compute again.
+them, because a rule would compute their intermediate values again.
 
 At its kink, a function has the slope of its left side, as in PyTorch: Relu'(0) = 0 and
 Elu'(0) = alpha.
@@ -84,8 +84,8 @@ def gelu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, approximate: str) -
     """The derivative P + x P' of y = x P(x).
 
     P is the normal distribution function; for "tanh", it is the logistic function of a cubic in x.
-    Computing the normal distribution function is half the work of y, so y is computed from it, too:
-    a training step of an encoder takes 3 % less time.
+    The normal distribution function is half the work of y, so y is computed from it as well: a
+    training step of an encoder takes 3 % less time.
     """
     if approximate == "tanh":
         k = 2 * math.sqrt(2 / math.pi)

@@ -2,8 +2,8 @@
 
 The formula is that of Vaswani et al. 2017, the definitions are those of onnxruntime's documentation
 (docs/ContribOperators.md); tests compare each with onnxruntime's own kernel. Caches of past keys
-and values, which decoding uses, are refused: training sees whole sequences. Where the kernels of
-onnxruntime's versions differ, these are the results of the later ones.
+and values, for decoding, are not supported: training sees whole sequences. If kernels differ
+between versions of onnxruntime, the results are those of the later version.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 CACHED = "it has a cache of past keys and values"
 WITHOUT_CACHE = "export the model without a cache"
-# the score that onnxruntime's CPU kernels give a hidden token
+# the score of a hidden token in onnxruntime's CPU kernels
 HIDDEN_SCORE = float(np.finfo(np.float32).min)
 
 # Rotary embedding
@@ -45,7 +45,7 @@ def rotary_embedding(
     """Rotate pairs of numbers by an angle that grows with the position (Su et al. 2021).
 
     x is (batch, length, hidden) or (batch, heads, length, size). `scale` has no effect in
-    onnxruntime either. The tables' width decides how many numbers of a head are rotated.
+    onnxruntime either. The width of the tables determines how many numbers of a head are rotated.
     """
     if is_packed_batching:
         raise NoGradientError("its batch is packed", "is_packed_batching=0")
@@ -76,7 +76,7 @@ def _table_rows(
 
 
 def rotate(op: GraphBuilder, h: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
-    """Rotate as many numbers of every vector as the tables are made for; leave the others."""
+    """Rotate as many numbers of every vector as the tables have; keep the others."""
     width = _rotated_width(op, cos)
     size = h.shape[-1] if h.shape is not None else None
     is_whole = isinstance(size, int) and cos.shape is not None and cos.shape[-1] == size // 2
@@ -97,7 +97,7 @@ def rotate(op: GraphBuilder, h: Value, cos: Value, sin: Value, interleaved: bool
 
 
 def _rotated_width(op: GraphBuilder, table: Value) -> Value:
-    """Return how many numbers of a vector a table is made for, as a vector of one element."""
+    """Return how many numbers of a vector a table rotates, as a vector of one element."""
     columns = table.shape[-1] if table.shape is not None else None
     if isinstance(columns, int):
         return int_vector(op, 2 * columns)
@@ -121,7 +121,9 @@ def attention(
     if past is not None or past_length is not None or past_present_share_buffer:
         raise NoGradientError(CACHED, WITHOUT_CACHE)
     if do_rotary:
-        raise NoGradientError("it rotates its queries and keys", "a RotaryEmbedding before it")
+        raise NoGradientError(
+            "it rotates its queries and keys (do_rotary)", "use a RotaryEmbedding before it"
+        )
     qkv = x @ weights
     if bias is not None:
         qkv = qkv + bias
@@ -188,7 +190,7 @@ def _add_biases(
 ) -> list[Value]:
     """Add to queries, keys and values their share of the bias.
 
-    Keys and values that came as (batch, heads, length, size) include it already.
+    Keys and values of shape (batch, heads, length, size) already include it.
     """
     widths = [int_vector(op, num_heads) * axis_size(op, x, 3) for x in qkv]
     split = op.Split(bias, op.Concat(*widths, axis=0), _outputs=3)
@@ -208,10 +210,10 @@ def group_query_attention(
     local_window_size: int = -1, do_rotary: int = 0, rotary_interleaved: int = 0,
     smooth_softmax: int = 0, causal: int = 1,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """Several queries share a key and value (Ainslie et al. 2023); each sees the tokens up to it.
+    """Several queries share a key and value (Ainslie et al. 2023). A query sees no later tokens.
 
-    `seqlens_k` is the position of the last real token of each row; padded tokens after it see no
-    more than that token does.
+    `seqlens_k` is the position of the last real token of each row; padded tokens after it see the
+    same tokens as that token.
     """
     if any(p is not None and (p.shape is None or 0 not in p.shape) for p in (past_key, past_value)):
         raise NoGradientError(CACHED, WITHOUT_CACHE)
@@ -248,15 +250,15 @@ def _refuse_unsupported(
     """Raise NoGradientError for settings of GroupQueryAttention without a decomposition."""
     if not causal:
         raise NoGradientError(
-            "it lets queries see later tokens, which no released kernel for the CPU does",
-            "a MultiHeadAttention",
+            "its queries attend to later tokens, which no released CPU kernel supports",
+            "use a MultiHeadAttention",
         )
     if local_window_size == 0:
-        raise NoGradientError("its window shows nothing", "local_window_size=-1")
+        raise NoGradientError("its window contains no token", "use local_window_size=-1")
     if do_rotary and position_ids is not None:
         raise NoGradientError(
-            "it is told its positions, of which onnxruntime uses the first alone",
-            "a RotaryEmbedding before it",
+            "it has position_ids, of which onnxruntime uses only the first",
+            "use a RotaryEmbedding before it",
         )
 
 
@@ -303,8 +305,9 @@ def attend(
 ) -> Value:
     """Return softmax(scale q k^T + added) v; all tensors are (batch, heads, length, size).
 
-    `scale` is 1 / sqrt(size) by default. `hidden` marks pairs of query and key without a score.
-    `softcap` bounds scores by softcap tanh(score / softcap). `sink` is the score of seeing no key.
+    `scale` is 1 / sqrt(size) by default. `hidden` marks pairs of query and key that are masked.
+    `softcap` bounds scores by softcap tanh(score / softcap). `sink` is the score of attending to no
+    key.
     """
     factor: Any = scale
     if not scale:
@@ -376,7 +379,7 @@ def _mask_scores(op: GraphBuilder, mask: Value, q: Value, k: Value, filter_value
     elif mask.rank in (2, 3):
         visible = mask > 0
     else:
-        raise NoGradientError(f"its mask has {mask.rank} axes", "a mask of (batch, length)")
+        raise NoGradientError(f"its mask has {mask.rank} axes", "use a mask of (batch, length)")
     axes = [1] if mask.rank == 3 else [1, 2]
     return op.Unsqueeze((1 - op.cast(visible, q.dtype)) * filter_value, axes)
 
@@ -394,6 +397,7 @@ def _visible_by_length(op: GraphBuilder, mask: Value, q: Value, k: Value) -> Val
             return before_end & (column >= op.Unsqueeze(starts, [1]))
         if count != batch:
             raise NoGradientError(
-                f"its mask has {count} entries for {batch} sequences", "a mask of (batch, length)"
+                f"its mask has {count} entries for {batch} sequences",
+                "use a mask of (batch, length)",
             )
     return column < op.Reshape(ends, op.Concat(axis_size(op, q, 0), [1], axis=0))

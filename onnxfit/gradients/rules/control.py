@@ -1,8 +1,8 @@
-"""If, Scan and Loop: the gradient of a body is a body.
+"""If, Scan and Loop: the gradient of a body is another body.
 
-The backward body computes its forward body again (no intermediate value of an iteration is kept but
-the states it began with), then goes back through it: memory grows with the states, not with the
-body, as in checkpointed backpropagation through time (Chen et al. 2016).
+The backward body recomputes its forward body, then differentiates it. Of each iteration, only the
+initial states are stored: memory grows with the states, not with the body, as in checkpointed
+backpropagation through time (Chen et al. 2016).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from onnxfit.graph.values import GraphBuilder, Value
 if TYPE_CHECKING:
     from onnxfit.gradients.backward import Tape
 
-SUPPORTED_LOOPS = "a loop without state that changes its shape or is a sequence"
-RANDOM_OUTSIDE = "draw the numbers outside of the body"
+SUPPORTED_LOOPS = "use a loop whose states are tensors of constant shape"
+RANDOM_OUTSIDE = "draw the numbers outside the body"
 
 
 @subgraph_gradient("If")
@@ -173,8 +173,8 @@ def _scan_back(
 ) -> dict[int, Value]:
     """Run the copied forward body and its gradient in a Scan; return the node's gradients.
 
-    `body` has the states as its first outputs, then what the loop stacks. `dys` are the gradients
-    of the last states.
+    The outputs of `body` are the states, then the values that the loop stacks. `dys` are the
+    gradients of the last states.
     """
     op = tape.op
     captured = {
@@ -265,9 +265,9 @@ def _gradient_or_zero(
 
 
 def _inputs_with_gradient(path_node: PathNode) -> dict[int, ir.Value]:
-    """Return the values whose gradients are asked for, by position.
+    """Return the values whose gradients are needed, by position.
 
-    Captured values have the positions behind the node's inputs.
+    Captured values have the positions after the node's inputs.
     """
     return {i: v for i, v in differentiable_inputs(path_node.node) if i in path_node.inputs}
 
@@ -288,8 +288,8 @@ def _copy_body(
     for node in ir.traversal.RecursiveGraphIterator(graph):
         if _is_random(node):
             raise NoGradientError(
-                f"its body draws random numbers ({node.op_type} {node.name!r}), and the gradient"
-                " would draw others",
+                f"its body draws random numbers ({node.op_type} {node.name!r}), and its gradient"
+                " would draw different ones",
                 RANDOM_OUTSIDE,
             )
     copy = graph.clone(allow_outer_scope_values=True)
@@ -307,7 +307,7 @@ def _copy_body(
 
 
 def _rename(op: GraphBuilder, copy: ir.Graph) -> None:
-    """Give the values and nodes of a copied body names that the whole graph does not have."""
+    """Give the values and nodes of a copied body names that are unused in the whole graph."""
     for initializer in list(copy.initializers.values()):
         initializer.name = op.unique_name(f"{initializer.name}/again")
     for value in copy.inputs:
@@ -340,7 +340,7 @@ def _record_inputs(
 ) -> list[ir.Value]:
     """Let a Scan or Loop return these inputs of its body for each step, stacked.
 
-    `attributes` are those with an entry for each stacked output, which get 0 for the new ones.
+    `attributes` are the attributes with an entry per stacked output; the new outputs get 0.
     """
     body = GraphBuilder(node.attributes["body"].as_graph(), outer=op)
     before = len(node.outputs)
@@ -378,7 +378,7 @@ def _body_input(body: GraphBuilder, name: str, like: Value, without: int | None 
 
 
 def _set_outputs(body: GraphBuilder, values: Sequence[Value]) -> None:
-    """Make these the outputs of a body: each a value of its own, computed by a node of the body."""
+    """Set the outputs of a body, each as a separate value that a node of the body computes."""
     nodes = set(body.graph)
     outputs: list[ir.Value] = []
     for value in values:

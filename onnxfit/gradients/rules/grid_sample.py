@@ -2,7 +2,7 @@
 
 GridSample is y_p = sum over taps k of w_k(p) x_{i_k(p)}. The weights are products of one weight for
 each axis: 1 (nearest), 1 - t and t (linear), or the cubic of Keys 1981 with a = -0.75. At a border,
-the index of each pixel is clipped or reflected by itself, as onnxruntime's kernel does. Sources:
+the index of each pixel is clipped or reflected separately, as in onnxruntime's kernel. Sources:
 Jaderberg et al. 2015 (spatial transformers); Dai et al. 2017, Zhu et al. 2019 (deformable
 convolution).
 """
@@ -41,7 +41,7 @@ def grid_sample(
 ) -> tuple[InputGradient, ...]:
     if x.shape is None:
         raise NoGradientError(
-            "the rank of its input is unknown", "a model whose shapes can be inferred"
+            "the rank of its input is unknown", "use a model whose shapes can be inferred"
         )
     axes = x.rank - 2
     images = op.shape(x, 0, 2)  # batch and channels
@@ -198,7 +198,7 @@ def affine_grid(
     """y = (p, 1) theta^T for every base point p; the base points are the grid of the identity."""
     if size.shape is None or not isinstance(size.shape[0], int):
         raise NoGradientError(
-            "the rank of its grid is unknown", "a model whose shapes can be inferred"
+            "the rank of its grid is unknown", "use a model whose shapes can be inferred"
         )
     axes = size.shape[0] - 2
     identity = op.constant(np.eye(axes, axes + 1)[None], theta.dtype)
@@ -220,15 +220,15 @@ def deform_conv(
     strides: Ints | None, pads: Ints | None, dilations: Ints | None, group: int, offset_group: int,
     kernel_shape: Ints | None,
 ) -> Value:  # fmt: skip
-    """Sample the image for every tap of the kernel at a point of its own; multiply by the weights.
+    """Sample the image at one point for every tap of the kernel; multiply by the weights.
 
     One GridSample reads all points.
     """
     kernel = [k for k in kernel_shape or (w.shape or ())[2:] if isinstance(k, int)]
     if len(kernel) != 2 or x.rank != 4:
         raise NoGradientError(
-            "it can be differentiated for images (batch, channels, height, width) and a kernel"
-            " whose size is known"
+            "its image is not (batch, channels, height, width), or the size of its kernel is"
+            " unknown"
         )
     spec = ConvSpec.of(2, strides, dilations, group)
     spec = replace(spec, pads=tuple(pads or spec.pads))
@@ -287,7 +287,7 @@ def col2im(
     """The patches of dy: dx[n, c k, l] = dy[n, c, k dilation + l stride - pad], axis by axis."""
     if image_shape.shape is None or not isinstance(image_shape.shape[0], int):
         raise NoGradientError(
-            "the rank of its image is unknown", "a model whose shapes can be inferred"
+            "the rank of its image is unknown", "use a model whose shapes can be inferred"
         )
     axes = image_shape.shape[0]
     spec = ConvSpec.of(axes, strides, dilations)

@@ -33,10 +33,10 @@ from onnxfit.gradients.building import (
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
-MAX_SCATTER_ND_ELEMENTS = 2**17  # that ScatterND adds in one thread
-MAX_SCATTER_NDS = 16  # one after the other; ScatterElements is faster than more
+MAX_SCATTER_ND_ELEMENTS = 2**17  # added by one ScatterND in one thread
+MAX_SCATTER_NDS = 16  # in sequence; ScatterElements is faster than more
 MAX_COPIED_ELEMENTS = 2**22  # in all: every ScatterND copies the tensor that it adds to
-MIN_ROW_ELEMENTS = 64  # for which it pays to look for equal indices
+MIN_ROW_ELEMENTS = 64  # from which searching equal indices pays
 
 # Reading
 # --------------------------------------------------------------------------------------------------
@@ -112,13 +112,13 @@ def _add_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value 
 
 
 def _adds_in_one_thread(updates: Value) -> bool:
-    """Whether ScatterND adds these updates in one thread, so that it loses none."""
+    """Whether ScatterND adds these updates in one thread, without losing any."""
     elements = static_size(updates)
     return elements is not None and elements <= MAX_SCATTER_ND_ELEMENTS
 
 
 def _with_one_index_axis(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
-    """Reshape the gradient of a Gather as if its indices were a vector, whatever their rank."""
+    """Reshape the gradient of a Gather with indices of any rank as if they were a vector."""
     if indices.rank == 1:
         return dy
     if indices.rank == 0:
@@ -147,7 +147,7 @@ def gather_elements(
 
 
 def _where_chosen(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
-    """Put dy at the one index that each line of x along an axis has, in 32 bits."""
+    """Put dy at the only index of each line of x along an axis, in 32 bits."""
     size = op.cast(axis_size(op, x, axis), np.int32)
     number = op.cast(indices, np.int32)
     from_start = op.Where(number < np.int32(0), number + size, number)
@@ -164,7 +164,7 @@ def gather_nd(
 
 
 def _with_batch_indices(op: GraphBuilder, indices: Value, batch_dims: int) -> Value:
-    """Prepend the indices of the batch axes, which GatherND leaves out."""
+    """Prepend the indices of the batch axes, which GatherND omits."""
     columns = [indices]
     sizes = op.shape(indices, 0, indices.rank - 1)
     for axis in reversed(range(batch_dims)):
@@ -376,7 +376,7 @@ def _scatter_gradients(
         update_is_extreme = op.cast(updates == at.read(y), dy.dtype)
         share = dy / at.write(x_is_extreme, update_is_extreme, "add")
         return lambda: share * x_is_extreme, None, lambda: at.read(share) * update_is_extreme
-    raise NoGradientError(f"its reduction {reduction!r} is not one of none, add, mul, max, min")
+    raise NoGradientError(f"its reduction is {reduction!r}, expected none, add, mul, max or min")
 
 
 def _gradient_of_factors(at: Indices, x: Value, updates: Value, dy: Value) -> Value:

@@ -117,7 +117,7 @@ def _factor_gradient(
     multiplied += diagonals
     known_labels = {label for t, _ in multiplied for label in t}
     broadcast = _broadcast_axes(factors[i], factors)
-    # Labels that nothing else has were summed over: every element has the same gradient.
+    # Labels of no other factor were summed over: every element has the same gradient.
     missing = [
         axis
         for axis, label in enumerate(distinct)
@@ -147,7 +147,7 @@ def _same_size(a: Value, b: Value, axis: int) -> bool:
 def _without_broadcast_axes(op: GraphBuilder, factor: Factor, factors: Sequence[Factor]) -> Factor:
     """Remove the axes along which a factor is broadcast to the others.
 
-    ONNX's inference rejects them, because their size differs from that of the label elsewhere.
+    ONNX's inference rejects these axes, because their size differs from the label's size elsewhere.
     """
     term, x = factor
     axes = _broadcast_axes(factor, factors)
@@ -194,7 +194,7 @@ def _identity(op: GraphBuilder, x: Value, axis: int) -> Value:
 
 
 def _einsum_of(op: GraphBuilder, factors: Sequence[Factor], result: str) -> Value:
-    """Return an Einsum, as a Transpose or MatMul where it is one: their kernels are faster."""
+    """Return an Einsum, as a Transpose or MatMul if possible: their kernels are faster."""
     terms = [term for term, _ in factors]
     values = [value for _, value in factors]
     if len(factors) == 1 and sorted(terms[0]) == sorted(result):
@@ -209,7 +209,7 @@ def _einsum_of(op: GraphBuilder, factors: Sequence[Factor], result: str) -> Valu
 
 
 def _matrix_product(op: GraphBuilder, left: Factor, right: Factor, result: str) -> Value | None:
-    """Return a @ b if the factors are matrices, or batches of them, to be multiplied; else None.
+    """Return a @ b if the Einsum multiplies matrices, or batches of matrices; else None.
 
     Then one row label, one column label and one summed label are the last two of each term, and
     the labels before them are the same.
@@ -260,7 +260,7 @@ def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]
     depth = next(depths, 0)
     if depth > len(free):
         raise NoGradientError(
-            f"its equation {text!r} needs more than {len(ascii_letters)} letters for all axes"
+            f"its equation {text!r} needs more than {len(ascii_letters)} letters for its axes"
         )
     ellipsis = "".join(free[:depth])
     if not arrow:

@@ -1,9 +1,9 @@
 """Maxima of windows: the gradient goes to the element that was the maximum.
 
-Of equal elements it goes to the first one in the order of rows, as in PyTorch. A rule has two
-parts. The first finds the position of each maximum, counted through the whole tensor; how to find
-it fastest depends on the windows, and STRATEGIES lists the measured choices. The second part puts
-the gradient there.
+Among equal elements it goes to the first one in the order of rows, as in PyTorch. A rule has two
+parts. The first finds the position of each maximum, counted through the whole tensor. The fastest
+way depends on the windows: STRATEGIES lists the measured choices. The second part puts the gradient
+at these positions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PoolProblem:
         extents = self.spec.extents(self.kernel)
         if self.is_padded or any(e > s for e, s in zip(extents, self.spec.strides)):
             return False
-        # The last window that ceil_mode adds may begin behind the last element.
+        # The last window that ceil_mode adds may begin after the last element.
         return not self.attributes["ceil_mode"] or tuple(extents) == self.spec.strides
 
     @property
@@ -121,7 +121,7 @@ def max_pool(
     }  # fmt: skip
     spec = ConvSpec.of(len(kernel_shape), strides, dilations)
     problem = PoolProblem(x, y, indices, attributes, spec)
-    if op.device == "webgpu":  # which has no Indices
+    if op.device == "webgpu":  # WebGPU has no Indices
         return _by_taps(op, problem, dy)
     strategy = first_applying(STRATEGIES, problem)
     positions = strategy.build(op, problem)
@@ -229,8 +229,8 @@ def _constant(op: GraphBuilder, numbers: Integers) -> Value:
 def _number(op: GraphBuilder, condition: Value) -> Value:
     """Return a row for each image: 1 where a condition holds, else 0.
 
-    By way of bytes, the cast takes half of the time of a cast of booleans. The Reshape between the
-    two casts keeps onnxruntime from making them one.
+    A cast through bytes takes half of the time of a cast of booleans. The Reshape between the two
+    casts keeps onnxruntime from fusing them.
     """
     count = math.prod(_image_shape(condition))
     return op.cast(op.Reshape(op.cast(condition, np.uint8), [-1, count]), np.int32)
@@ -250,7 +250,7 @@ STRATEGIES: tuple[Strategy[PoolProblem], ...] = (
 )
 
 
-# Putting the gradient there
+# Placing the gradient
 # ------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +353,7 @@ def _woven(op: GraphBuilder, parts: Sequence[Value], problem: PoolProblem) -> Va
 def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     flat = op.Reshape(x, [0, 0, -1])
     largest = op.ArgMax(flat, axis=2)
-    if op.device == "webgpu":  # which cannot scatter
+    if op.device == "webgpu":  # WebGPU cannot scatter
         numbers = op.cast(arange(op, axis_size(op, flat, 2)), np.int32)
         is_largest = numbers == op.cast(largest, np.int32)
         chosen = op.Where(is_largest, op.Reshape(dy, [0, 0, 1]), op.constant(0, dy.dtype))

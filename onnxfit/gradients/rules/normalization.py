@@ -136,9 +136,7 @@ def batch_normalization(
     momentum: float,
     training_mode: int,
 ) -> Value | tuple[Value, ...]:
-    """Normalize by the running statistics, or in training mode by those of the batch, by which the
-    running ones are then updated.
-    """
+    """Normalize by the running statistics, or in training mode by the batch, which updates them."""
     if not training_mode:
         factor = scale / op.Sqrt(variance + epsilon)
         return x * per_channel(op, factor, x) + per_channel(op, bias - mean * factor, x)

@@ -16,11 +16,11 @@ from onnxfit.gradients.table import (
 )
 from onnxfit.graph.values import GraphBuilder, Value
 
-ROUNDING = "it rounds: its derivative is zero wherever there is one"
+ROUNDING = "it rounds: its derivative is zero wherever it exists"
 BOOLEAN = "its result is true or false"
 LOGIC = "it works on integers or truth values"
 INDEX = "its result is an index or a count"
-SHAPE_ONLY = "of its input only the shape and type count"
+SHAPE_ONLY = "it uses only the shape and type of its input"
 RANDOM = "its result is drawn at random"
 CONSTANT = "its result is a constant"
 TEXT = "it works on strings or bytes"
@@ -42,7 +42,7 @@ for _reason, _op_types in _REASONS.items():
 @gradient("QLinearConv")
 @gradient("QLinearMatMul")
 def quantized(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
-    """Its integers stand for floats, so a gradient of zero would be wrong without a word."""
+    """Its integers represent floats, so a gradient of zero would be silently wrong."""
     raise NoGradientError(
-        "it works on quantized integers", "train the model in floats and quantize it afterwards"
+        "it works on quantized integers", "train the model in floats, and quantize it afterwards"
     )

@@ -1,13 +1,13 @@
-"""Weights that onnxruntime keeps in a few bits: MatMulNBits, MatMulBnb4 and GatherBlockQuantized.
+"""Weights that onnxruntime stores in a few bits: MatMulNBits, MatMulBnb4 and GatherBlockQuantized.
 
 Several numbers share a byte, and the numbers of a block share a scale. The forward pass keeps
-onnxruntime's kernel, which never holds the weights as floats. The backward pass writes those of one
-layer at a time as floats, W = scale * level. The gradients of y = a W^T are:
+onnxruntime's kernel, which never holds the weights as floats. The backward pass converts the
+weights of one layer at a time to floats, W = scale * level. The gradients of y = a W^T are:
 
     da = dy W      dscale = sum over the block of dW * level      with dW = dy^T a
 
-Packed numbers have no gradient. Scales, zero points of floats and biases have one. Of a kernel that
-rounds the activations (`accuracy_level=4`), these are the gradients without that rounding.
+Packed numbers have no gradient. Scales, float zero points and biases have one. For a kernel that
+rounds the activations (`accuracy_level=4`), the gradients ignore that rounding.
 
 The definitions are those of onnxruntime's documentation (docs/ContribOperators.md); tests compare
 them with its kernels.
@@ -85,12 +85,12 @@ def _int_attribute(node: ir.Node, name: str, default: int | None) -> int | None:
 
 
 def _require_sizes(packed: Value, bytes_: int, scales: Value, blocks: int) -> None:
-    """Raise NoGradientError where weights or scales of known size do not fit the attributes."""
+    """Raise NoGradientError if weights or scales of known size do not fit the attributes."""
     for name, value, count in (("packed weights", packed, bytes_), ("scales", scales, blocks)):
         size = static_size(value)
         if size is not None and size != count:
             raise NoGradientError(
-                f"its {name} are {size} numbers where its attributes ask for {count}", FITTING
+                f"its {name} have {size} numbers, but its attributes require {count}", FITTING
             )
 
 
@@ -135,11 +135,11 @@ def _weight_gradient(op: GraphBuilder, a: Value, dy: Value, shape: tuple[int, in
 
 
 def _when_it_runs(op: GraphBuilder, packed: Value, dy: Value) -> Value:
-    """Return packed weights that onnxruntime does not take for a constant.
+    """Return packed weights that onnxruntime does not treat as a constant.
 
-    onnxruntime computes with constants when it makes a session, and would keep the weights of all
-    layers as floats. Measured for six layers of (2048, 2048) and 4 bits: the process takes 286
-    instead of 816 MB (onnxruntime 1.19).
+    onnxruntime folds constants when it creates a session, and would store the weights of all layers
+    as floats. Measured for six layers of (2048, 2048) and 4 bits: the process takes 286 instead of
+    816 MB (onnxruntime 1.19).
     """
     first = op.Slice(op.Reshape(dy, int_vector(op, -1)), [0], [1])
     return op.Where(op.IsNaN(op.ReduceSum(first, keepdims=0)), packed, packed)
@@ -157,12 +157,12 @@ def matmul_of_bits(
 ) -> Gradients:  # fmt: skip
     """y = a W^T + bias, where the blocks lie along the rows of W, and W = scale (q - zero_point).
 
-    The zero point is 2^(bits - 1) where none is given.
+    The default zero point is 2^(bits - 1).
     """
     if g_idx is not None or bits not in (2, 4, 8):
         raise NoGradientError(
             f"its weights are packed in {bits} bits{' with g_idx' * (g_idx is not None)}",
-            "2, 4 or 8 bits without g_idx",
+            "use 2, 4 or 8 bits without g_idx",
         )
     require_ints(1, K=K, N=N, block_size=block_size, bits=bits)
     blocks = _Blocks(N, K, block_size)
@@ -267,7 +267,7 @@ def _split_bytes(op: GraphBuilder, packed: Value, bits: int) -> list[Value]:
     """Return the lowest bits of all bytes, the next bits, and so on."""
     if bits == 8:
         return [packed]
-    if op.device == "cuda":  # which has no operators for bits
+    if op.device == "cuda":  # CUDA has no operators for bits
         index = op.cast(packed, np.int32)
         numbers = np.arange(256, dtype=np.uint8)
         tables = [numbers >> shift & 2**bits - 1 for shift in range(0, 8, bits)]
@@ -299,7 +299,8 @@ def matmul_of_4_bit_floats(
     """
     if quant_type not in (0, 1) or not transB:
         raise NoGradientError(
-            f"it has quant_type={quant_type} and transB={transB}", "quant_type 0 or 1, and transB=1"
+            f"it has quant_type={quant_type} and transB={transB}",
+            "use quant_type 0 or 1, and transB=1",
         )
     require_ints(1, K=K, N=N, block_size=block_size)
     blocks = _Blocks(1, N * K, block_size)

@@ -37,7 +37,7 @@ from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradi
 from onnxfit.graph.values import GraphBuilder, Value
 
 Array = npt.NDArray[Any]
-# Of smaller scales, the distance of two floats may be too small to be told from 0.
+# With smaller scales, the distance of two floats may be indistinguishable from 0.
 SMALLEST_SCALE = 1e-25
 
 
@@ -85,7 +85,7 @@ def dequantize(
 ) -> Gradients:
     def of_scale() -> Value:
         ones = op.Expand(op.constant(1, scale.dtype), op.shape(scale))
-        # q - z; a DequantizeLinear by ones, because Cast has no int4
+        # q - z; a DequantizeLinear with scale 1, because Cast has no int4
         level = op.DequantizeLinear(x, ones, zero_point, axis=axis, block_size=block_size or None)
         return _sum_to_scale(op, dy * level, scale, axis, block_size)
 
@@ -221,8 +221,8 @@ def _as_float(op: GraphBuilder, q: Value, dtype: np.dtype[np.generic]) -> Value:
     array = known(q)
     if array is not None:
         return op.constant(array, dtype)
-    # The zero says which type q has: onnxruntime moves a DequantizeLinear without it to other
-    # places, and takes its integers for uint8 there.
+    # The zero determines the type of q: onnxruntime moves a DequantizeLinear without it elsewhere,
+    # and assumes uint8 there.
     return op.DequantizeLinear(q, op.constant(1, dtype), op.constant(np.zeros((), q.dtype)))
 
 
@@ -259,7 +259,7 @@ def _sum_to_scale(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_si
     sums = op.ReduceSum(dy, others, keepdims=0) if others else dy
     if isinstance(scale.shape[0], int):
         return sums
-    # the scale has one element or one per index, which only run time tells
+    # the scale has one element or one per index, known only at run time
     one = op.Reshape(op.NonZero(op.shape(scale) == op.constant(np.int64(1))), [-1])
     return op.ReduceSum(sums, one, keepdims=1, noop_with_empty_axes=1)
 

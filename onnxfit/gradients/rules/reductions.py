@@ -47,7 +47,7 @@ class Reduction:
 
     @property
     def reduces_nothing(self) -> bool:
-        """Whether the node has no axes to reduce, and leaves its input as it is."""
+        """Whether the node has no axes to reduce, and returns its input."""
         return bool(self.noop_with_empty_axes) and self._axis_count == 0
 
     @property
@@ -93,7 +93,7 @@ def reduction(op_type: str, *, keeps_single: bool = True) -> Callable[[Formula],
                 return dy, None
             # by ONNX's definition it is x^2, |x| or log x; onnxruntime 1.19 computes x
             raise NoGradientError(
-                "it reduces no axis, which versions of onnxruntime compute differently",
+                "it reduces no axis, and versions of onnxruntime differ in the result",
                 "use the element-wise operator",
             )
 

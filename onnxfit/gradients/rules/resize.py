@@ -2,12 +2,12 @@
 
 Resize is linear in x and works axis by axis, y = (M_1 x ... x M_d) x, so dx = (M_1^T x ... x M_d^T)
 dy. The matrix of an axis depends on mode, coordinates, rounding, antialiasing and the version of
-onnxruntime. It is not written down here a second time, but read from the operator: M^T is the
-Resize of the identity matrix. It depends on sizes only; where they are known, onnxruntime computes
-it once, as a constant.
+onnxruntime. This module does not repeat it, but reads it from the operator: M^T is the Resize of
+the identity matrix. It depends only on sizes; if they are known, onnxruntime computes it once, as a
+constant.
 
-Two properties of the kernels matter: where no size changes at all, they copy, whatever the scales;
-and keep_aspect_ratio_policy gives all axes one scale, which need not be output / input.
+Two properties of the kernels matter: if no size changes, they copy, for any scales; and
+keep_aspect_ratio_policy gives all axes one scale, which need not be output / input.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def resize(
 ) -> tuple[InputGradient, ...]:  # fmt: skip
     if x.shape is None:
         raise NoGradientError(
-            "the rank of its input is unknown", "a model whose shapes can be inferred"
+            "the rank of its input is unknown", "use a model whose shapes can be inferred"
         )
     is_crop = coordinate_transformation_mode == CROP
     if antialias and is_crop:
         raise NoGradientError(
-            "the kernels do not agree on antialias with tf_crop_and_resize",
-            "another coordinate_transformation_mode",
+            "the kernels disagree on antialias with tf_crop_and_resize",
+            "use another coordinate_transformation_mode",
         )
     if scales is not None and scales.shape == (0,):
         scales = None  # ONNX treats an empty vector as absent
@@ -72,8 +72,8 @@ def resize(
 
     def refused() -> Value:
         raise NoGradientError(
-            "what a crop or a scale does to the values is not differentiated",
-            "freeze what roi and scales come from",
+            "its roi and scales have no gradient",
+            "freeze the weights from which roi and scales are computed",
         )
 
     interpolates = mode != "nearest"
@@ -91,7 +91,7 @@ class ResizeSpec:
     roi: Value | None  # of a crop
     scales: Value | None  # None if `sizes` decide
     sizes: Value | None  # a policy other than "stretch" may give y other sizes
-    axes: list[int]  # those that scales, sizes and roi have entries for
+    axes: list[int]  # the axes with entries in scales, sizes and roi
     policy: str
     attributes: dict[str, Any]
 
@@ -185,8 +185,8 @@ def _sum_of_blocks(op: GraphBuilder, x: Value, dy: Value, factors: dict[int, int
 def _transposed_matrix(op: GraphBuilder, spec: ResizeSpec, axis: int) -> Value:
     """Return (input, output): how the elements of x along an axis contribute to those of y.
 
-    It is a batch of resized unit vectors, as images (n, 1, 1, n). Where other axes have a say, the
-    images have these axes, too, and only the first line of each image is read.
+    It is a batch of resized unit vectors, as images (n, 1, 1, n). If other axes matter, the images
+    have these axes as well, and only the first line of each image is read.
     """
     n = axis_size(op, spec.x, axis)
     units = identity_matrix(op, n, spec.x.dtype)
@@ -197,7 +197,7 @@ def _transposed_matrix(op: GraphBuilder, spec: ResizeSpec, axis: int) -> Value:
     if beside:
         others = [axis_size(op, spec.x, a) for a in beside]
         units = op.Expand(units, concat_sizes(op, n, 1, *others, n))
-    resized_axes: list[int] = []  # of the images, besides the last one
+    resized_axes: list[int] = []  # of the images, in addition to the last one
     scales = sizes = None
     if beside and spec.sizes is not None:
         resized_axes = between
@@ -250,7 +250,7 @@ def _may_keep_size(spec: ResizeSpec, axis: int) -> bool:
 def _scale_unless_copied(op: GraphBuilder, spec: ResizeSpec) -> Value:
     """Return a scale for an axis of one element: 1 if x was copied as a whole, else 2.
 
-    It has the unit vectors copied where x was copied, and resized where x was resized.
+    With it, the unit vectors are copied if x was copied, and resized if x was resized.
     """
     same_sizes = op.shape(spec.x) == op.shape(spec.y)
     copied = op.ReduceMin(op.Cast(same_sizes, to=int(ir.DataType.FLOAT)), keepdims=1)

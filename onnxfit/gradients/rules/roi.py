@@ -44,8 +44,9 @@ def roi_align(
 
     def drois() -> Value:
         raise NoGradientError(
-            "where a region lies is not differentiated, as in other implementations of RoiAlign",
-            "freeze what the regions are computed from, or give them as an input",
+            "the positions of its regions have no gradient, as in other implementations of"
+            " RoiAlign",
+            "freeze the weights from which the regions are computed, or make the regions an input",
         )
 
     return dx, drois, None

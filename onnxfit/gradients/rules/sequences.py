@@ -1,7 +1,7 @@
 """Sequences and optional values: reading a tensor from one is replaced by the tensor itself.
 
-No gradient passes through a sequence as such. A sequence that is a split tensor needs no known
-length: its element is a Slice, and its concatenation the tensor again. The elements of any other
+No gradient passes through a sequence itself. A sequence that is a split tensor needs no known
+length: its element is a Slice, and its concatenation is the tensor. The elements of any other
 sequence must be known when the graph is built.
 """
 
@@ -18,9 +18,7 @@ from onnxfit.gradients.building import axis_size, concat_sizes, int_vector, know
 from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
-SUPPORTED_SEQUENCES = (
-    "sequences of tensors that the model itself puts together, at constant positions"
-)
+SUPPORTED_SEQUENCES = "use sequences that the model builds from tensors, at constant positions"
 
 
 @gradient("Optional")
@@ -31,10 +29,10 @@ SUPPORTED_SEQUENCES = (
 def sequence(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     """Refuse the gradient of a sequence.
 
-    It is asked for only where an operator that reads elements could not be decomposed.
+    The gradient is needed only if an operator that reads elements could not be decomposed.
     """
     raise NoGradientError(
-        f"a gradient arrives at its output {y.name!r}, which is no tensor", SUPPORTED_SEQUENCES
+        f"its output {y.name!r} needs a gradient, but is not a tensor", SUPPORTED_SEQUENCES
     )
 
 
@@ -62,7 +60,8 @@ def sequence_at(op: GraphBuilder, sequence: Value, position: Value) -> Value:
         return op.Identity(elements[int(index)])
     if any(e.shape is None or e.shape != elements[0].shape or None in e.shape for e in elements):
         raise NoGradientError(
-            "its position is computed, and the elements may differ in size", "a constant position"
+            "its position is computed, and the elements may differ in size",
+            "use a constant position",
         )
     return op.Gather(op.Concat(*(op.Unsqueeze(e, [0]) for e in elements), axis=0), position, axis=0)
 
@@ -74,7 +73,7 @@ def concat_from_sequence(op: GraphBuilder, sequence: Value, *, axis: int, new_ax
         return _concat_split(op, SplitSequence(op, maker), axis, bool(new_axis))
     elements = _elements(op, sequence.ir)
     if not elements:
-        raise NoGradientError("its sequence is empty", "a sequence of at least one tensor")
+        raise NoGradientError("its sequence is empty", "use a sequence of at least one tensor")
     return _concat(op, elements, axis, bool(new_axis))
 
 
@@ -93,7 +92,7 @@ def _maker(value: ir.Value) -> ir.Node | None:
 
 
 def _elements(op: GraphBuilder, sequence: ir.Value) -> list[Value]:
-    """Return the elements of a sequence; NoGradientError if they are not known."""
+    """Return the elements of a sequence. Raises NoGradientError if they are unknown."""
     maker = _maker(sequence)
     if maker is None:
         _refuse_unknown(sequence)
@@ -118,7 +117,7 @@ def _refuse_unknown(sequence: ir.Value) -> NoReturn:
     maker = sequence.producer()
     origin = "is an input" if maker is None else f"comes from {maker.op_type} {maker.name!r}"
     raise NoGradientError(
-        f"what {sequence.name!r} holds is not known: it {origin}", SUPPORTED_SEQUENCES
+        f"the elements of {sequence.name!r} are unknown: it {origin}", SUPPORTED_SEQUENCES
     )
 
 
@@ -131,7 +130,7 @@ def _position(op: GraphBuilder, node: ir.Node, index: int, last: int) -> int:
     if position is None:
         raise NoGradientError(
             f"the position at which {node.op_type} {node.name!r} changes the sequence is computed",
-            "a constant position",
+            "use a constant position",
         )
     return int(position)
 
@@ -159,13 +158,13 @@ class SplitSequence:
         self.squeezed = sizes is None and not _int_attribute(node, "keepdims", 1)
 
     def elements(self) -> list[Value]:
-        """Return the elements; NoGradientError if their number is unknown."""
+        """Return the elements. Raises NoGradientError if their number is unknown."""
         op = self.op
         length = known(self.length)
         sizes = np.array(1) if self.sizes is None else known(self.sizes)
         if sizes is None or (sizes.ndim == 0 and length is None):
             raise NoGradientError(
-                f"into how many parts {self.x.name!r} is split is not known", STATIC
+                f"the number of parts that {self.x.name!r} is split into is unknown", STATIC
             )
         if sizes.ndim == 0:
             assert length is not None
@@ -199,7 +198,7 @@ def _split_element(op: GraphBuilder, split: SplitSequence, position: Value) -> V
 def _bounds(
     op: GraphBuilder, split: SplitSequence, sizes: Value, index: Value
 ) -> tuple[Value, Value]:
-    """Return the first element of a part along the axis, and the one behind its last."""
+    """Return the first element of a part along the axis, and the one after its last."""
     if sizes.rank != 1:
         count = (split.length + sizes - 1) / sizes
         index = op.Where(index < 0, index + count, index)

@@ -211,7 +211,7 @@ def pad(
 def _unpad(
     op: GraphBuilder, x: Value, pads: Value, axes: Value | None, dy: Value, mode: str
 ) -> Value:
-    """The gradient of a padding by copies: that of each copy is added to the element it copies."""
+    """The gradient of a padding by copies: each copy's gradient is added to the copied element."""
     widths = known(pads)
     constant_axes = known(axes)
     dx = None

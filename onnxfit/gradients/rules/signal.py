@@ -31,12 +31,12 @@ def dft(
 ) -> Gradients:
     """The inverse transform, or the forward one of an inverse.
 
-    The frequencies that onesided=1 leaves out get zeros, which DFT appends by itself.
+    The frequencies that onesided=1 omits get zeros, which DFT appends itself.
     """
     if inverse and onesided:
         raise NoGradientError(
             "there is no rule for the real signal of a one-sided spectrum",
-            "the inverse DFT of the whole spectrum",
+            "use the inverse DFT of the whole spectrum",
         )
     rank = require_rank(x)
     signal_axis = -2 if axis is None else known_int(axis)

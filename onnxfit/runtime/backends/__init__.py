@@ -26,7 +26,7 @@ BACKENDS: dict[str, type[Backend]] = find_backends()
 
 
 def get_backend(name: str) -> type[Backend]:
-    """Return the backend called `name`; UnknownNameError suggests the nearest name."""
+    """Return the backend called `name`. An UnknownNameError suggests the nearest name."""
     if not isinstance(name, str) or name not in BACKENDS:
         raise UnknownNameError("backend", name, BACKENDS)
     return BACKENDS[name]

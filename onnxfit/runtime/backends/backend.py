@@ -44,7 +44,7 @@ __all__ = ["Backend"]
 Array = npt.NDArray[Any]
 # Kinds of graphs that change the state.
 WRITING_KINDS = ("train", "gradients", "accumulate", "update", "apply")
-# Kinds of graphs that compute as the exported file does.
+# Kinds of graphs that compute like the exported file.
 INFERENCE_KINDS = ("evaluate", "predict")
 # Kinds of graphs for the shapes of a batch that depend on the norms of gradients to report.
 NORM_KINDS = ("train", "gradients")
@@ -57,20 +57,20 @@ UpdateSessions = tuple[dict[str, ShapeCache[Any]], dict[str, BoundSession]]
 class Backend(ABC):
     """The training state, and the compiled graphs that read and change it.
 
-    Backends differ in the graphs that a training step consists of. A concrete subclass that a
-    module of this package lists in its `__all__` is a backend of `Trainer`.
+    Backends differ in the graphs of a training step. A concrete subclass that a module of this
+    package lists in its `__all__` is a backend of `Trainer`.
 
-    - `recipe`: the model and everything else that a step consists of.
+    - `recipe`: the model and the other ingredients of a step.
     - `arrays`: the initial weights and running statistics.
     - `device`: the device of state and sessions.
-    - `threads`: threads that share an operator; None leaves the number to onnxruntime.
+    - `threads`: threads that share an operator; None lets onnxruntime choose the number.
     - `accumulate`: batches in a window, whose gradients are averaged for one update. It may be set
-      later, unless it was 1 at first.
-    - `world`: the ranks that share every batch, and so have the same weights after every update.
+      later, unless it was initially 1.
+    - `world`: the ranks that share every batch. They have the same weights after every update.
 
     `evaluate`, `predict` and `deployed` may be called from several threads. Everything else that
-    reads or changes the state or runs a session needs `lock`, which is re-entrant. No code of the
-    user runs while a thread holds it, so that a callback may wait for another thread.
+    reads or changes the state or runs a session needs `lock`, which is re-entrant. User code never
+    runs while a thread holds it, so a callback may wait for another thread.
 
     Further attributes: `window`, the number of batches whose gradients wait for the update;
     `on_gradients`, a function that is called with the gradients before each update where
@@ -123,9 +123,9 @@ class Backend(ABC):
             kind: ShapeCache(only_any_size=kind == "predict") for kind in self.kinds
         }
         self._batchless: dict[str, BoundSession] = {}
-        # The session that made the last update; None after a batch without an update.
+        # The session of the last update; None after a batch without an update.
         self.last_update: BoundSession | None = None
-        # Sessions of updates that report other norms than the current ones.
+        # Sessions of updates that report different norms than the current ones.
         self._set_aside: dict[ReportedNorms, UpdateSessions] = {}
         # The shapes of the last batch with labels for which `caches` had no entry.
         self._last_shapes: Specs = {}
@@ -162,11 +162,11 @@ class Backend(ABC):
         )
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
-        """Return name of a fused tensor -> weights that the step updates as one tensor."""
+        """Return a mapping from fused tensor to the weights that the step updates in it."""
         return {}
 
     def _fuse_sums(self, weights: Mapping[str, Array]) -> dict[str, Sequence[str]]:
-        """Return name -> sums of gradients that lie in one tensor, which ranks add up at once."""
+        """Return the gradient sums in each single tensor, by name; ranks exchange it at once."""
         if not (self.can_accumulate and self.world.shares_gradients) or not self.device.on_host:
             return {}
         fused: dict[str, Sequence[str]] = {}
@@ -182,12 +182,12 @@ class Backend(ABC):
         """Train on one batch; update once a window of `accumulate` batches is full.
 
         After an update `window` is 0. `step` counts updates; random numbers depend on `step` and
-        `seed`. StepError leaves the state as it was. The result is None for a rank that has no row
-        of the batch; `shared_loss` is then the loss of the other ranks.
+        `seed`. After a StepError the state is unchanged. The result is None for a rank without a
+        row of the batch; `shared_loss` is then the loss of the other ranks.
         """
 
     def flush(self, learning_rate: float, step: int) -> bool:
-        """Update by the gradients of an unfinished window; return False if no gradients wait."""
+        """Update with an unfinished window's gradients; return False if none are pending."""
         if not self.window:
             return False
         session = self.batchless_session("update")
@@ -200,20 +200,20 @@ class Backend(ABC):
 
     @property
     def window_is_whole(self) -> bool:
-        """Whether rank 0 has the gradients that wait for an update, those of all ranks."""
+        """Whether rank 0 has the pending gradients of all ranks."""
         return True
 
     def gather_window(self) -> None:  # noqa: B027  every rank has all gradients
-        """Give rank 0 the gradients that wait for an update, of all ranks, and the others zeros."""
+        """Sum the pending gradients of all ranks on rank 0, and set the others to zeros."""
 
     def keep_window_on_main(self) -> None:  # noqa: B027  every rank keeps all gradients
-        """Set the gradients that wait for an update to 0 on all ranks but rank 0.
+        """Set the pending gradients to 0 on all ranks but rank 0.
 
-        All ranks have loaded the same, which are those of all ranks.
+        All ranks have loaded the same gradients, which are the sums over all ranks.
         """
 
     def write_shares(self, session: BoundSession, batch: Batch) -> None:
-        """Write this rank's shares of a batch into the inputs that the session has for them."""
+        """Write this rank's shares of a batch into the session's inputs for them."""
         feeds = session.feeds
         if names.SHARE in feeds:
             feeds[names.SHARE][()] = share_of_rows(batch)
@@ -221,8 +221,8 @@ class Backend(ABC):
             feeds[names.share(output)][()] = share
 
     def shares_of_counts(self, batch: Batch) -> dict[str, float]:
-        """Return output -> this rank's part of its loss's divisor, where that is no number of
-        entries; every rank calls it for each batch.
+        """Return this rank's parts of the losses' divisors by output, except divisors that count
+        entries. Every rank calls this method for each batch.
         """
         weights = dict(batch.columns).get(names.SAMPLE_WEIGHT)
         key = 0 if weights is None else weights.ndim
@@ -250,7 +250,7 @@ class Backend(ABC):
     def report_norms(self, norms: ReportedNorms) -> None:
         """Let the next updates report these norms of the gradients.
 
-        Sessions with other outputs are kept for the next change, since compiling them takes long.
+        Sessions with other outputs are kept for the next change, because compiling is slow.
         """
         if norms == self.recipe.norms:
             return
@@ -263,7 +263,7 @@ class Backend(ABC):
         self.last_update = None
 
     def norms(self) -> dict[str, float]:
-        """Return name in logs -> norm that the last update reported; {} without an update."""
+        """Return the norms of the last update by their names in logs; {} without an update."""
         if self.recipe.norms == "none" or self.last_update is None:
             return {}
         return {
@@ -273,18 +273,22 @@ class Backend(ABC):
         }
 
     def add_penalty(self, gradients: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """Return the gradients with those of the penalties added, and the penalties' sum.
+        """Return the gradients plus the penalties' gradients, and the sum of the penalties.
 
         `gradients` maps every weight to a NumPy array or OrtValue.
         """
-        raise NotImplementedError(f"{type(self).__name__}.steps_by_hand is false.")
+        raise NotImplementedError(
+            f"{type(self).__name__}.steps_by_hand is False, so it has no add_penalty."
+        )
 
     def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
         """Clip `gradients` (weight -> NumPy array or OrtValue) and update weights and slots."""
-        raise NotImplementedError(f"{type(self).__name__}.steps_by_hand is false.")
+        raise NotImplementedError(
+            f"{type(self).__name__}.steps_by_hand is False, so it has no apply."
+        )
 
     def revert(self) -> None:
-        """Undo the last step: weights, slots and statistics are as they were before it.
+        """Undo the last step: restore weights, slots and statistics.
 
         In an unfinished window, discard its gradients instead.
         """
@@ -300,7 +304,7 @@ class Backend(ABC):
     def evaluate(self, batch: Batch, *, outputs: bool) -> Evaluation:
         """Run forward pass, loss and penalty in inference mode.
 
-        - `outputs`: whether the result has the model's outputs too.
+        - `outputs`: whether the result includes the model's outputs.
         """
         with self.lock:
             if self.recipe.evaluates_file:
@@ -314,8 +318,8 @@ class Backend(ABC):
     def predict(self, batch: Batch) -> dict[str, Array]:
         """Return the model's outputs in inference mode, with the weights of the state as inputs.
 
-        Nothing is compiled after an update, unlike with `deployed`, except where only the file
-        computes what it computes.
+        Unlike with `deployed`, nothing is compiled after an update, unless evaluation must run the
+        file itself.
         """
         if self.recipe.evaluates_file:
             return self.deployed()(batch)
@@ -323,11 +327,11 @@ class Backend(ABC):
             return run_on(self.compiled("predict", batch), batch).prediction()
 
     def deployed(self) -> Callable[[Batch], dict[str, Array]]:
-        """Return a function that predicts with the weights of this moment: batch -> outputs.
+        """Return a function from batch to outputs that predicts with the current weights.
 
-        It runs the model compiled with its weights as constants, which computes faster, and the
-        same to the last bit as the exported model. It is compiled after each change of the state.
-        A model whose tensors all graphs share is run by `predict`: it would be a copy of them.
+        It runs the model compiled with its weights as constants. This is faster, and equals the
+        exported model bit for bit. The model is compiled after each change of the state. A model
+        whose tensors all graphs share is run by `predict`, because compiling would copy them.
         """
         if not self.recipe.compiles_weights:
             return self.predict
@@ -349,7 +353,7 @@ class Backend(ABC):
 
         The graphs are readable; a compiled graph may compute the same with fewer operators.
         `batch` has the specs of a batch of any size. If the gradient needs known sizes, the graphs
-        of the training step are for the last batch that was run; GradientError if there was none.
+        of the training step are for the last batch. Raises GradientError if no batch has run.
         """
         try:
             trains = self.recipe.loss_outputs or not self.needs_loss
@@ -357,8 +361,8 @@ class Backend(ABC):
         except GradientError as error:
             if not self._last_shapes:
                 raise GradientError(
-                    f"{error}\nThere is no graph of a training step for any size of batch. Once a"
-                    " batch was trained, there is one for its sizes."
+                    f"{error}\nThere is no training graph for batches of unknown size. Train on"
+                    " one batch first: its sizes have a graph."
                 ) from None
             graphs = self.step_graphs(self._last_shapes)
         if self.recipe.loss_outputs:
@@ -371,7 +375,7 @@ class Backend(ABC):
         """Return the graphs of a training step by name, in the order in which they run."""
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
-        """Return the graph of a kind as it is compiled for batches of these shapes."""
+        """Return the graph of a kind that is compiled for batches of these shapes."""
         files = self.recipe.evaluates_file
         builders = {
             "update": update_graph,
@@ -382,13 +386,13 @@ class Backend(ABC):
         return builders[kind](self.recipe, shapes)
 
     def compiled(self, kind: str, batch: Batch) -> Any:
-        """Return the session (or whatever `compile` returns) of a kind for a batch."""
+        """Return the session of a kind for a batch, or another result of `compile`."""
         compiled = self.caches[kind].get(batch.signature)
         return compiled if compiled is not None else self._compile_for_batch(kind, batch)
 
     def _compile_for_batch(self, kind: str, batch: Batch) -> Any:
         shapes = specs_of(batch)
-        if kind != "predict":  # whose batches have no labels
+        if kind != "predict":  # its batches have no labels
             self._last_shapes = shapes
         return self.caches[kind].compile(
             batch.signature,
@@ -398,7 +402,7 @@ class Backend(ABC):
         )
 
     def without_sizes(self, shapes: Specs) -> Specs:
-        """Return the specs of a batch without sizes: the model's own, where it declares them."""
+        """Return the specs of a batch without sizes: the model's declarations, if it has them."""
         declared = {v.name or "": spec_of(v) for v in self.recipe.model.graph.inputs}
         return {name: without_sizes(spec, declared.get(name)) for name, spec in shapes.items()}
 
@@ -470,7 +474,7 @@ def run_on(session: BoundSession, batch: Batch) -> BoundSession:
 def write_batch(session: BoundSession, batch: Batch) -> dict[str, Array]:
     """Copy the rows of a batch into the session's buffers; return the arrays for `session.run`.
 
-    Those are the inputs without a buffer, such as inputs of unknown size.
+    These arrays are the inputs without a buffer, such as inputs of unknown size.
     """
     per_run = session.per_run_inputs
     if not per_run or not any(name in per_run for name, _ in (*batch.columns, *batch.scalars)):
@@ -483,7 +487,7 @@ def write_batch(session: BoundSession, batch: Batch) -> dict[str, Array]:
 
 
 def write_scalars(session: BoundSession, learning_rate: float, step: int, seed: int) -> None:
-    """Write the numbers of a step into the inputs that the session has for them."""
+    """Write the scalars of a step into the session's inputs for them."""
     feeds = session.feeds
     if names.LEARNING_RATE in feeds:
         feeds[names.LEARNING_RATE][()] = learning_rate

@@ -1,4 +1,4 @@
-"""Results of an evaluated batch, and the evaluation of outputs that are there already."""
+"""Results of an evaluated batch, and the evaluation of existing outputs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True, eq=False)
 class Evaluation:
-    """Results of an evaluated batch, which no later run changes; a `StepResult`.
+    """Results of an evaluated batch, a `StepResult`. No later run changes them.
 
     - `scalars`: the loss and its terms, by name.
-    - `outputs`: output -> array; empty if they were not asked for.
+    - `outputs`: a mapping from output to array; empty if not requested.
     """
 
     scalars: Mapping[str, Array]

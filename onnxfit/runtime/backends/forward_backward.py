@@ -1,7 +1,7 @@
 """The forward_backward backend: a step as separate graphs.
 
-Forward pass, loss, backward pass, penalty and update are a graph each. Between them, the gradients
-can be read and changed.
+Forward pass, loss, backward pass, penalty and update are one graph each. Between them, the
+gradients can be read and changed.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class ForwardBackwardBackend(Backend):
             gradients = self._gradients(compiled, compiled.forward, batch)
             self._finish_step(gradients, learning_rate, step)
         except BaseException:
-            self.state.revert(["statistics"])  # the forward pass has updated them
+            self.state.revert(["statistics"])  # the forward pass has updated the statistics
             raise
         return compiled
 
     def _finish_step(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
-        """Update by the gradients of a batch, or add them to those of its window."""
+        """Update with the gradients of a batch, or add them to the window's gradients."""
         if self.accumulate == 1 and not self.window:
             self.apply(gradients, learning_rate, step)
             return
@@ -204,7 +204,7 @@ class ForwardBackwardBackend(Backend):
     def _whole_gradients(
         self, reduction: GradientReduction, loss: float, batch: Batch
     ) -> tuple[dict[str, Any], Any]:
-        """Return the gradients of the whole batch with those of the penalties, and their sum.
+        """Return the gradients of the whole batch, penalties included, and the penalties' sum.
 
         `loss` is this rank's summand of the loss without penalties.
         """
@@ -215,7 +215,7 @@ class ForwardBackwardBackend(Backend):
         return gradients, penalty
 
     def _without_rows(self, batch: Batch) -> dict[str, Any]:
-        """Return the gradients of the whole batch, of which this rank has no row."""
+        """Return the gradients of the whole batch, on a rank without a row."""
         assert self.reduction is not None
         self.shares_of_counts(batch)
         self.reduction.clear()
@@ -225,7 +225,7 @@ class ForwardBackwardBackend(Backend):
         return gradients
 
     def _call_on_gradients(self, gradients: dict[str, Any]) -> None:
-        """Let callbacks read and change the gradients, without the lock that the step holds."""
+        """Let callbacks read and change the gradients, with the step's lock released."""
         assert self.on_gradients is not None
         arrays = {name: array_of(value) for name, value in gradients.items()}
         self.lock.release()
@@ -239,7 +239,7 @@ class ForwardBackwardBackend(Backend):
                 value.update_inplace(arrays[name])
 
     def _accumulate(self, gradients: Mapping[str, Any]) -> None:
-        """Add the gradients of a batch to those of its window."""
+        """Add the gradients of a batch to the window's gradients."""
         session = self.batchless_session("accumulate")
         session.feeds[names.FIRST][()] = self.window == 0
         session.run({names.gradient(name): value for name, value in gradients.items()})
@@ -250,7 +250,7 @@ class ForwardBackwardBackend(Backend):
 def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
     """Return the forward and the backward pass, with the weights' gradients.
 
-    The outputs are those that loss and metrics read, or all without a loss.
+    The outputs are those that loss and metrics read; without a loss, all outputs.
     """
     outputs = [v.name or "" for v in recipe.model.graph.outputs]
     needed = {*(recipe.loss_outputs or outputs), *recipe.metric_outputs}

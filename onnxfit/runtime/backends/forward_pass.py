@@ -1,4 +1,4 @@
-"""The forward and the backward pass of a model as two runs that the caller starts."""
+"""The forward and the backward pass of a model, as two runs that the caller starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(eq=False)
 class ForwardPass:
-    """A forward pass that waits for its backward pass.
+    """A forward pass whose backward pass is pending.
 
     - `outputs`: output -> OrtValue.
     - `saved`: values that the backward pass needs; None after the backward pass.
@@ -30,11 +30,10 @@ class ForwardPass:
 
 
 class ForwardBackward(Protocol):
-    """A forward and a backward pass that can be run.
+    """An object that runs the forward and the backward pass.
 
-    Values are OrtValues. Values that go in may also be NumPy arrays, which are not copied.
-    `feeds` are the buffers to write inputs into; inputs without a buffer are arguments
-    of `forward`.
+    Values are OrtValues. Input values may also be NumPy arrays, which are not copied. `feeds` are
+    the buffers to write inputs into; inputs without a buffer are arguments of `forward`.
     """
 
     graphs: SplitStep
@@ -47,7 +46,7 @@ class ForwardBackward(Protocol):
         """
 
     def backward(self, forward: ForwardPass, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Return weight or input -> its gradient, from output -> its gradient.
+        """Return the gradients of weights and inputs by name, from the gradients of the outputs.
 
-        Each forward pass is good for one backward pass.
+        Each forward pass allows one backward pass.
         """

@@ -44,16 +44,16 @@ class FullBackend(Backend):
     shows_gradients = False
     steps_by_hand = False
     kinds = ("train", "gradients", "accumulate", "counts", "evaluate", "predict")
-    # Kinds of devices on which small weights are fused. It is written for CUDA, too, and was not
-    # run there.
+    # Kinds of devices on which small weights are fused. The code supports CUDA, but was not run
+    # there.
     fusing_devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(self, recipe: Recipe, arrays: Mapping[str, Array], **settings: Any) -> None:
         super().__init__(recipe, arrays, **settings)
         self._weight_types = dict.fromkeys(arrays[name].dtype for name in recipe.weights)
-        # Of each batch in a window, whose gradients wait: statistics and loss alone.
+        # For each batch in a window with pending gradients: only statistics and loss.
         self._window_reduction: GradientReduction | None = None
-        self._gathered = 0  # batches of the window when rank 0 got all gradients, 0 for not
+        self._gathered = 0  # batches of the window when rank 0 got all gradients, else 0
         if self.world.shares_gradients and self.can_accumulate:
             statistics = {name: arrays[name] for name in recipe.statistics}
             self._window_reduction = GradientReduction(self.world, {}, statistics, self.device)
@@ -102,9 +102,9 @@ class FullBackend(Backend):
     def _accumulate(
         self, batch: Batch, learning_rate: float, step: int, seed: int
     ) -> BoundSession | None:
-        """Add the gradients of a batch to those of its window; update at the window's end."""
+        """Add the gradients of a batch to the window's gradients; update at the window's end."""
         self._gathered = 0
-        # Each batch of a window draws random numbers of its own.
+        # Each batch of a window draws its own random numbers.
         number = step * self.accumulate + self.window
         session = self._run_share("accumulate", batch, learning_rate, number, seed)
         if session is None and self.window == 0:
@@ -122,7 +122,7 @@ class FullBackend(Backend):
     def _reduce(
         self, reduction: GradientReduction, session: BoundSession | None, batch: Batch
     ) -> None:
-        """Add up what `reduction` holds, and the loss of the batch, over all ranks."""
+        """Sum the buffers of `reduction`, and the loss of the batch, over all ranks."""
         loss = session.scalars[names.SHARED].item() if session is not None else 0.0
         self.shared_loss = reduction.sum(share_of_rows(batch), loss, self.state)
 
@@ -149,7 +149,7 @@ class FullBackend(Backend):
         self._gathered = self.window
 
     def _sums(self) -> list[Buffer]:
-        """Return the buffers of the gradients that wait for an update."""
+        """Return the buffers of the pending gradients."""
         sums = [names.gradient_sums(str(dtype)) for dtype in self._weight_types]
         if not self.device.on_host:
             sums = [names.gradient_sum(weight) for weight in self.recipe.weights]

@@ -1,5 +1,5 @@
-"""Training by hand: forward passes that wait for their backward passes, and updates by gradients
-that the caller provides.
+"""Training by hand: forward passes that await their backward pass, and updates with the caller's
+gradients.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from onnxfit.runtime.values import (
 )
 from onnxfit.step.split import split_step
 
-MAX_PENDING_PASSES = 256  # forward passes that wait; more are most likely forgotten
-# Distance between the step numbers of two forward passes since the last update. It keeps the random
-# numbers of such passes apart from those of the next steps.
+MAX_PENDING_PASSES = 256  # waiting forward passes; more were most likely forgotten
+# Distance between the step numbers of two forward passes since the last update. It separates their
+# random numbers from those of the next steps.
 STEP_STRIDE = 1_000_003
 T = TypeVar("T")
 
 
 class PendingPass(NamedTuple):
-    """A forward pass that waits for its backward pass, and the object that `forward` returned."""
+    """A forward pass with a pending backward pass, and the object that `forward` returned."""
 
     returned: Any
     forward: ForwardPass
@@ -51,13 +51,13 @@ class ManualTraining:
         self._recipe = backend.recipe
         self._inputs = [spec_of(v) for v in self._recipe.model.graph.inputs]
         self._pending: list[PendingPass] = []  # the newest last
-        # Forward passes since the last update, each of which draws other random numbers.
+        # Forward passes since the last update. Each draws different random numbers.
         self._passes_since_update = 0
         self._passes: ShapeCache[ForwardBackward] = ShapeCache()
         self._inference: ShapeCache[BoundSession] = ShapeCache()
 
     def match_ort_values(self, inputs: Any) -> dict[str, Any] | None:
-        """Return input name -> value if `inputs` has OrtValues; None if it has only arrays.
+        """Return the values by input name if `inputs` has OrtValues; None if it has only arrays.
 
         `inputs` is a value, a list of values in the model's order, or a dict.
         """
@@ -73,8 +73,8 @@ class ManualTraining:
     def forward(self, inputs: Mapping[str, Any], training: bool, step: int, seed: int) -> Any:
         """Run a forward pass; see `Trainer.forward`.
 
-        `inputs` maps names to arrays or OrtValues; if one is an OrtValue, OrtValues are returned.
-        Random numbers depend on `step` and `seed`.
+        `inputs` maps names to arrays or OrtValues; if one is an OrtValue, the results are
+        OrtValues. Random numbers depend on `step` and `seed`.
         """
         returns_ort_values = any(not isinstance(value, np.ndarray) for value in inputs.values())
         values = _unwrapped(inputs)
@@ -91,9 +91,9 @@ class ManualTraining:
             )
         if len(self._pending) >= MAX_PENDING_PASSES:
             raise SettingError(
-                f"{MAX_PENDING_PASSES} forward passes wait for their backward passes, and each"
-                " keeps tensors for it. Without a backward pass to come, call forward(inputs,"
-                " training=False) or predict. apply_gradients discards the passes that wait."
+                f"{MAX_PENDING_PASSES} forward passes are waiting for their backward passes, and"
+                " each keeps tensors in memory. If no backward pass follows, use forward(inputs,"
+                " training=False) or predict. apply_gradients discards waiting passes."
             )
         passes = self._compiled(self._passes, shapes, self._compile_passes)
         number = (step + STEP_STRIDE * self._passes_since_update) % 2**31
@@ -111,15 +111,15 @@ class ManualTraining:
     def backward(self, gradients: Any, of: Any = None) -> dict[str, dict[str, Any]]:
         """Return the gradients of inputs and weights; see `Trainer.backward`.
 
-        `gradients` are those of the outputs, `of` is the object that the forward pass returned.
+        `gradients` are the outputs' gradients, `of` is the object that the forward pass returned.
         """
         index = self._index_of(of)
         forward = self._pending[index].forward
         if forward.weights_version != self._backend.state.changes["weights"]:
             del self._pending[index]
             raise SettingError(
-                "The weights have changed since this forward pass, so that its gradients would be"
-                " wrong: run forward again."
+                "The weights have changed since this forward pass, so its gradients would be"
+                " wrong. Run forward again."
             )
         output_gradients = self._output_gradients(gradients, forward)
         returns_ort_values = any(
@@ -134,10 +134,10 @@ class ManualTraining:
         return results
 
     def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
-        """Update once by weight -> gradient; see `Trainer.apply_gradients`."""
+        """Update once with gradients by weight; see `Trainer.apply_gradients`."""
         if not isinstance(gradients, Mapping):
             raise DataError(
-                f"Gradients are a dict weight -> gradient, got {type(gradients).__name__}."
+                f"gradients must be a dict from weight to gradient, got {type(gradients).__name__}."
             )
         for name in gradients:
             if name not in self._recipe.weights:
@@ -145,8 +145,8 @@ class ManualTraining:
         missing = [name for name in self._recipe.weights if name not in gradients]
         if missing:
             raise DataError(
-                f"There is no gradient of {', '.join(missing)}. Pass zeros for a weight that is"
-                " not to change."
+                f"The gradients of {', '.join(missing)} are missing. Pass zeros for a weight that"
+                " should not change."
             )
         values = {name: _as_value(gradient) for name, gradient in gradients.items()}
         for name, value in values.items():
@@ -156,7 +156,7 @@ class ManualTraining:
             values = self._backend.reduction.mean(values)
         penalised, _ = self._backend.add_penalty(values)
         self._backend.apply(penalised, learning_rate, step)
-        self._pending.clear()  # they used the weights from before the update
+        self._pending.clear()  # they used the weights before the update
         self._passes_since_update = 0
 
     def _check_inputs(self, shapes: Specs) -> None:
@@ -166,18 +166,18 @@ class ManualTraining:
                 raise UnknownNameError("input", name, expected)
         missing = [str(spec) for name, spec in expected.items() if name not in shapes]
         if missing:
-            raise DataError(f"There is no input {'; '.join(missing)}.")
+            raise DataError(f"Inputs are missing: {'; '.join(missing)}.")
         for name, spec in shapes.items():
             shape = tuple(size for size in spec.shape or () if isinstance(size, int))
             if spec.dtype != expected[name].dtype or not expected[name].accepts(shape):
-                raise DataError(f"Expected {expected[name]}, got {spec}.")
+                raise DataError(f"Expected input {expected[name]}, got {spec}.")
 
     def _index_of(self, returned: Any) -> int:
         """Return the index of the pending pass that returned this object; None is the newest."""
         if not self._pending:
             raise SettingError(
-                "No forward pass waits for a backward pass: call forward(inputs) first; each is"
-                " good for one backward."
+                "No forward pass is waiting for a backward pass. Call forward(inputs) first; each"
+                " forward pass allows one backward pass."
             )
         if returned is None:
             return len(self._pending) - 1
@@ -185,31 +185,33 @@ class ManualTraining:
             if pending.returned is returned:
                 return index
         raise SettingError(
-            "of= is no object that a waiting forward pass returned: pass the very object, and each"
-            " one once. An update discards the passes before it."
+            "of= is not an object returned by a waiting forward pass. Pass the returned object"
+            " itself, once. An update discards earlier passes."
         )
 
     def _output_gradients(self, gradients: Any, forward: ForwardPass) -> dict[str, Any]:
-        """Return output -> gradient, checked against the outputs of the forward pass."""
+        """Return the gradients by output, checked against the outputs of the forward pass."""
         expected = forward.passes.graphs.arriving
         if not isinstance(gradients, Mapping):
             if len(expected) != 1:
                 raise DataError(
-                    f"The model has {len(expected)} outputs with gradients ({', '.join(expected)}):"
-                    " pass a dict output -> gradient."
+                    f"The model has {len(expected)} outputs with gradients"
+                    f" ({', '.join(expected)}). Pass a dict from output to gradient."
                 )
             gradients = {next(iter(expected)): gradients}
         for name in gradients:
             if name in forward.outputs and name not in expected:
                 raise DataError(
-                    f"Output {name!r} takes no gradient: it is not differentiable with respect to"
-                    " any weight or input. Leave it out."
+                    f"Output {name!r} cannot have a gradient, because it is not differentiable"
+                    " with respect to any weight or input. Remove it from the gradients."
                 )
             if name not in expected:
                 raise UnknownNameError("output", name, expected)
         missing = [name for name in expected if name not in gradients]
         if missing:
-            raise DataError(f"There is no gradient of {', '.join(missing)}. None stands for zeros.")
+            raise DataError(
+                f"The gradients of {', '.join(missing)} are missing. Pass None for zeros."
+            )
         checked = {}
         for name in expected:
             dtype, shape = dtype_and_shape(forward.outputs[name])
@@ -268,12 +270,13 @@ def _check_value(value: Any, spec: TensorSpec, subject: str) -> None:
     if dtype != spec.dtype or shape != spec.shape:
         fix = f" Cast it: gradient.astype({str(spec.dtype)!r})." if shape == spec.shape else ""
         raise DataError(
-            f"{subject} is {spec.dtype}{list(spec.shape or ())}, got {dtype}{list(shape)}.{fix}"
+            f"{subject} must be {spec.dtype}{list(spec.shape or ())}, got"
+            f" {dtype}{list(shape)}.{fix}"
         )
 
 
 def _read_only(value: Any) -> Any:
-    """Return an OrtValue as a read-only array, since the backward pass may read its memory."""
+    """Return an OrtValue as a read-only array: the backward pass may read its memory."""
     array = array_of(value)
     array.flags.writeable = False
     return array

@@ -13,27 +13,27 @@ from onnxfit.graph.spec import TensorSpec
 
 Specs = Mapping[str, TensorSpec]
 T = TypeVar("T")
-# A graph for exact shapes is faster, but each one takes memory, and time to compile. Batches of a
-# fifth shape get the graph for any size.
+# A graph for exact shapes is faster, but costs memory and compile time. Batches of a fifth shape
+# get the graph for any size.
 MAX_EXACT_SHAPES = 4
-# The same where no graph for any size can be built.
+# The same, if no graph for any size can be built.
 MAX_EXACT_SHAPES_WITHOUT_ANY_SIZE = 16
 MAX_SIGNATURES = 1024  # signatures of batches whose graph is looked up without their specs
 
 
 class ShapeCache(Generic[T]):
-    """Objects compiled for batches, each compiled once.
+    """Cache of objects compiled for batches. Each is compiled once.
 
-    The first shapes get an object each. Once there are `MAX_EXACT_SHAPES`, the other shapes share
-    an object for any size. Where that cannot be built, because some operators can only be
-    differentiated with known sizes, every shape gets its own and the oldest one is dropped.
+    Each of the first `MAX_EXACT_SHAPES` shapes gets its own object. The other shapes share one
+    object for any size. If that cannot be built, because some operators need known sizes for their
+    gradient, every shape gets its own object, and the oldest one is dropped.
 
     - `only_any_size`: use the object for any size from the first shape on, for graphs that gain
       little from known sizes.
 
     `exact` maps the signature of a batch to its object; `any_size` maps specs without sizes to
-    theirs, None where it cannot be built. `get(signature)` returns the object of a signature, or
-    None where `compile` has not been called for it.
+    theirs; None if it cannot be built. `get(signature)` returns the object of a signature, or None
+    if `compile` has not been called for it.
     """
 
     def __init__(self, *, only_any_size: bool = False) -> None:
@@ -51,10 +51,10 @@ class ShapeCache(Generic[T]):
         without_sizes: Callable[[], Specs],
         compile_for: Callable[[Specs], T],
     ) -> T:
-        """Return the object for a batch, compiled unless one for any size is there.
+        """Return the object for a batch; compile it unless an object for any size exists.
 
         - `signature`: equal for two batches of the same names, types and shapes.
-        - `shapes`: input -> its spec, every size a number.
+        - `shapes`: a mapping from input to its spec, with every size a number.
         - `without_sizes`: a function that returns the same specs without sizes.
         - `compile_for`: the function that compiles the object for some specs. A ModelError for
           specs without sizes leads to objects for exact shapes.
@@ -85,14 +85,14 @@ class ShapeCache(Generic[T]):
         return self.any_size[key]
 
     def _restore(self, by_signature: Mapping[Hashable, T]) -> None:
-        # In place, since `get` belongs to this dict.
+        # In place, because `get` belongs to this dict.
         by_signature = dict(by_signature)
         self._by_signature.clear()
         self._by_signature.update(by_signature)
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Discard what is compiled inside this block."""
+        """Discard objects compiled inside this block."""
         exact = self.exact.copy()
         any_size = self.any_size.copy()
         by_signature = self._by_signature.copy()

@@ -3,8 +3,8 @@
 One session stops after the forward pass, returns the outputs, and waits for their gradients.
 
 The agent runs a graph in which a YieldOp stands between both passes. That graph consists of the two
-graphs of a `SplitStep`, whose gradients come from onnxruntime's builder. The agent differs from two
-sessions only in that the values between the passes stay inside.
+graphs of a `SplitStep`, whose gradients come from onnxruntime's builder. Unlike two sessions, the
+agent keeps the values between the passes inside.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from onnxfit.step.split import SplitStep
 
 
 class Agent:
-    """Both passes, run by a TrainingAgent; needs the training build of onnxruntime.
+    """Both passes, run by a TrainingAgent. Needs the training build of onnxruntime.
 
-    A waiting forward pass saves the agent's execution state, which is good for one backward pass.
+    A waiting forward pass stores the agent's execution state, which allows one backward pass.
 
     - `graphs`: the graphs of both passes.
     - `state`, `device`, `threads`: as for `BoundSession`.
@@ -47,7 +47,7 @@ class Agent:
         self._session = compile_model(model, device, threads, "forward and backward", pausable=True)
         self._inputs = [v.name for v in model.graph.input]
         self._outputs = _yielded_outputs(graphs)
-        # Running statistic -> the output with its next value.
+        # running statistic -> the output with its next value
         self._statistics = {
             name.removesuffix(names.updated("")): name
             for name in self._outputs
@@ -120,7 +120,7 @@ class Agent:
 def with_yield(graphs: SplitStep) -> onnx.ModelProto:
     """Return both passes as one graph, with a YieldOp between them.
 
-    The YieldOp takes the outputs and returns their gradients.
+    The YieldOp receives the outputs and returns their gradients.
     """
     model = onnx.ModelProto()
     model.CopyFrom(graphs.forward)
@@ -162,6 +162,6 @@ def _yield_node(graphs: SplitStep) -> onnx.NodeProto:
 
 
 def _yielded_outputs(graphs: SplitStep) -> list[str]:
-    """Return the forward graph's outputs without those that only the backward graph reads."""
+    """Return the forward graph's outputs, except those that only the backward graph reads."""
     saved = {name for name in graphs.kept if name not in graphs.outputs}
     return [v.name for v in graphs.forward.graph.output if v.name not in saved]

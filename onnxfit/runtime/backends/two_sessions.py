@@ -35,14 +35,14 @@ def compile_passes(
 
 
 class TwoSessions:
-    """Each pass as a session; the values that the backward pass needs go from one to the other.
+    """Each pass as a session. The values that the backward pass needs go from one to the other.
 
     - `graphs`: the graphs of both passes.
     - `state`, `device`, `threads`: as for `BoundSession`.
-    - `alternating`: a backward pass follows each forward pass at once. Then all memory is used
-      again, and inputs of known size are written into buffers. Otherwise any number of forward
+    - `alternating`: a backward pass immediately follows each forward pass. Then all memory is
+      reused, and inputs of known size are written into buffers. Otherwise any number of forward
       passes may wait.
-    - `gradients`: weight -> the buffer that its gradient is written into.
+    - `gradients`: a mapping from weight to the buffer for its gradient.
     """
 
     def __init__(

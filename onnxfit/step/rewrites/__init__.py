@@ -1,8 +1,8 @@
 """Graph rewrites that make a finished step faster and change nothing else.
 
-A rewrite is a function `rewrite(graph: ir.Graph) -> None` that changes a graph in place. It stands
-in a module of this package whose `__all__` names it, and whose docstring gives the measured reason
-for which it is kept. Adding one takes no other change. They run in the order of their modules.
+A rewrite is a function `rewrite(graph: ir.Graph) -> None` that changes a graph in place. It lives
+in a module of this package whose `__all__` lists it, and whose docstring gives its measured
+benefit. Adding a rewrite takes no other change. Rewrites run in the order of their modules.
 """
 
 from __future__ import annotations

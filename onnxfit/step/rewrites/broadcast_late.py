@@ -2,7 +2,7 @@
 
 The gradient of a mean is one number, repeated for each element of the mean. The rule writes it with
 Expand: a tensor as large as the batch, which the next operator reads again. Elementwise operators
-broadcast by themselves.
+broadcast themselves.
 
 Measured (two residual blocks with BatchNormalization, 32 channels on 16×16, batch 16): a step takes
 0.95 of its time without this rewrite.
@@ -27,7 +27,7 @@ Dim = Union[int, ir.SymbolicDim]
 
 
 def broadcast_late(graph: ir.Graph) -> None:
-    """Let elementwise operators read what Expand reads, in place.
+    """Let elementwise operators read the input of an Expand, in place.
 
     Their result is expanded if no other input makes it as large.
     """
@@ -98,7 +98,7 @@ def _node(
 
 
 def _before_expand(value: ir.Value | None) -> ir.Value | None:
-    """Return the input of the Expand that computes a value, or the value itself if none does."""
+    """Return the input of the Expand that computes a value, or else the value itself."""
     node = value.producer() if value is not None else None
     if value is None or node is None or node.op_type != "Expand" or node.domain != "":
         return value

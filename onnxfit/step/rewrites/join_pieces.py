@@ -1,4 +1,4 @@
-"""Join pieces that fill each other's gaps, in the place of padding and adding them.
+"""Concatenate pieces that fill each other's gaps, instead of padding and adding them.
 
 A value that is split into pieces (queries, keys and values; the halves of a rotary embedding; the
 gates of a cell) gets a gradient from each piece: a tensor of its own size, zero outside the piece.
@@ -48,7 +48,7 @@ def join_pieces(graph: ir.Graph) -> None:
 def _pieces(node: ir.Node) -> list[Piece] | None:
     """Return the pieces that a sum puts together, in their order.
 
-    None if a term is no piece, or if the pieces leave gaps or overlap.
+    None if a term is not a piece, or if the pieces leave gaps or overlap.
     """
     terms = [_piece(value) for value in node.inputs]
     pieces = sorted((p for p in terms if p is not None), key=lambda p: p.start)

@@ -1,8 +1,8 @@
 """Multiply by the slope of a Relu before the gradient of a pool is spread, not after it.
 
-A pool often reads a Relu. The gradient of the pool is zero but at the maxima, where the Relu's
-result is the pool's result: so the slope of the Relu is needed for the maxima only, which are a
-quarter of the elements.
+A pool often reads a Relu. The gradient of the pool is zero except at the maxima, where the Relu's
+result is the pool's result. So the slope of the Relu is needed only at the maxima, a quarter of the
+elements.
 
 Measured (CNN with 16 and 32 channels on 28x28, batch 64, one thread): a step takes 0.92 of its time
 without this rewrite.
@@ -39,7 +39,7 @@ def mask_before_unpool(graph: ir.Graph) -> None:
             continue
         product, slope, pool, reader = masked
         (dy, *_), y = reader.inputs, pool.outputs[0]
-        assert dy is not None  # the gradient is no optional input
+        assert dy is not None  # the gradient is a required input
         attributes = slope.attributes.values()
         small = ir.node("HardSigmoid", [y], name=f"{product.name}/slope")
         small.attributes.update({attribute.name: attribute for attribute in attributes})
@@ -69,7 +69,7 @@ def _masked_gradient(product: ir.Node) -> MaskedGradient | None:
 
 def _unpool_reader(spread: ir.Value | None) -> ir.Node | None:
     """Return the node that reads the gradient of a pool's result, to spread it."""
-    flat = _producer(spread, "Reshape")  # as is the result of a MaxUnpool of one row
+    flat = _producer(spread, "Reshape")  # also the result of a MaxUnpool of one row
     unpool = _producer(flat.inputs[0] if flat is not None else spread, "MaxUnpool")
     if unpool is None:
         return None

@@ -1,8 +1,7 @@
-"""Multiply by one number in the place of several.
+"""Multiply by one number instead of several.
 
 The gradient of a mean of squares begins with 1, times the learning rate, times 1/n, times 2: four
-scalars, in as many operators, each of which costs a small step as much as an operator on its whole
-batch.
+scalars in four operators. In a small step, each costs as much as an operator on the whole batch.
 
 Measured (linear regression, 10 features, batch 64): a step takes 0.93 of its time without this
 rewrite.

@@ -1,4 +1,4 @@
-"""Search of nodes, and replacement of a node by others, as every rewrite does it."""
+"""Find nodes, and replace a node by others: helpers of every rewrite."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import onnx_ir as ir
 
 
 def nodes_of_type(graph: ir.Graph, *op_types: str) -> list[ir.Node]:
-    """Return the nodes of a graph that are one of these operators of ONNX, in their order."""
+    """Return the nodes of a graph with one of these ONNX operators, in their order."""
     wanted = set(op_types)
     return [node for node in graph if node.op_type in wanted and node.domain == ""]
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
-    """Put the nodes `new` in the place of `old`; the output of the last replaces that of `old`.
+    """Replace the node `old` by the nodes `new`; the output of the last replaces that of `old`.
 
-    The output keeps its name, whoever reads it.
+    The output keeps its name.
     """
     (before,), (after,) = old.outputs, new[-1].outputs
     graph.insert_before(old, new)

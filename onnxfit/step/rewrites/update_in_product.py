@@ -1,7 +1,7 @@
 """Compute a plain step of gradient descent inside the product that computes the gradient.
 
 w - a b is one Gemm that adds w. So is w - lr (a b), once lr is multiplied into the smaller factor.
-The gradient is as large as the weight, and is then neither written nor read again.
+The gradient is as large as the weight; this saves writing and reading it.
 
 Measured (perceptron 784-256-128-10, batch 128): a step takes 0.95 of its time without this rewrite.
 """
@@ -21,18 +21,18 @@ __all__ = ["update_in_product"]
 def update_in_product(graph: ir.Graph) -> None:
     """Turn Sub(w, Gemm(a, b)) into Gemm(a, b, w, alpha=-1), in place.
 
-    So is Sub(w, Mul(lr, Gemm(a, b))), with lr multiplied into the smaller of a and b. Nothing else
-    may read the gradient.
+    The same applies to Sub(w, Mul(lr, Gemm(a, b))), with lr multiplied into the smaller of a and b.
+    The gradient must have no other reader.
     """
     fused: list[ir.Node] = []
     for node in nodes_of_type(graph, "Sub"):
         fused += _fuse(graph, node)
-    # At once, since each call goes through the outputs of the graph: one for each weight.
+    # In one call, because each call searches the outputs of the graph: one for each weight.
     graph.remove(fused, safe=True)
 
 
 def _fuse(graph: ir.Graph, sub: ir.Node) -> list[ir.Node]:
-    """Turn a Sub into a Gemm if possible; return the nodes that nothing needs any more."""
+    """Turn a Sub into a Gemm if possible; return the nodes that become unused."""
     w, gradient = sub.inputs
     mul = _only_producer(gradient, "Mul")
     products = [_only_producer(v, "Gemm") for v in (mul.inputs if mul is not None else [gradient])]
@@ -56,8 +56,8 @@ def _fuse(graph: ir.Graph, sub: ir.Node) -> list[ir.Node]:
         "beta": ir.AttrFloat32("beta", 1.0),
     }
     graph.insert_before(sub, new)
-    # The node itself becomes the product: another node would have to take its place among the
-    # outputs of the graph, which would all be searched.
+    # The node itself becomes the product: replacing it by another node would search all outputs of
+    # the graph.
     sub.op_type = "Gemm"
     sub.resize_inputs(3)
     for i, value in enumerate([*factors, w]):

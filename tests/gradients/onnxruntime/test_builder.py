@@ -1197,7 +1197,7 @@ def gradients(
 # What is refused even with every size known, and why.
 REFUSED = {
     "Acos|Asin|Atan": "no gradient",
-    "AveragePool .*dilations": "overlooks dilations",
+    "AveragePool .*dilations": "ignores dilations",
     "BatchNormalization training": "training_mode=1",
     "Clip trained": "gradient of its bounds",
     "ConvTranspose|Einsum|LpPool|Mod|OneHot values|ReduceProd|Resize|ReverseSequence|RNN": (
@@ -1451,7 +1451,7 @@ def test_all_blockers_are_told_at_once_and_without_onnxruntime(
     monkeypatch.setattr(source, "require_builder", forbidden)
     found = source.blockers(model, "loss", ["a"])
     assert [(b.op_type, b.reason, b.needs_sizes) for b in found] == [
-        (op, "no gradient", False) for op in ("Atan", "ReduceProd", "Mod")
+        (op, "it has no gradient", False) for op in ("Atan", "ReduceProd", "Mod")
     ]
     monkeypatch.undo()
     with pytest.raises(
@@ -1470,7 +1470,7 @@ def test_an_unknown_operator_is_named_and_not_what_follows_it() -> None:
         f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> g {text}'
     )
     (found,) = source.blockers(prepared(model), "loss", ["a"])
-    assert (found.op_type, found.reason) == ("X", "no gradient")
+    assert (found.op_type, found.reason) == ("X", "it has no gradient")
 
 
 def test_nothing_in_the_way_is_an_empty_list() -> None:
@@ -1493,7 +1493,7 @@ def test_unknown_sizes_are_refused_with_static_shapes_as_the_cure(name: str) -> 
         prepared(model_of(CASES[name], "any sizes")), "loss", list(feeds_of(CASES[name]))
     )
     assert found
-    assert all(b.needs_sizes and b.fix.startswith("static shapes") for b in found)
+    assert all(b.needs_sizes and b.fix.startswith("use static shapes") for b in found)
 
 
 def test_a_form_is_reported_under_its_nodes_own_name() -> None:
@@ -1722,5 +1722,5 @@ def test_weights_of_a_recurrent_layer_are_trained_together(
     if trained == "wr":
         train()
     else:
-        with pytest.raises(GradientError, match=r"weights [WR] that are not trained"):
+        with pytest.raises(GradientError, match=r"its weights [WR] are not trained"):
             train()

@@ -334,7 +334,7 @@ def test_attention_may_lack_its_bias_which_crashes_onnxruntimes_kernel() -> None
                 "y, r, t = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1,"
                 " do_rotary=1>(q, q, q, , , l, n, c, c, p)"
             ),
-            "positions",
+            "position_ids",
         ),
         (
             "float[2,3,8] q, float[2,1,N,8] p, int32[2] l, int32 n",

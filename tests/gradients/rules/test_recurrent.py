@@ -308,7 +308,7 @@ def test_numbers_that_runtimes_do_not_agree_about_are_refused() -> None:
         )
         with pytest.raises(
             GradientError,
-            match=f"different numbers for the (alpha|beta) of its activation '{name}'",
+            match=f"different values of (alpha|beta) for its activation '{name}'",
         ):
             built(
                 case.model(),
@@ -325,7 +325,7 @@ def test_numbers_that_runtimes_do_not_agree_about_are_refused() -> None:
         activation_alpha=[0.3],
         activation_beta=[0.5],
     )
-    with pytest.raises(GradientError, match="different numbers for the alpha"):
+    with pytest.raises(GradientError, match="different values of alpha"):
         built(
             case.model(),
             case.outputs,

@@ -286,7 +286,7 @@ def test_scales_that_change_no_size_copy_even_if_nobody_knows_the_sizes() -> Non
     [
         (
             "float[1,1,3,3] x, float[8] r", 'y = Resize<mode="linear", coordinate_transformation_mode="tf_crop_and_resize">(x, r, , s)',
-            "int64[4] s = {1, 1, 2, 2}", "crop",
+            "int64[4] s = {1, 1, 2, 2}", "roi",
         ),
         (
             "float[1,1,3,3] x", 'y = Resize<mode="linear", antialias=1, coordinate_transformation_mode="tf_crop_and_resize">(x, r, , s)',

@@ -302,35 +302,38 @@ class TestByHand:
         trainer = self.trainer(gradient)
         right = np.ones((24, 3), np.float32)
         with pytest.raises(
-            SettingError, match=r"No forward pass waits.*call forward\(inputs\) first"
+            SettingError, match=r"No forward pass is waiting.*Call forward\(inputs\) first"
         ):
             trainer.backward(right)
         y = trainer.forward(X)
         for wrong, message in (
-            (right[:, :2], r"The gradient of output y is float32\[24, 3\], got float32\[24, 2\]"),
+            (
+                right[:, :2],
+                r"The gradient of output y must be float32\[24, 3\], got float32\[24, 2\]",
+            ),
             (
                 right.astype(np.float64),
                 r"got float64\[24, 3\]. Cast it: gradient.astype\('float32'\)",
             ),
-            ({}, "There is no gradient of y. None stands for zeros"),
+            ({}, "The gradients of y are missing. Pass None for zeros"),
             ({"y": right, "q": right}, "No output is called 'q'"),
             ("much", "got <U4"),
         ):
             with pytest.raises(OnnxfitError, match=message):
                 trainer.backward(wrong)
         weights = trainer.backward(right)["weights"]  # still there
-        with pytest.raises(SettingError, match="each is good for one backward"):
+        with pytest.raises(SettingError, match="each forward pass allows one backward pass"):
             trainer.backward(right)
         trainer.forward(X)
-        with pytest.raises(SettingError, match="the very object, and each one once"):
+        with pytest.raises(SettingError, match="Pass the returned object itself, once"):
             trainer.backward(right, of=y)
         before = trainer.get_weights()
-        with pytest.raises(DataError, match=r"There is no gradient of fc1.bias"):
+        with pytest.raises(DataError, match=r"The gradients of fc1.bias are missing"):
             trainer.apply_gradients({name: g for name, g in weights.items() if name != "fc1.bias"})
         with pytest.raises(UnknownNameError, match="No trained weight is called 'other'"):
             trainer.apply_gradients({**weights, "other": right})
         with pytest.raises(
-            DataError, match=r"The gradient of fc0.bias is float32\[8\], got float32\[9\]"
+            DataError, match=r"The gradient of fc0.bias must be float32\[8\], got float32\[9\]"
         ):
             trainer.apply_gradients({**weights, "fc0.bias": np.zeros(9, np.float32)})
         for wrong_input, wanted in (
@@ -354,7 +357,7 @@ class TestByHand:
         trainer.forward(X)
         trainer.set_weights({"fc0.bias": np.ones(8, np.float32)})
         with pytest.raises(
-            SettingError, match=r"weights have changed since this forward pass.*run forward again"
+            SettingError, match=r"weights have changed since this forward pass.*Run forward again"
         ):
             trainer.backward(right)
         trainer.forward(X)
@@ -372,7 +375,7 @@ class TestByHand:
         kept = [t for t in initializers if t.name != "fc0.bias"]
         del initializers[:]
         initializers.extend(kept)
-        with pytest.raises(ModelError, match=r"The model has no fc0.bias any more"):
+        with pytest.raises(ModelError, match=r"The model no longer contains fc0.bias"):
             trainer.export()
         trainer.apply_gradients(trainer.backward(np.ones_like(trainer.forward(X)))["weights"])
 
@@ -383,7 +386,7 @@ class TestByHand:
         )
         trainer = self.trainer(gradient, model)
         assert trainer.forward(X)["best"].dtype == np.int64
-        with pytest.raises(DataError, match="Output 'best' takes no gradient"):
+        with pytest.raises(DataError, match="Output 'best' cannot have a gradient"):
             trainer.backward(
                 {"y": np.ones((24, 2), np.float32), "best": np.ones((24, 1), np.int64)}
             )
@@ -424,7 +427,7 @@ class TestWithoutALoss:
         trainer = Trainer(linear(4), backend="forward_backward")
         for _ in range(256):
             trainer.forward(X[:1])
-        with pytest.raises(SettingError, match=r"256 forward passes wait.*training=False"):
+        with pytest.raises(SettingError, match=r"256 forward passes are waiting.*training=False"):
             trainer.forward(X[:1])
 
 

@@ -126,5 +126,5 @@ def _activated(
         return op.Clip(y, *parameters)
     raise NoGradientError(
         f"its activation is {activation!r}",
-        "Relu, Tanh, Sigmoid, LeakyRelu, Clip or HardSigmoid",
+        "use Relu, Tanh, Sigmoid, LeakyRelu, Clip or HardSigmoid",
     )

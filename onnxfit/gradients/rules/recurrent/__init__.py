@@ -93,7 +93,7 @@ def lstm(
 def _replace_outputs(
     op: GraphBuilder, layout: int, directions: Sequence[Direction], outputs: Sequence[Value]
 ) -> None:
-    """Let the uses of the node's outputs use those of the gradient's own loop, if it has one."""
+    """Replace the node's outputs by those of the gradient's own loop, if it has one."""
     final_states = [one.final_states for one in directions if one.final_states is not None]
     if len(final_states) < len(directions):
         return

@@ -19,8 +19,8 @@ DEFAULT_ACTIVATIONS = {
 class ActivationFormula:
     """a = value(op, z, alpha, beta), and its derivative slope(op, z, a, alpha, beta).
 
-    `defaults` are those of alpha and beta, as far as the activation has them; None where versions
-    of onnxruntime do not agree on the default.
+    `defaults` are the defaults of alpha and beta, if the activation has them; None if versions of
+    onnxruntime differ in the default.
     """
 
     value: Callable[[GraphBuilder, Value, float, float], Value]
@@ -121,8 +121,8 @@ def activations_of(
 ) -> list[list[Activation]]:
     """Return the activations of each direction.
 
-    An activation with an alpha (a beta) takes the next number of the list, or its default when
-    the list is used up. NoGradientError where onnxruntime has another default.
+    An activation with an alpha (a beta) takes the next number of the list, or its default after the
+    end of the list. Raises NoGradientError if onnxruntime has another default.
     """
     per_direction = DEFAULT_ACTIVATIONS[op_type]
     numbers = {"alpha": list(alphas or ()), "beta": list(betas or ())}
@@ -131,19 +131,20 @@ def activations_of(
     for k, name in enumerate(names or per_direction * directions):
         if name.lower() not in ACTIVATIONS:
             raise NoGradientError(
-                f"its activation {name!r} is not one of ONNX's", f"one of {', '.join(ACTIVATIONS)}"
+                f"its activation {name!r} is not defined by ONNX",
+                f"use one of {', '.join(ACTIVATIONS)}",
             )
         chosen = {"alpha": 0.0, "beta": 0.0}
         for parameter, default in zip(chosen, ACTIVATIONS[name.lower()].defaults):
             number = unused[parameter].pop(0) if unused[parameter] else default
-            # Of an RNN, versions of onnxruntime also differ in which number is whose, unless every
-            # activation has one.
+            # For an RNN, versions of onnxruntime also differ in how they assign the numbers, unless
+            # every activation has one.
             is_ambiguous = op_type == "RNN" and numbers[parameter][k : k + 1] != [number]
             if number is None or is_ambiguous:
                 raise NoGradientError(
-                    f"versions of onnxruntime take different numbers for the {parameter} of its"
+                    f"versions of onnxruntime use different values of {parameter} for its"
                     f" activation {name!r}",
-                    f"activation_{parameter} with a number for every activation",
+                    f"set activation_{parameter} with a number for every activation",
                 )
             chosen[parameter] = number
         # onnxruntime does not clip the argument of an LSTM's third activation, c in h = o h(c).

@@ -38,8 +38,8 @@ def scan_steps(
     states_before = [body_input("state", s, 0) for s in states]
     own_slices = [body_input("slice", s, 1) for s in slices]
     states_after, outputs = step(body, states_before, own_slices)
-    # onnxruntime wants every output of a body to be a value of its own, and does not fill an
-    # output that is an input.
+    # onnxruntime requires a separate value for every output of a body, and does not fill an output
+    # that is an input.
     for value in (*states_after, *outputs):
         needs_copy = value.ir in body.graph.outputs or value.ir in body.graph.inputs
         body.graph.outputs.append((body.Identity(value) if needs_copy else value).ir)
@@ -61,7 +61,7 @@ def flatten_time(steps: Value) -> Value:
 
 
 def split_gates(value: Value, counts: tuple[int, int], axis: int = 2) -> tuple[Value, Value]:
-    """Split an axis of gates, one after the other, behind the first `counts[0]` of them."""
+    """Split an axis of concatenated gates after the first `counts[0]` gates."""
     op = value.op
     gates = sum(counts)
     size = value.shape[axis] if value.shape is not None else None
@@ -95,7 +95,7 @@ class Direction:
     dh: Value
     dc: Value
     lengths: Value | None  # (batch, 1), int64
-    # The last h and c, where the gradient runs the steps itself and replaces the node.
+    # The last h and c, if the gradient runs the steps itself and replaces the node.
     final_states: tuple[Value, Value] | None = None
 
     @cached_property
@@ -214,7 +214,7 @@ class DirectionGradients:
         return self.direction.op.Gemm(flat_h, flatten_time(self.direction.h_prev), transA=1)
 
     def db(self) -> Value:
-        """Return the gradients of Wb and Rb, one after the other."""
+        """Return the gradients of Wb and Rb, concatenated."""
         op = self.direction.op
         wb = sum_of_rows(op, flatten_time(self.da_x))
         rb = wb if self.da_h is self.da_x else sum_of_rows(op, flatten_time(self.da_h))
