@@ -10,6 +10,7 @@ MODEL = "model"
 TEACHER = "distillation"
 LOSS = "loss"
 PENALTY = "penalty"
+METRICS = "metrics"
 GRADIENT = "gradient"
 GRADIENT_SUM = "gradient/sum"  # where a value is used more than once
 ACCUMULATION = "accumulation"
@@ -22,6 +23,7 @@ STAGES = {
     TEACHER: "teacher",
     LOSS: "loss",
     PENALTY: "penalty",
+    METRICS: "metrics",
     GRADIENT: "gradient",
     ACCUMULATION: "gradient accumulation",
     OPTIMIZER: "optimizer",

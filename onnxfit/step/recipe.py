@@ -74,6 +74,8 @@ class Recipe:
     trainable: TrainableModel | None = None
     # the model whose outputs are learned beside the labels
     teacher: Teacher | None = None
+    # whether graphs add up the metrics that they can; else all metrics read the outputs
+    sums_metrics: bool = True
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
     # whether the tensors are more than one graph can hold
@@ -225,11 +227,6 @@ class Recipe:
     def float_outputs(self) -> tuple[str, ...]:
         """The outputs of floats, which a gradient can arrive at."""
         return tuple(name for name, spec in self.outputs.items() if spec.dtype.kind == "f")
-
-    @cached_property
-    def metric_outputs(self) -> tuple[str, ...]:
-        """The outputs that a step hands out because a metric reads them."""
-        return tuple(dict.fromkeys(metric.output for metric in self.metrics))
 
     @cached_property
     def targets(self) -> dict[str, OutputTarget]:
