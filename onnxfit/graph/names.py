@@ -93,6 +93,11 @@ def in_logs(name: str) -> str:
     return name.removeprefix("train/")
 
 
+def packed(weight: str) -> str:
+    """Return the name of a packed weight as the backward pass reads it."""
+    return f"train/packed/{weight}"
+
+
 def penalised(weight: str) -> str:
     """Return the name of a weight's gradient that includes the penalty's."""
     return f"{gradient(weight)}/penalised"

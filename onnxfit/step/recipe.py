@@ -25,6 +25,7 @@ from onnxfit.gradients.update import (
 )
 from onnxfit.graph import names, tensors
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
+from onnxfit.graph.quantized import quantized_weights
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.training_form import updated_statistics
@@ -82,6 +83,8 @@ class Recipe:
     large: bool = field(init=False)
     # the frozen tensors that are inputs of every graph, so that all graphs share their memory
     constants: tuple[str, ...] = field(init=False)
+    # the weights of a few bits that the forward pass reads with a kernel of its own
+    packed: tuple[str, ...] = field(init=False)
     # whether `predict` compiles the model with its tensors inside, as an exported file has them
     compiles_weights: bool = field(init=False)
 
@@ -96,12 +99,15 @@ class Recipe:
         }
         large = sum(sizes.values()) > tensors.MAX_MODEL_BYTES
         kept = set(self.state)
-        if not large:
-            kept |= _packed_tensors(self.model.graph)
+        packed = set() if large else _packed_tensors(self.model.graph)
+        kept |= packed
         frozen = {name: size for name, size in sizes.items() if name not in kept}
-        shares = large or sum(frozen.values()) > tensors.MAX_COPIED_BYTES
+        copied = sum(size for name, size in sizes.items() if name not in self.state)
+        shares = large or copied > tensors.MAX_COPIED_BYTES
         constants = [n for n, size in frozen.items() if shares and size > tensors.MAX_INLINE_BYTES]
         object.__setattr__(self, "large", large)
+        weights = [n for n in quantized_weights(self.model) if n in packed]
+        object.__setattr__(self, "packed", tuple(weights))
         object.__setattr__(self, "constants", tuple(constants))
         object.__setattr__(self, "compiles_weights", self.evaluates_file or not shares)
 
@@ -180,6 +186,10 @@ class Recipe:
         - `device`: "cpu", "cuda" or "webgpu". onnxfit itself runs graphs on the first two.
         """
         return replace(self, device=device, gradient=gradient_source(self.gradient.name, device))
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the values of an initializer, without a copy where possible."""
+        return _array_of(self.model.graph.initializers[name])
 
     @property
     def state(self) -> tuple[str, ...]:
