@@ -308,8 +308,8 @@ class MeanMetric(Metric):
     def values_in_graph(
         self, op: GraphBuilder, y_true: Value, y_pred: Value
     ) -> tuple[Value, Value | None] | None:
-        """Return what `values` returns, as a value of the graph that `op` builds, and booleans that
-        say which values count, or None if all do.
+        """Return what `values` returns for `y_true` and `y_pred`, as a value of the graph that `op`
+        builds, and booleans that say which values count, or None if all do.
 
         Return None, as by default, where the graph does not tell how labels and outputs fit.
         """
