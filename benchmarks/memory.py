@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [--megabytes 1024] [--backend full] [--folder /tmp]
 
-The base is a stack of dense layers of 2048 units. Each contender runs in a process of its own: it
-reads its file, trains a few steps of 32 rows, evaluates, predicts, and writes a checkpoint and the
-merged model. After each phase the process says how much memory it has, and what it had at most, as
+The base is a stack of dense layers of 2048 units, of floats or of integers of 4 bits. Each
+contender runs in a process of its own: it reads its file, trains a few steps of 32 rows, evaluates,
+predicts, and writes a checkpoint and the merged model. After each phase the process says how much memory it has, and what it had at most, as
 a multiple of the base. What the imports take is subtracted. Other programs do not change the
 figures. Linux only.
 """
@@ -72,13 +72,42 @@ def write_onnx(folder: Path, megabytes: int) -> None:
         tensors.append(onnx.numpy_helper.from_array(weight_of(i), f"w{i}"))
         nodes.append(oh.make_node("MatMul", [f"h{i}", f"w{i}"], [f"m{i}"], f"m{i}"))
         nodes.append(oh.make_node("Tanh", [f"m{i}"], [f"h{i + 1}"], f"t{i}"))
+    _save(folder, nodes, tensors, count, megabytes)
+
+
+def write_packed(folder: Path, megabytes: int) -> None:
+    """A base of the same size whose weights have 4 bits, with a scale for each 32 of them."""
+    import onnx
+    import onnx.helper as oh
+
+    nodes, tensors = [], []
+    blocks = WIDTH // 32
+    count = max(1, megabytes * 2**20 // (WIDTH * blocks * (16 + 4)))
+    for i in range(count):
+        random = np.random.default_rng(i)
+        numbers = random.integers(0, 256, (WIDTH, blocks, 16), np.uint8)
+        scales = np.full(WIDTH * blocks, WIDTH**-0.5 / 4.6, np.float32)
+        tensors.append(onnx.numpy_helper.from_array(numbers, f"w{i}"))
+        tensors.append(onnx.numpy_helper.from_array(scales, f"s{i}"))
+        product = oh.make_node("MatMulNBits", [f"h{i}", f"w{i}", f"s{i}"], [f"m{i}"], f"m{i}")
+        product.domain = "com.microsoft"
+        for name, value in {"K": WIDTH, "N": WIDTH, "bits": 4, "block_size": 32}.items():
+            product.attribute.append(oh.make_attribute(name, value))
+        nodes += [product, oh.make_node("Tanh", [f"m{i}"], [f"h{i + 1}"], f"t{i}")]
+    _save(folder, nodes, tensors, count, megabytes)
+
+
+def _save(folder: Path, nodes: list[Any], tensors: list[Any], count: int, megabytes: int) -> None:
+    import onnx
+    import onnx.helper as oh
+
     x, y = (
         oh.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", WIDTH])
         for name in ("h0", f"h{count}")
     )
     model = oh.make_model(
         oh.make_graph(nodes, "base", [x], [y], tensors),
-        opset_imports=[oh.make_opsetid("", 17)],
+        opset_imports=[oh.make_opsetid("", 17), oh.make_opsetid("com.microsoft", 1)],
         ir_version=8,
     )
     external = megabytes > 1900
@@ -88,7 +117,7 @@ def write_onnx(folder: Path, megabytes: int) -> None:
 def run_onnxfit(folder: Path, megabytes: int, backend: str) -> None:
     import onnxfit
 
-    phases = Phases(layers(megabytes) * 4 * WIDTH * WIDTH)
+    phases = Phases(sum(file.stat().st_size for file in folder.glob("base.*")))
     trainer = onnxfit.Trainer(
         folder / "base.onnx",
         loss="mse",
@@ -155,7 +184,11 @@ def run_torch(folder: Path, megabytes: int, backend: str) -> None:
         phases.done("export")
 
 
-CONTENDERS = {"onnxfit": (write_onnx, run_onnxfit), "PyTorch": (write_torch, run_torch)}
+CONTENDERS = {
+    "onnxfit": (write_onnx, run_onnxfit),
+    "PyTorch": (write_torch, run_torch),
+    "onnxfit of 4 bits": (write_packed, run_onnxfit),
+}
 
 
 def main() -> None:

@@ -49,6 +49,7 @@ from onnxfit.graph.opset import OPSET
 from onnxfit.graph.probabilities import (
     any_number_operator,
     decide_logits,
+    log_softmax,
     probability_operator,
     without_mask,
 )
@@ -230,6 +231,16 @@ class Loss(ChecksArguments, ABC):
         `y_true` is what `prepare` returned; `sample_weight` has a weight for each row or label, or
         is None. By default both are returned unchanged. A loss that omits or moves labels overrides
         this method. A negative class counts in no metric.
+        """
+        return y_true, sample_weight
+
+    def metric_labels_in_graph(
+        self, op: GraphBuilder, y_true: Value, sample_weight: Value | None
+    ) -> tuple[Value, Value | None]:
+        """Return what `metric_labels` returns, as values of a graph.
+
+        It is for metrics that a graph adds up, which see a loss that overrides `metric_labels`
+        alone on the host. `op` builds the graph, `y_true` and `sample_weight` are its inputs.
         """
         return y_true, sample_weight
 
@@ -1024,6 +1035,13 @@ class ClassLoss(Loss):
             y_true = np.where(y_true == self.ignore_index, -1, y_true)
         return y_true, sample_weight
 
+    def metric_labels_in_graph(
+        self, op: GraphBuilder, y_true: Value, sample_weight: Value | None
+    ) -> tuple[Value, Value | None]:
+        if self.ignore_index is not None and self.ignore_index >= 0 and _is_index(y_true):
+            y_true = op.Where(op.Equal(y_true, self.ignore_index), -1, y_true)
+        return y_true, sample_weight
+
     def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
         if not _is_index(y_true):
             return None
@@ -1189,6 +1207,13 @@ class CausalLM(CrossEntropy):
         assert fill is not None
         moved = np.pad(y_true[:, 1:], ((0, 0), (0, 1)), constant_values=fill)
         return super().metric_labels(moved, sample_weight)
+
+    def metric_labels_in_graph(
+        self, op: GraphBuilder, y_true: Value, sample_weight: Value | None
+    ) -> tuple[Value, Value | None]:
+        if sample_weight is not None and sample_weight.rank == 2:
+            sample_weight = self._next(op, sample_weight, 0)
+        return super().metric_labels_in_graph(op, self._moved(op, y_true), sample_weight)
 
     def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
         return super().element_weights(op, self._moved(op, y_true), y_pred)
@@ -1505,14 +1530,7 @@ def _log(op: GraphBuilder, p: Value) -> Value:
 
 def _log_probabilities(loss: Any, op: GraphBuilder, y_pred: Value, axis: int) -> Value:
     """The log-probabilities of an output, for a loss with `from_logits`."""
-    return _log_softmax(op, y_pred, axis) if _takes_logits(loss, y_pred) else _log(op, y_pred)
-
-
-def _log_softmax(op: GraphBuilder, x: Value, axis: int) -> Value:
-    if x.dtype == np.float32:
-        return op.LogSoftmax(x, axis=axis)
-    # onnxruntime's gradient of LogSoftmax is float32 only.
-    return x - op.ReduceLogSumExp(x, [axis], keepdims=1)
+    return log_softmax(op, y_pred, axis) if _takes_logits(loss, y_pred) else _log(op, y_pred)
 
 
 def _class_divergence(
@@ -1527,8 +1545,8 @@ def _class_divergence(
     of_output, of_teacher = _take_logits(loss, y_pred, y_teacher)
     scores = y_pred if of_output else _log(op, y_pred)
     teacher_scores = y_teacher if of_teacher else _log(op, y_teacher)
-    log_p = _log_softmax(op, scores / temperature, axis)
-    log_q = _log_softmax(op, teacher_scores / temperature, axis)
+    log_p = log_softmax(op, scores / temperature, axis)
+    log_q = log_softmax(op, teacher_scores / temperature, axis)
     # A class that the teacher masks has the logarithm -inf, and 0 times infinity is NaN.
     distance = op.Max(log_q, math.log(LEAST_PROBABILITY)) - log_p
     return temperature**2 * op.ReduceSum(op.Exp(log_q) * distance, [axis], keepdims=0)

@@ -20,9 +20,12 @@ from onnxfit.errors import (
     listed_names,
     warn_user,
 )
+from onnxfit.graph.probabilities import log_softmax
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import (
     ChecksArguments,
     is_finite,
+    is_newest,
     is_number,
     lookup,
     registry,
@@ -54,6 +57,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 LEAST_PROBABILITY = 1e-30  # as in the losses
 # infinite outputs make NaN figures, and the loss already reports them
+MIN_BLOCKS = 8  # of classes, of which the one with the highest score is found first
 _quiet = np.errstate(invalid="ignore", over="ignore")
 MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
 
@@ -73,7 +77,8 @@ class Metric(ChecksArguments, ABC):
     To write a metric, subclass with a dataclass. Its fields are settings. `reset` sets attributes
     that begin with an underscore, always as new objects; `update` changes them and `result` reads
     them. A metric for training in several processes also needs `merge`. For the mean of a value per
-    row or element, a function `(y_true, y_pred) -> values` is enough.
+    row or element, a function `(y_true, y_pred) -> values` is enough. `sums` is optional: it saves
+    copies of large outputs.
 
     `update` gets the loss's labels `y_true`: of the shape of `y_pred`, or integer classes without
     the class axis. `y_pred` is the model's output. All arguments are read-only, and may be
@@ -163,6 +168,25 @@ class Metric(ChecksArguments, ABC):
         fit.
         """
 
+    def sums(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, sample_weight: Value | None
+    ) -> Mapping[str, Value] | None:
+        """Return attribute -> what a batch adds to it, a scalar that the graph of a step computes.
+
+        With it the outputs of a batch need not be copied from onnxruntime, and `add_sums` takes the
+        place of `update`. None, the default, means that `update` gets every batch. So it does where
+        a subclass overrides `update` or `reset`, and not this method.
+
+        - `op`: builds the graph.
+        - `y_true`, `y_pred`, `sample_weight`: the arguments of `update`, as values of the graph.
+        """
+        return None
+
+    def add_sums(self, sums: Mapping[str, float]) -> None:
+        """Add a batch by its `sums`, which a graph has computed."""
+        for name, value in sums.items():
+            setattr(self, name, getattr(self, name) + value)
+
     @abstractmethod
     def result(self) -> Any:
         """Return the figure over all batches since `reset`: a float, or an array if `scalar` is
@@ -224,11 +248,8 @@ def _others(metric: M, states: Sequence[Mapping[str, Any]]) -> list[M]:
 
     Raises UnsupportedError for a metric whose `merge` belongs to another class's `reset`.
     """
-    for cls in type(metric).__mro__:
-        if "merge" in vars(cls):
-            break
-        if "reset" in vars(cls):
-            raise _no_merge(metric)
+    if not is_newest(type(metric), "merge", "reset"):
+        raise _no_merge(metric)
     others = []
     for state in states:
         other = copy.copy(metric)
@@ -285,6 +306,42 @@ class MeanMetric(Metric):
             self._total += float((values * weights).sum(dtype=np.float64))
             self._count += float(weights.sum(dtype=np.float64))
 
+    def values_in_graph(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value
+    ) -> tuple[Value, Value | None] | None:
+        """Return what `values` returns for `y_true` and `y_pred`, as a value of the graph that `op`
+        builds, and booleans that say which values count, or None if all do.
+
+        Return None, as by default, where the graph does not tell how labels and outputs fit.
+        """
+        return None
+
+    def sums(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, sample_weight: Value | None
+    ) -> Mapping[str, Value] | None:
+        found = None
+        if is_newest(type(self), "values_in_graph", "values"):
+            found = self.values_in_graph(op, y_true, y_pred)
+        if found is None:
+            return None
+        values, counted = op.cast(found[0], np.float64), found[1]
+        weights = sample_weight if self.weighted else None
+        if weights is None:
+            count = op.Size(values) if counted is None else _sum(op, op.cast(counted, np.int64))
+        elif weights.rank > 1 and not _same_sizes(weights, values, weights.rank):
+            return None
+        else:
+            weights = op.cast(weights, np.float64)
+            if values.rank > weights.rank:
+                weights = op.Unsqueeze(weights, list(range(weights.rank, values.rank)))
+            used = op.cast(weights, np.bool_)
+            counted = used if counted is None else op.And(used, counted)
+            values = values * weights
+            count = _sum(op, op.Where(counted, op.Expand(weights, op.Shape(values)), 0))
+        if counted is not None:
+            values = op.Where(counted, values, 0)
+        return {"_total": _sum(op, values), "_count": op.cast(count, np.float64)}
+
     def result(self) -> float:
         return self._total / self._count if self._count else math.nan
 
@@ -311,6 +368,12 @@ class MeanSquaredError(MeanMetric):
 
     def values(self, y_true: Array, y_pred: Array) -> Array:
         return np.square(np.subtract(*_elementwise(self, y_true, y_pred)))
+
+    def values_in_graph(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value
+    ) -> tuple[Value, Value | None] | None:
+        difference = _difference(op, y_true, y_pred)
+        return None if difference is None else (difference * difference, None)
 
 
 @dataclass
@@ -348,6 +411,12 @@ class MeanAbsoluteError(MeanMetric):
 
     def values(self, y_true: Array, y_pred: Array) -> Array:
         return np.abs(np.subtract(*_elementwise(self, y_true, y_pred)))
+
+    def values_in_graph(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value
+    ) -> tuple[Value, Value | None] | None:
+        difference = _difference(op, y_true, y_pred)
+        return None if difference is None else (op.Abs(difference), None)
 
 
 @dataclass
@@ -463,8 +532,9 @@ class CategoricalAccuracy(MeanMetric):
     $\frac1n \sum_i [\arg\max_c \hat y_{ic} = \arg\max_c y_{ic}]$, in [0, 1].
 
     Labels and outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`. Of several
-    highest scores the first counts; a row with NaN is wrong. `weighted` and `name` are as in
-    `Metric`. Raises DataError if labels do not add up to 1 over the classes.
+    highest scores the first counts. A row with NaN, or with scores that are infinite in both
+    directions, is wrong. `weighted` and `name` are as in `Metric`. Raises DataError if labels do
+    not add up to 1 over the classes.
 
     >>> metric = CategoricalAccuracy()
     >>> metric.update(np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
@@ -486,8 +556,9 @@ class SparseCategoricalAccuracy(MeanMetric):
     $\frac1n \sum_i [\arg\max_c \hat y_{ic} = y_i]$, in [0, 1].
 
     Outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`, labels the same without
-    the axis of classes. Of several highest scores the first counts; a row with NaN is wrong.
-    `weighted` and `name` are as in `Metric`. Raises DataError for other shapes.
+    the axis of classes. Of several highest scores the first counts. A row with NaN, or with scores
+    that are infinite in both directions, is wrong. `weighted` and `name` are as in `Metric`. Raises
+    DataError for other shapes.
 
     >>> metric = SparseCategoricalAccuracy()
     >>> metric.update(np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]))
@@ -502,6 +573,11 @@ class SparseCategoricalAccuracy(MeanMetric):
         if y_true.shape == y_pred.shape:
             raise _misfit(self, "integer labels without the class axis", y_true, y_pred)
         return _right_class(self, *_classes(self, y_true, y_pred))
+
+    def values_in_graph(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value
+    ) -> tuple[Value, Value | None] | None:
+        return _right_class_in_graph(op, y_true, y_pred)
 
 
 @dataclass
@@ -536,6 +612,11 @@ class Accuracy(MeanMetric):
             cut = _cut(self, self.threshold, self.from_logits, y_pred)
             return _right_side(y_true.reshape(y_pred.shape), y_pred, cut)
         return _right_class(self, *_classes(self, y_true, y_pred))
+
+    def values_in_graph(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value
+    ) -> tuple[Value, Value | None] | None:
+        return _right_class_in_graph(op, y_true, y_pred)
 
 
 @dataclass
@@ -611,6 +692,20 @@ class Perplexity(MeanMetric):
         else:
             costs = -np.log(np.maximum(own, LEAST_PROBABILITY))
         return np.ma.MaskedArray(costs, classes < 0)
+
+    def values_in_graph(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value
+    ) -> tuple[Value, Value | None] | None:
+        axis = _class_axis_in_graph(y_true, y_pred)
+        if axis is None:
+            return None
+        counted = _known_classes(op, y_true, y_pred, axis)
+        index = op.Unsqueeze(op.Where(counted, y_true, 0), [axis])
+        # The operators of the loss CrossEntropy: onnxruntime computes them once for both.
+        scores = log_softmax(op, y_pred, axis) if self.from_logits else y_pred
+        own = op.Squeeze(op.GatherElements(scores, index, axis=axis), [axis])
+        own = op.cast(own, np.float64)
+        return -(own if self.from_logits else op.Log(op.Max(own, LEAST_PROBABILITY))), counted
 
     def result(self) -> float:
         with np.errstate(over="ignore"):
@@ -1136,7 +1231,7 @@ def _decisions(
 
 
 def _right_class(metric: Metric, classes: Array, scores: Array) -> Array:
-    right = (scores.argmax(axis=-1) == classes) & ~np.isnan(scores).any(axis=-1)
+    right = (scores.argmax(axis=-1) == classes) & ~np.isnan(scores.sum(axis=-1))
     return np.ma.MaskedArray(right, classes < 0) if (classes < 0).any() else right
 
 
@@ -1170,3 +1265,79 @@ def _cut(metric: Metric, threshold: float, from_logits: bool | None, y_pred: Arr
             f" outside 0..1. If they are logits, use {type(metric).__name__}(from_logits=True)."
         )
     return threshold
+
+
+# ---------------------------------------------------------------------- the same in a graph
+
+
+def _sum(op: GraphBuilder, values: Value) -> Value:
+    return op.ReduceSum(values, keepdims=0)
+
+
+def _same_sizes(a: Value, b: Value, axes: int) -> bool:
+    """Whether two values surely have the same sizes on their first axes."""
+    if a.shape is None or b.shape is None or None in a.shape[:axes]:
+        return False
+    return a.shape[:axes] == b.shape[:axes]
+
+
+def _difference(op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
+    """Labels minus outputs in float64; None where their shapes may differ."""
+    if y_pred.shape is None or not _same_sizes(y_true, y_pred, len(y_pred.shape)):
+        return None
+    return op.cast(y_true, np.float64) - op.cast(y_pred, np.float64)
+
+
+def _class_axis_in_graph(y_true: Value, y_pred: Value) -> int | None:
+    """The axis of the outputs that integer labels lack; None where the graph does not tell."""
+    true, pred = y_true.shape, y_pred.shape
+    if y_true.dtype.kind not in "iu" or true is None or pred is None or len(true) != len(pred) - 1:
+        return None
+    if None in true or None in pred:
+        return None
+    for axis in _class_axes(len(pred)):
+        others = pred[:axis] + pred[axis + 1 :]
+        if others == true:
+            classes = pred[axis]
+            return axis if isinstance(classes, int) and classes > 1 else None
+        pairs = zip(others, true)
+        if not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+            return None  # the sizes of a batch may turn out to be the same
+    return None
+
+
+def _known_classes(op: GraphBuilder, y_true: Value, y_pred: Value, axis: int) -> Value:
+    """Whether each label is a class of the outputs."""
+    assert y_pred.shape is not None
+    classes = y_pred.shape[axis]
+    assert isinstance(classes, int)
+    return op.And(y_true >= 0, y_true < classes)
+
+
+def _right_class_in_graph(
+    op: GraphBuilder, y_true: Value, y_pred: Value
+) -> tuple[Value, Value] | None:
+    axis = _class_axis_in_graph(y_true, y_pred)
+    if axis is None:
+        return None
+    right = op.Equal(_highest_in_graph(op, y_pred, axis), op.cast(y_true, np.int64))
+    defined = ~op.IsNaN(op.ReduceSum(y_pred, [axis], keepdims=0))
+    return op.And(right, defined), _known_classes(op, y_true, y_pred, axis)
+
+
+def _highest_in_graph(op: GraphBuilder, scores: Value, axis: int) -> Value:
+    """The class of the highest score, the first of several.
+
+    Of many classes on the last axis, first the block with the highest score is found: onnxruntime's
+    ReduceMax is six times as fast as its ArgMax (32,000 classes, one thread).
+    """
+    assert scores.shape is not None
+    classes = scores.shape[axis]
+    assert isinstance(classes, int)
+    block = next(size for size in range(math.isqrt(classes), classes + 1) if not classes % size)
+    if axis != scores.rank - 1 or block * MIN_BLOCKS > classes:
+        return op.ArgMax(scores, axis=axis, keepdims=0)
+    blocks = op.Reshape(scores, [0] * axis + [classes // block, block])
+    first = op.ArgMax(op.ReduceMax(blocks, [axis + 1], keepdims=0), axis=axis, keepdims=1)
+    inside = op.ArgMax(op.GatherND(blocks, first, batch_dims=axis), axis=axis, keepdims=0)
+    return op.Squeeze(first, [axis]) * block + inside

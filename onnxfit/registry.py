@@ -434,3 +434,24 @@ def exported_members(package: str) -> dict[str, Any]:
         module = importlib.import_module(f"{package}.{info.name}")
         members |= {name: getattr(module, name) for name in getattr(module, "__all__", ())}
     return members
+
+
+def is_newest(cls: type, method: str, *others: str) -> bool:
+    """Return whether no subclass of the class that defines `method` has overridden one of `others`.
+
+    So a method that repeats what other methods do is not used with newer versions of those.
+
+    >>> class Base:
+    ...     def add(self): ...
+    ...     def add_fast(self): ...
+    >>> class Changed(Base):
+    ...     def add(self): ...
+    >>> is_newest(Base, "add_fast", "add"), is_newest(Changed, "add_fast", "add")
+    (True, False)
+    """
+    for base in cls.__mro__:
+        if method in vars(base):
+            return True
+        if not vars(base).keys().isdisjoint(others):
+            return False
+    return False

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from onnxfit.errors import (
     UnknownNameError,
     UnsupportedError,
 )
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.metrics import (
     AUC,
     F1,
@@ -34,6 +37,7 @@ from onnxfit.metrics import (
     CosineSimilarity,
     MeanSquaredError,
     Metric,
+    Perplexity,
     Precision,
     Recall,
     RootMeanSquaredError,
@@ -42,6 +46,7 @@ from onnxfit.metrics import (
     get_metric,
 )
 from onnxfit.registry import from_config, registry, to_config
+from onnxfit.step.finish import finish
 from tests.helpers import exchanged
 
 ROWS, CLASSES = 40, 7
@@ -866,3 +871,142 @@ def test_a_metric_is_not_merged_with_another() -> None:
     metric = MeanSquaredError()
     with pytest.raises(CheckpointError, match="'mean_squared_error' stores _count, _total"):
         metric.merge([AUC().state_dict()])
+
+
+# ---------------------------------------------------------------------- sums of a graph
+
+INDICES = {"classes", "pixels", "tokens"}
+ERRORS = {"binary", "flat binary", "one-hot", "regression"}
+# Metric -> the tasks of which a graph computes its sums
+SUMMED = {
+    **dict.fromkeys(("Accuracy", "SparseCategoricalAccuracy", "Perplexity"), INDICES),
+    **dict.fromkeys(("MeanSquaredError", "RootMeanSquaredError", "MeanAbsoluteError"), ERRORS),
+}
+
+
+def graph_figure(
+    metric: Metric,
+    y_true: np.ndarray,
+    y_pred: np.ndarray,
+    w: np.ndarray | None = None,
+    sizes: Sequence[int | str | None] = ("batch",),
+) -> Any:
+    """The result over data in two batches of which a graph computes the sums; None where it does
+    not. `sizes` are the first ones that the graph declares for each array.
+    """
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="metric"))
+    arrays = {"y_true": y_true, "y_pred": y_pred} | ({} if w is None else {"w": w})
+    inputs = [
+        op.input(name, array.dtype, (*sizes[: array.ndim], *array.shape[len(sizes) :]))
+        for name, array in arrays.items()
+    ]
+    sums = metric.sums(op, inputs[0], inputs[1], None if w is None else inputs[2])
+    if sums is None:
+        return None
+    for name, value in sums.items():
+        assert value.shape == ()
+        op.output(name, value)
+    session = onnxruntime.InferenceSession(
+        finish(op).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    read = {value.name for value in session.get_inputs()}
+    metric.reset()
+    for rows in (slice(0, 15), slice(15, None)):
+        feeds = {name: array[rows] for name, array in arrays.items() if name in read}
+        metric.add_sums(dict(zip(sums, session.run(None, feeds))))
+    return metric.result()
+
+
+def agree(graph: Any, host: Any) -> None:
+    np.testing.assert_allclose(graph, host, rtol=1e-6, atol=1e-12)
+
+
+@every_metric
+def test_a_graph_adds_up_what_update_adds(cls: type[Metric]) -> None:
+    summed = set()
+    for name, (y_true, y_pred) in fitting(cls).items():
+        for dtype in (np.float32, np.float64):
+            pred = y_pred.astype(dtype)
+            metric = quiet(cls)
+            result = graph_figure(metric, y_true.astype(dtype) if name in ERRORS else y_true, pred)
+            if result is None:
+                continue
+            summed.add(name)
+            agree(result, figure(metric, y_true, pred))
+            for w in (weights(), label_weights(metric, y_true, y_pred)):
+                metric.weighted = True
+                agree(graph_figure(metric, y_true, pred, w), figure(metric, y_true, pred, w))
+                metric.weighted = False
+                agree(graph_figure(metric, y_true, pred, w), figure(metric, y_true, pred))
+    assert summed == SUMMED.get(cls.__name__, set())
+
+
+@pytest.mark.parametrize("cls", [Accuracy, SparseCategoricalAccuracy, Perplexity])
+def test_labels_that_a_graph_does_not_count(cls: type[Metric]) -> None:
+    for name in ("classes", "pixels", "tokens"):
+        y_true, y_pred = tasks()[name]
+        y_true = y_true.copy()
+        y_true[::3] = -1
+        y_true[1::5] = 100
+        metric = quiet(cls)
+        agree(graph_figure(metric, y_true, y_pred), figure(metric, y_true, y_pred))
+        assert math.isnan(graph_figure(metric, np.full_like(y_true, -100), y_pred))
+
+
+@pytest.mark.parametrize("classes", [2, 127, 640, 1000])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_the_first_of_equal_scores_counts_in_a_graph_of_many_classes(
+    classes: int, rank: int
+) -> None:
+    shape = (ROWS, 3, classes) if rank == 3 else (ROWS, classes)
+    y_pred = rng().integers(0, 3, shape).astype(np.float32)
+    highest = y_pred.argmax(axis=-1)
+    last = classes - 1 - y_pred[..., ::-1].argmax(axis=-1)
+    assert (highest != last).any() or classes == 2
+    for y_true in (highest, last):
+        metric = Accuracy()
+        agree(graph_figure(metric, y_true, y_pred), figure(metric, y_true, y_pred))
+
+
+@pytest.mark.parametrize("classes", [7, 1000])
+def test_scores_that_are_not_finite_in_a_graph(classes: int) -> None:
+    y_pred = rng().standard_normal((ROWS, classes)).astype(np.float32)
+    y_true = y_pred.argmax(axis=1)
+    y_pred[0, 1], y_pred[1] = np.nan, np.nan
+    y_pred[2, y_true[2]], y_pred[3, y_true[3] - 1] = np.inf, -np.inf
+    y_pred[4, y_true[4]], y_pred[4, y_true[4] - 1] = np.inf, -np.inf
+    metric = Accuracy()
+    result = figure(metric, y_true, y_pred)
+    assert result == (ROWS - 3) / ROWS, "rows 0, 1 and 4 are wrong"
+    agree(graph_figure(metric, y_true, y_pred), result)
+
+
+@pytest.mark.parametrize("classes", [7, 640])
+def test_perplexity_of_logits_in_a_graph(classes: int) -> None:
+    y_pred = (5 * rng().standard_normal((ROWS, classes))).astype(np.float32)
+    y_pred[3, 0] = -np.inf
+    y_true = rng(1).integers(1, classes, ROWS)
+    metric = Perplexity(from_logits=True)
+    agree(graph_figure(metric, y_true, y_pred), figure(metric, y_true, y_pred))
+    y_true[3] = 0
+    assert graph_figure(metric, y_true, y_pred) == figure(metric, y_true, y_pred) == math.inf
+
+
+def test_sizes_that_a_graph_does_not_know_are_left_to_update() -> None:
+    y_true, y_pred = tasks()["tokens"]
+    assert graph_figure(Accuracy(), y_true, y_pred, sizes=("batch", "tokens")) is not None
+    for sizes in ((None,), ("batch", None), ("batch", "tokens", "classes")):
+        assert graph_figure(Accuracy(), y_true, y_pred, sizes=sizes) is None
+        assert graph_figure(Perplexity(), y_true, y_pred, sizes=sizes) is None
+        assert graph_figure(MeanSquaredError(), y_pred, y_pred, sizes=("batch", None)) is None
+
+
+def test_a_mean_with_values_of_its_own_is_not_added_up_by_a_graph() -> None:
+    @dataclasses.dataclass
+    class Half(MeanSquaredError):
+        def values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+            return super().values(y_true, y_pred) / 2
+
+    y_true, y_pred = tasks()["regression"]
+    assert graph_figure(MeanSquaredError(), y_true, y_pred) is not None
+    assert graph_figure(Half(), y_true, y_pred) is None

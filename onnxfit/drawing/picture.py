@@ -56,6 +56,7 @@ COLOURS = {
     "distillation": StageColours("#fef3c7", "#d97706", "#fffdf5"),
     "loss": StageColours("#fee2e2", "#dc2626", "#fff6f6"),
     "penalty": StageColours("#f3e8ff", "#9333ea", "#fcf8ff"),
+    "metrics": StageColours("#fce7f3", "#db2777", "#fff7fb"),
     "gradient": StageColours("#ffedd5", "#ea580c", "#fffaf4"),
     "accumulation": StageColours("#cffafe", "#0891b2", "#f3fdff"),
     "optimizer": StageColours("#dcfce7", "#16a34a", "#f5fef8"),

@@ -18,6 +18,7 @@ SCALED = "train/scaled_loss"  # the loss times the learning rate
 SHARED = "train/shared_loss"
 SHARE = "train/share"  # the rows of this rank, divided by those of the whole batch, float64
 GRADIENT_NORM = "train/gradient_norm"  # the common L2 norm of all gradients before clipping
+METRIC = "train/metric/"  # what the name of each sum of a metric begins with
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 
@@ -44,6 +45,23 @@ def output_loss(output: str) -> str:
 def count(output: str) -> str:
     """Return the name of the divisor of an output's loss if it is not the number of rows."""
     return f"train/{output}_count"
+
+
+def metric_sum(metric: str, attribute: str) -> str:
+    """Return the name of what a batch adds to an attribute of a metric.
+
+    >>> metric_of_sum(metric_sum("accuracy", "_total"))
+    ('accuracy', '_total')
+    """
+    return f"{METRIC}{metric}/{attribute}"
+
+
+def metric_of_sum(name: str) -> tuple[str, str] | None:
+    """Return the metric and the attribute that `metric_sum` has named; None for another name."""
+    if not name.startswith(METRIC):
+        return None
+    metric, _, attribute = name[len(METRIC) :].rpartition("/")
+    return metric, attribute
 
 
 def share(output: str) -> str:
@@ -73,6 +91,11 @@ def in_logs(name: str) -> str:
     'gradient_norm/fc.weight'
     """
     return name.removeprefix("train/")
+
+
+def packed(weight: str) -> str:
+    """Return the name of a packed weight as the backward pass reads it."""
+    return f"train/packed/{weight}"
 
 
 def penalised(weight: str) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
+
+from onnxfit.graph.values import GraphBuilder, Value
 
 # Operators that move, copy, round or average numbers: their result is probabilities if their first
 # input is, and any number if that is.
@@ -271,3 +274,11 @@ def _summands(value: ir.Value | None) -> tuple[ir.Value | None, ...]:
 def _computed_by(op_type: str, node: ir.Node) -> str:
     name = f"{op_type} node {node.name!r}" if node.name else f"a {op_type} node"
     return f"{name} computes the output"
+
+
+def log_softmax(op: GraphBuilder, x: Value, axis: int) -> Value:
+    """Return the logarithm of the softmax of `x` along an axis."""
+    if x.dtype == np.float32:
+        return op.LogSoftmax(x, axis=axis)
+    # onnxruntime's gradient of LogSoftmax is float32 only.
+    return x - op.ReduceLogSumExp(x, [axis], keepdims=1)

@@ -11,6 +11,7 @@ MODEL = "model"
 TEACHER = "distillation"
 LOSS = "loss"
 PENALTY = "penalty"
+METRICS = "metrics"
 GRADIENT = "gradient"
 GRADIENT_SUM = "gradient/sum"  # where a value is used more than once
 ACCUMULATION = "accumulation"
@@ -23,6 +24,7 @@ STAGES = {
     TEACHER: "teacher",
     LOSS: "loss",
     PENALTY: "penalty",
+    METRICS: "metrics",
     GRADIENT: "gradient",
     ACCUMULATION: "gradient accumulation",
     OPTIMIZER: "optimizer",

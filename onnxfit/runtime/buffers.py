@@ -191,7 +191,7 @@ class DoubleBufferedState:
             start += array.size + -array.size % self._alignment
         return views
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._pairs or name in self._fused or name in self._constants
 
     def __iter__(self) -> Iterator[str]:

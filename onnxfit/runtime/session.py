@@ -29,8 +29,12 @@ from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import library_path, with_kernels
 from onnxfit.runtime.node_order import compilation_order
+from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
+# of glibc alone
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
 FOUR_BITS = frozenset({onnx.TensorProto.INT4, onnx.TensorProto.UINT4})
 
 # Warnings about graphs that onnxfit builds on purpose would only distract the user.
@@ -109,8 +113,22 @@ def compile_model(
         )
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
         raise StepError(_explain(f"onnxruntime cannot compile the {name} graph", error)) from error
+    size = len(serialized)
+    del serialized
+    if size > MIN_BYTES_TO_TRIM:
+        return_freed_memory()
     _sessions.add(session._sess)
     return session
+
+
+def return_freed_memory() -> None:
+    """Give the memory that the process has freed back to the system, where the C library can.
+
+    A session takes several copies of its tensors while it is made. The C library keeps them for
+    later: three times the size of a base of 4 bits, after each session.
+    """
+    if _trim is not None:
+        _trim(0)
 
 
 def newest_opset() -> int:
@@ -213,7 +231,8 @@ class BoundSession:
     Write the arrays of `feeds` (NumPy views of the inputs' buffers), call `run`, and read `scalars`
     (views of the scalar outputs that the step adds) and `outputs`.
 
-    - `model`: the graph. Inputs named like a tensor of the state read that tensor.
+    - `model`: the graph. Inputs named like a tensor of the state read that tensor. The graph is
+      changed: its backward pass reads packed weights from the state.
     - `state`, `device`, `threads`: as for `compile_model`.
     - `name`: the name of the graph in error messages.
     - `writes`: outputs called `names.updated(<tensor of the state>)` are written into the state.
@@ -249,6 +268,7 @@ class BoundSession:
         self._name = name
         self._state = state
         self._device = device
+        share_packed_weights(model, state)
         self._session = compile_model(
             model, device, threads, name, busy_wait=busy_wait, uses_integers=uses_integers
         )._sess

@@ -66,7 +66,7 @@ def with_loss(recipe: Recipe, batch: Batch, *, shared: bool = False) -> ir.Model
     op, statistics = training_forward(recipe, batch)
     targets = soft_targets(op, recipe, batch)
     add_loss_outputs(op, recipe.objectives, recipe.penalties, batch, targets, shared=shared)
-    keep_outputs(op, recipe.metric_outputs)
+    keep_outputs(op, add_metric_sums(op, recipe))
     for name, value in statistics.items():
         op.output(names.updated(name), value)
     return complete_shapes(prune(op))
@@ -204,6 +204,36 @@ def _sum(terms: Sequence[Value]) -> Value:
     for term in terms[1:]:
         total = total + total.op.cast(term, total.dtype)
     return total
+
+
+def add_metric_sums(op: GraphBuilder, recipe: Recipe) -> list[str]:
+    """Add what a batch adds to each metric, and return the outputs that other metrics read.
+
+    `op` builds a graph that has the labels already.
+    """
+    outputs = {v.name or "": v for v in op.graph.outputs}
+    inputs = {v.name or "": v for v in op.graph.inputs}
+    weight = inputs.get(names.SAMPLE_WEIGHT)
+    read = []
+    for metric in recipe.metrics:
+        sums = None
+        if recipe.sums_metrics:
+            y_true = op.wrap(inputs[names.target(metric.output)])
+            loss = recipe.objectives[metric.output].loss
+            with op.scope(scopes.METRICS):
+                sums = metric.sums(
+                    op,
+                    loss,
+                    y_true,
+                    op.wrap(outputs[metric.output]),
+                    None if weight is None else op.wrap(weight),
+                )
+        if sums is None:
+            read.append(metric.output)
+            continue
+        for attribute, value in sums.items():
+            op.output(names.metric_sum(metric.name, attribute), value)
+    return read
 
 
 def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:

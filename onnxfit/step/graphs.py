@@ -32,7 +32,13 @@ from onnxfit.graph.weights import select_weights
 from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.step.differentiation import gradient, is_scaled
 from onnxfit.step.finish import finish
-from onnxfit.step.forward import add_loss_outputs, forward, keep_outputs, with_loss
+from onnxfit.step.forward import (
+    add_loss_outputs,
+    add_metric_sums,
+    forward,
+    keep_outputs,
+    with_loss,
+)
 from onnxfit.step.limits import check_fits
 from onnxfit.step.objectives import Losses, get_objectives
 from onnxfit.step.recipe import Batch, Recipe
@@ -150,7 +156,7 @@ def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     op = forward(recipe, batch)
     to_evaluation_form(op)
     add_loss_outputs(op, recipe.objectives, recipe.penalties, batch)
-    keep_outputs(op, recipe.metric_outputs)
+    keep_outputs(op, add_metric_sums(op, recipe))
     return finish(op)
 
 
@@ -168,6 +174,7 @@ def evaluate_outputs_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         assert w.shape is not None
         op.input(name, w.dtype, w.shape)
     add_loss_outputs(op, recipe.objectives, recipe.penalties, batch)
+    add_metric_sums(op, recipe)
     keep_outputs(op, ())
     return finish(op)
 

@@ -16,8 +16,10 @@ from onnxfit.graph import names
 from onnxfit.graph.model import tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses import Loss, LossLike, get_loss
 from onnxfit.metrics import Metric, MetricLike, get_metric
+from onnxfit.registry import is_newest
 from onnxfit.step.limits import check_fits, check_loss_weight
 from onnxfit.step.read_only import read_only, refusing_writes
 
@@ -73,6 +75,22 @@ class OutputMetric:
     @property
     def mode(self) -> str:
         return self.metric.mode
+
+    def sums(
+        self, op: GraphBuilder, loss: Loss, y_true: Value, y_pred: Value, weight: Value | None
+    ) -> Mapping[str, Value] | None:
+        """Return attribute of the metric -> what a batch adds to it, as `Metric.sums` does; None
+        where the metric reads the outputs themselves.
+
+        - `loss`: the loss of the output, which says how metrics see the labels.
+        - `weight`: the sample weights of a batch, if it has some.
+        """
+        if not is_newest(type(loss), "metric_labels_in_graph", "metric_labels"):
+            return None
+        if not is_newest(type(self.metric), "sums", "update", "reset"):
+            return None
+        labels, weights = loss.metric_labels_in_graph(op, y_true, weight)
+        return self.metric.sums(op, labels, y_pred, weights if self.metric.weighted else None)
 
     def copy(self) -> OutputMetric:
         """Return the same metric with its own sums: an evaluation inside an epoch does not change

@@ -25,6 +25,7 @@ from onnxfit.gradients.update import (
 )
 from onnxfit.graph import names, tensors
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
+from onnxfit.graph.quantized import quantized_weights
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.training_form import updated_statistics
@@ -75,12 +76,16 @@ class Recipe:
     trainable: TrainableModel | None = None
     # the model whose outputs are learned in addition to the labels
     teacher: Teacher | None = None
+    # whether graphs add up the metrics that they can; else all metrics read the outputs
+    sums_metrics: bool = True
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
     # whether the tensors are more than one graph can hold
     large: bool = field(init=False)
     # the frozen tensors that are inputs of every graph, which shares their memory
     constants: tuple[str, ...] = field(init=False)
+    # the weights of a few bits that the forward pass reads with a kernel of its own
+    packed: tuple[str, ...] = field(init=False)
     # whether `predict` compiles the model with its tensors inside, like an exported file
     compiles_weights: bool = field(init=False)
 
@@ -95,12 +100,15 @@ class Recipe:
         }
         large = sum(sizes.values()) > tensors.MAX_MODEL_BYTES
         kept = set(self.state)
-        if not large:
-            kept |= _packed_tensors(self.model.graph)
+        packed = set() if large else _packed_tensors(self.model.graph)
+        kept |= packed
         frozen = {name: size for name, size in sizes.items() if name not in kept}
-        shares = large or sum(frozen.values()) > tensors.MAX_COPIED_BYTES
+        copied = sum(size for name, size in sizes.items() if name not in self.state)
+        shares = large or copied > tensors.MAX_COPIED_BYTES
         constants = [n for n, size in frozen.items() if shares and size > tensors.MAX_INLINE_BYTES]
         object.__setattr__(self, "large", large)
+        weights = [n for n in quantized_weights(self.model) if n in packed]
+        object.__setattr__(self, "packed", tuple(weights))
         object.__setattr__(self, "constants", tuple(constants))
         object.__setattr__(self, "compiles_weights", self.evaluates_file or not shares)
 
@@ -180,6 +188,10 @@ class Recipe:
         """
         return replace(self, device=device, gradient=gradient_source(self.gradient.name, device))
 
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the values of an initializer, without a copy where possible."""
+        return _array_of(self.model.graph.initializers[name])
+
     @property
     def state(self) -> tuple[str, ...]:
         """The initializers that training changes: they are inputs of every step."""
@@ -226,11 +238,6 @@ class Recipe:
     def float_outputs(self) -> tuple[str, ...]:
         """The float outputs, which can have a gradient."""
         return tuple(name for name, spec in self.outputs.items() if spec.dtype.kind == "f")
-
-    @cached_property
-    def metric_outputs(self) -> tuple[str, ...]:
-        """The outputs that a step returns because a metric reads them."""
-        return tuple(dict.fromkeys(metric.output for metric in self.metrics))
 
     @cached_property
     def targets(self) -> dict[str, OutputTarget]:

@@ -27,7 +27,12 @@ from onnxfit.graph.model import complete_shapes, model_errors, spec_of
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.finish import finish, prune
-from onnxfit.step.forward import add_loss_outputs, soft_targets, training_forward
+from onnxfit.step.forward import (
+    add_loss_outputs,
+    add_metric_sums,
+    soft_targets,
+    training_forward,
+)
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
@@ -159,6 +164,7 @@ def loss_graph(
     wrt = [_name(v) for v in op.graph.outputs if is_float(v)]
     targets = soft_targets(op, recipe, batch)
     add_loss_outputs(op, recipe.objectives, {}, batch, targets, shared=shared)
+    add_metric_sums(op, recipe)
     op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(_name(v))]
     loss = names.SHARED if shared else names.TOTAL
     model, gradients = recipe.gradient.add_gradients(complete_shapes(prune(op)), loss, wrt)

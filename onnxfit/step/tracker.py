@@ -213,10 +213,28 @@ class Tracker:
         return loss
 
     def _update_metrics(self, result: StepResult, batch: Batch) -> None:
-        """Update every metric. They share their arguments, which are therefore read-only."""
+        """Update every metric, by the sums that the step has computed, or by the outputs."""
+        sums: dict[str, dict[str, float]] = {}
+        for name, value in result.scalars.items():
+            found = names.metric_of_sum(name)
+            if found is not None:
+                sums.setdefault(found[0], {})[found[1]] = value.item()
+        for metric in self._metrics:
+            if metric.name in sums:
+                with self._refusing(metric.name):
+                    metric.metric.add_sums(sums[metric.name])
+        others = [metric for metric in self._metrics if metric.name not in sums]
+        if others:
+            self._update_by_outputs(others, result, batch)
+        self._resumes = False
+
+    def _update_by_outputs(
+        self, metrics: Sequence[OutputMetric], result: StepResult, batch: Batch
+    ) -> None:
+        """Update metrics. They share their arguments, which are therefore read-only."""
         predictions, arrays = result.prediction(), result.fed(batch)
         weight = arrays.get(names.SAMPLE_WEIGHT)
-        for metric in self._metrics:
+        for metric in metrics:
             loss = self._losses[metric.output]
             labels, weights = loss.metric_labels(arrays[names.target(metric.output)], weight)
             labels = read_only(labels)
@@ -227,7 +245,6 @@ class Tracker:
             change = f"Metric {metric.name!r} changes its arguments"
             with self._refusing(metric.name), refusing_writes(change):
                 metric.metric.update(labels, outputs, row_weights)
-        self._resumes = False
 
     @property
     def has_counted(self) -> bool:

@@ -143,10 +143,9 @@ class Backend(ABC):
         sums = {}
         if self.can_accumulate:
             sums = {names.gradient_sum(w): np.zeros_like(array) for w, array in weights.items()}
-        constants = {
-            name: recipe.model.graph.initializers[name].const_value.numpy()  # type: ignore[union-attr]  # a recipe's constants have values
-            for name in recipe.constants
-        }
+        constants = {name: recipe.array(name) for name in recipe.constants}
+        if self.device.kind == "cpu":  # on other devices nothing is freed for them
+            constants |= {names.packed(name): recipe.array(name) for name in recipe.packed}
         fused: dict[str, Sequence[str]] = self._fuse_sums(weights)
         for name, members in self.fused.items():
             fused[name] = members

@@ -250,10 +250,10 @@ class ForwardBackwardBackend(Backend):
 def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
     """Return the forward and the backward pass, with the weights' gradients.
 
-    The outputs are those that loss and metrics read; without a loss, all outputs.
+    The outputs are those that the loss reads; without a loss, all outputs.
     """
     outputs = [v.name or "" for v in recipe.model.graph.outputs]
-    needed = {*(recipe.loss_outputs or outputs), *recipe.metric_outputs}
+    needed = recipe.loss_outputs or outputs
     return split.split_step(
         recipe, shapes, [name for name in outputs if name in needed], recipe.weights
     )

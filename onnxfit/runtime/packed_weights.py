@@ -1,0 +1,49 @@
+"""Packed weights that the backward pass reads from memory that all graphs share.
+
+The kernel of MatMulNBits packs its weights anew when a session is made, and onnxruntime then frees
+the ones that it was given, unless another node reads them. The backward pass does. It therefore
+gets them as an input, in the memory of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import onnx
+
+from onnxfit.graph import names
+from onnxfit.graph.replacement import replace_nodes
+
+
+def share_packed_weights(model: onnx.ModelProto, shared: Container[str]) -> None:
+    """Let the backward pass of a graph read packed weights as inputs, in place.
+
+    The gradient of a packed weight reads it through a Where with two equal branches, so that
+    onnxruntime does not take it for a constant. The input takes the place of that Where.
+
+    - `model`: a graph of a step.
+    - `shared`: the names of the inputs that may be added, those of `names.packed`.
+    """
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    replaced = {
+        node.output[0]: node.input[1]
+        for node in graph.node
+        if node.op_type == "Where" and node.input[1] == node.input[2]
+        if node.input[1] in tensors and names.packed(node.input[1]) in shared
+    }
+    if not replaced:
+        return
+    replace_nodes(graph, [node for node in graph.node if node.output[0] not in replaced])
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            if name in replaced:
+                node.input[i] = names.packed(replaced[name])
+    read = {name for node in graph.node for name in node.input}
+    for name in dict.fromkeys(replaced.values()):
+        tensor = tensors[name]
+        graph.input.append(
+            onnx.helper.make_tensor_value_info(names.packed(name), tensor.data_type, tensor.dims)
+        )
+        if name not in read:
+            graph.initializer.remove(tensor)
