@@ -613,6 +613,6 @@ def test_warnings_of_estimators_point_at_the_users_line() -> None:
         def on_anything(self) -> None: ...
 
     estimator = OnnxRegressor(linear(4), epochs=1, callbacks=[Helper()])
-    with pytest.warns(UserWarning, match="is no hook") as warned:
+    with pytest.warns(UserWarning, match="is not a hook") as warned:
         sklearn_model_selection.cross_val_score(estimator, X, Y.ravel(), cv=2)
     assert {warning.filename for warning in warned} == {__file__}

@@ -344,7 +344,7 @@ class TestCalls:
         class Mine(Callback):
             def on_epoch_ends(self, epoch, logs): ...
 
-        with pytest.raises(SettingError, match=r"Mine.on_epoch_ends is no hook.*on_epoch_end\?"):
+        with pytest.raises(SettingError, match=r"Mine.on_epoch_ends is not a hook.*on_epoch_end\?"):
             Trainer(linear(2), loss="mse").fit(X, Y, callbacks=[Mine()], verbose=0)
 
     def test_another_trainers_state_is_refused_whole(self) -> None:

@@ -28,7 +28,7 @@ def test_gradients_are_accumulated_over_as_many_batches_as_the_epoch_says(backen
 
 def test_accumulating_more_needs_a_trainer_that_accumulates():
     on = line()
-    with pytest.raises(SettingError, match="accumulate=2 or more"):
+    with pytest.raises(SettingError, match=r"accumulate=2\) or more"):
         fit(GradientAccumulationScheduler({3: 2}), on=on)
     assert on.global_step == 0
     fit(GradientAccumulationScheduler({0: 1}), on=on)

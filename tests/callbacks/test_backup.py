@@ -102,7 +102,7 @@ def test_a_spoiled_backup_is_named_and_the_one_before_taken(tmp_path):
     newer = max(tmp_path.glob("*.onnxfit"))
     newer.write_bytes(newer.read_bytes()[:-100])
     with pytest.warns(
-        UserWarning, match=rf"{newer.name}.* cannot be read; the one before is tried"
+        UserWarning, match=rf"{newer.name}.* cannot be read\. The previous backup is tried"
     ):
         on = fit(BackupAndRestore(tmp_path, every_n_steps=1), epochs=4)
     assert same(on.get_weights(), fit(epochs=4).get_weights())
@@ -197,7 +197,7 @@ def test_save_freq_is_a_number_of_batches(tmp_path):
     look.phase = "logger"
     fit(backup, look, on=line(accumulate=4), batch_size=1)
     assert written == [f"backup-{number:06d}.onnxfit" for number in (0, 1, 1, 2)]
-    with pytest.raises(SettingError, match="save_freq 'epoch' or a number of batches >= 1, got 0"):
+    with pytest.raises(SettingError, match="save_freq to be 'epoch' or a number of batches"):
         BackupAndRestore("b", save_freq=0)
 
 

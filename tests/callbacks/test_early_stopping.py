@@ -104,7 +104,7 @@ def test_early_stopping_restores_the_weights_of_the_best_epoch(
 def test_early_stopping_passes_over_epochs_without_the_figure_with_one_warning():
     with pytest.warns(
         UserWarning,
-        match=r"EarlyStopping monitors 'val_loss', which was not computed here; available: loss",
+        match=r"EarlyStopping monitors 'val_loss', which this epoch did not compute\. Available: loss",
     ) as warned:
         assert run([1, None, 1, None, 1], EarlyStopping(patience=3)).ran == 5
     assert len(warned) == 1

@@ -139,9 +139,9 @@ def test_ranks_show_the_same_texts_once(capsys: Any) -> None:
     ("settings", "message"),
     [
         ({"prompts": []}, "at least one prompt"),
-        ({"prompts": [[1], []]}, "and a token in each"),
-        ({"prompts": [[1.5]]}, r"A prompt is text or a list of token ids, got \[1.5\]"),
-        ({"prompts": ["a"]}, "is text, which needs tokenizer=, .* got NoneType"),
+        ({"prompts": [[1], []]}, "with at least one token each"),
+        ({"prompts": [[1.5]]}, r"A prompt must be text or a list of token ids, got \[1.5\]"),
+        ({"prompts": ["a"]}, "is text, which needs a tokenizer .* got NoneType"),
         ({"temperature": -1.0}, "a finite temperature >= 0, got -1.0"),
         ({"top_p": 0.0}, "needs 0 < top_p <= 1, got 0.0"),
         ({"top_k": 0}, "top_k"),

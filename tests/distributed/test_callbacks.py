@@ -547,7 +547,7 @@ def test_saves_between_averages_are_refused_at_the_start():
     def run(communicator):
         on = trainer(Averaging(communicator))
         for setting in ({"save_freq": 3}, {"every_n_steps": 5}):
-            with pytest.raises(SettingError, match="in multiples of 2"):
+            with pytest.raises(SettingError, match="a multiple of 2"):
                 fit(on, ModelCheckpoint("a", **setting))
 
     on_ranks(2, run)

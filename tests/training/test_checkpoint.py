@@ -178,7 +178,7 @@ def test_a_backup_that_cannot_be_read_gives_way_to_the_one_before(
     else:
         newest.write_bytes(b"GIF89a")
     with pytest.warns(
-        UserWarning, match=rf"{newest.name}.* cannot be read; the one before is tried"
+        UserWarning, match=rf"{newest.name}.* cannot be read\. The previous backup is tried"
     ) as warned:
         again = fit(new(), BackupAndRestore(tmp_path / "b", every_n_steps=1))
     assert len(warned) == 1
