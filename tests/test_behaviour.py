@@ -740,7 +740,8 @@ def test_steps_per_epoch_go_on_through_the_passes(way) -> None:
 def test_running_out_of_data_is_said_once(way) -> None:
     trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, **way)
     with pytest.warns(
-        UserWarning, match=r"ran out of data: the epoch has 10 batches, steps_per_epoch=11"
+        UserWarning,
+        match=r"Ran out of data: the epoch ended after 10 batches, but steps_per_epoch=11",
     ) as caught:
         trainer.fit(
             column(*range(10)),

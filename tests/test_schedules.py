@@ -139,7 +139,7 @@ def test_names():
             lambda: Exponential(0.1, 10, 1.5),
             r"Exponential needs decay_rate > 0 and <= 1, got 1.5\.",
         ),
-        (lambda: Step(0.1, 2.5), r"Step needs a whole number as step_size >= 1, got 2.5\."),
+        (lambda: Step(0.1, 2.5), r"Step needs step_size to be a whole number >= 1, got 2.5\."),
         (lambda: Piecewise((3, 3), (1, 2, 3)), r"increasing boundaries, got \(3, 3\)"),
         (
             lambda: Piecewise((3,), (1.0,)),

@@ -377,8 +377,8 @@ def test_several_outputs_need_a_choice() -> None:
         (OnnxClassifier(line(1)), CLASSES, "1 column, and y has 3 classes"),
         (OnnxClassifier(line(4)), CLASSES, "4 columns, and y has 3 classes"),
         (OnnxClassifier(), np.zeros(120), "at least 2 classes, got 1 class"),
-        (OnnxRegressor(hidden_layer_sizes=(0,)), Y, "hidden_layer_sizes are at least 1"),
-        (OnnxRegressor(line(1), loss={"z": "mse"}), Y, "a dict of one output"),
+        (OnnxRegressor(hidden_layer_sizes=(0,)), Y, "hidden_layer_sizes must all be >= 1"),
+        (OnnxRegressor(line(1), loss={"z": "mse"}), Y, "a dict with exactly one output"),
     ],
 )
 def test_what_does_not_fit_is_refused(estimator: Any, y: Array, message: str) -> None:
@@ -553,7 +553,7 @@ def test_wrong_class_weights_are_refused(class_weight: Any, message: str) -> Non
 
 
 def test_rows_that_come_in_parts_are_not_balanced() -> None:
-    with pytest.raises(SettingError, match="cannot balance classes by the rows of one call"):
+    with pytest.raises(SettingError, match="partial_fit cannot use class_weight='balanced'"):
         OnnxClassifier(class_weight="balanced").partial_fit(X, CLASSES)
     OnnxClassifier(class_weight={0: 2.0}).partial_fit(X, CLASSES)
 
@@ -583,7 +583,7 @@ def test_a_loss_falls_or_has_converged(losses: list[float], falls: bool) -> None
 def test_a_fit_that_is_too_short_is_told() -> None:
     for early_stopping in (False, True):
         short = OnnxRegressor(epochs=5, random_state=0, early_stopping=early_stopping)
-        with pytest.warns(ConvergenceWarning, match="still falls after 5 epochs") as warned:
+        with pytest.warns(ConvergenceWarning, match="still falling after 5 epochs") as warned:
             short.fit(X, Y)
         assert warned[0].filename == __file__
     OnnxRegressor(hidden_layer_sizes=(), learning_rate=0.1, random_state=0).fit(X, Y)

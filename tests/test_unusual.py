@@ -305,7 +305,7 @@ class TestCalls:
     def test_fit_inside_fit_is_refused(self) -> None:
         trainer = Trainer(linear(2), loss="mse")
         nested = LambdaCallback(on_epoch_end=lambda epoch, logs: trainer.fit(X, Y, verbose=0))
-        with pytest.raises(SettingError, match=r"fit is running already"):
+        with pytest.raises(SettingError, match=r"fit is already running"):
             trainer.fit(X, Y, callbacks=[nested], verbose=0)
         # and one callback needs no list
         trainer.fit(X, Y, callbacks=EarlyStopping("loss"), verbose=0)

@@ -83,15 +83,15 @@ def _render(scene: Scene, format: str) -> bytes:  # noqa: A002  (Graphviz's word
     boxes = len(scene.nodes) + len(scene.inputs) + len(scene.outputs)
     if boxes > MAX_BOXES:
         raise SettingError(
-            f"A picture of {boxes} boxes is too large to be laid out (at most {MAX_BOXES}):"
-            " depth=1, 2, … draws a box per scope."
+            f"A picture of {boxes} boxes is too large; the limit is {MAX_BOXES} boxes. Pass"
+            " depth=1 or more to draw one box per scope."
         )
     try:
         import pygraphviz
     except ImportError as error:
         raise InstallationError(
-            'Pictures need pygraphviz 2, which brings Graphviz along: pip install "onnxfit[draw]"'
-            f" ({error})."
+            f"Pictures need pygraphviz 2, which includes Graphviz ({error}): pip install"
+            ' "onnxfit[draw]"'
         ) from error
     graph = pygraphviz.AGraph(strict=False, directed=True)
     _Picture(graph, scene, boxes).draw()

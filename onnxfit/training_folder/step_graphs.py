@@ -21,7 +21,7 @@ from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights
 from onnxfit.training_folder.manifest import EVALUATE, PREDICT, SCALARS, TRAIN
 
-# Target -> the kind of device whose forms of operators its step has; None for that of the trainer.
+# Target -> the kind of device for whose kernels the step is built; None for the trainer's device.
 DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu"}
 TARGETS = tuple(DEVICES)
 
@@ -36,22 +36,23 @@ def step_graphs(
 ) -> dict[str, onnx.ModelProto]:
     """Return the graphs of a folder by name.
 
-    - `target`: "onnxruntime" for the step of the trainer; for "web" and "webgpu", a host computes
-      the numbers that depend on learning rate, step and seed alone. Operators of "webgpu" have the
-      forms for which there are kernels.
+    - `target`: "onnxruntime" for the step of the trainer. For "web" and "webgpu", the host computes
+      the numbers that depend only on learning rate, step and seed. A step for "webgpu" has only
+      operators with kernels in that provider.
     - `include`: the names of the graphs.
     - `fused`: the weights that the step of the trainer updates as one tensor.
     - `rows`: the rows of a batch in the training step; None for any number.
-    - `sample_weight`: whether the losses have factors, an input with one for each row.
+    - `sample_weight`: whether the losses have an input with a weight for each row.
 
-    Raises GradientError if the gradient needs the number of rows, SettingError for other sizes that
-    are missing.
+    GradientError: the gradient needs the number of rows. SettingError: other sizes are missing.
     """
     graphs: dict[str, onnx.ModelProto] = {}
     device = DEVICES[target]
     if device is not None:
         recipe = recipe.for_device(device)
-        fused = NO_FUSED_WEIGHTS  # WebGPU bounds the number of tensors that one kernel joins
+        fused = (
+            NO_FUSED_WEIGHTS  # WebGPU limits the number of tensors that a kernel can concatenate
+        )
     any_rows = batch_specs(recipe, None, sample_weight)
     if TRAIN in include:
         batch = any_rows if rows is None else batch_specs(recipe, rows, sample_weight)
@@ -61,8 +62,8 @@ def step_graphs(
             if rows is not None:
                 raise
             raise GradientError(
-                f"{error}\nThere is no training step for any size of batch. Give the number of"
-                " rows: export_training(folder, batch_size=...)."
+                f"{error}\nA training step for batches of any size is not possible. Pass the number"
+                " of rows: export_training(folder, batch_size=...)."
             ) from None
         step, scalars = _divide_fused(step, recipe, fused), None
         if device is not None:
@@ -78,11 +79,11 @@ def step_graphs(
 
 
 def _divide_fused(step: onnx.ModelProto, recipe: Recipe, fused: FusedWeights) -> onnx.ModelProto:
-    """Return a step that joins and divides fused tensors itself, so that no host knows of them.
+    """Return a step that joins and divides fused tensors itself, so that hosts do not see them.
 
-    The step updates the same tensors as that of the trainer. An update of each weight by itself
+    The step updates the same fused tensors as the trainer's step. Separate updates of each weight
     could differ in the last bit: older versions of onnxruntime round a square root differently in
-    the rest of a tensor that does not fill a vector register.
+    the last elements of a tensor, which do not fill a vector register.
     """
     if not fused:
         return step
@@ -124,7 +125,7 @@ def _divide(op: GraphBuilder, name: str, members: Mapping[str, TensorSpec]) -> N
 
 
 def batch_specs(recipe: Recipe, rows: int | None, sample_weight: bool) -> Batch:
-    """Return the specs of a batch of so many rows, or of any number."""
+    """Return the specs of a batch of `rows` rows, or of any number of rows."""
     batch = dict(recipe.declared_batch)
     if sample_weight:
         first = [_first(spec.shape) for spec in recipe.inputs if spec.shape]
@@ -144,7 +145,7 @@ def _first(shape: tuple[Dim, ...] | None) -> Dim:
 
 
 def _with_sizes(spec: TensorSpec, sizes: Mapping[str, int], rows: int) -> TensorSpec:
-    """Return the spec with numbers for the names in `sizes`, and `rows` for an open first size."""
+    """Return the spec with the names in `sizes` replaced, and `rows` for a dynamic first size."""
     if not spec.shape:
         return spec
     shape = [sizes.get(size, size) if isinstance(size, str) else size for size in spec.shape]
@@ -154,18 +155,18 @@ def _with_sizes(spec: TensorSpec, sizes: Mapping[str, int], rows: int) -> Tensor
 
 
 def _require_sizes(recipe: Recipe, batch: Batch, rows: int) -> None:
-    """Raise SettingError if an input of the model has another number of rows, or open sizes."""
+    """Raise SettingError if an input has another number of rows, or other dynamic sizes."""
     for name in [spec.name for spec in recipe.inputs]:
         spec = batch[name]
         if spec.shape and spec.shape[0] != rows:
             raise SettingError(
-                f"batch_size={rows} is not the model's: input {spec} has another batch dimension."
-                " onnxfit.dynamic_batch(model) makes it a name."
+                f"batch_size={rows} does not fit the model: input {spec} has another batch"
+                " dimension. Pass that number, or use onnxfit.dynamic_batch(model)."
             )
         open_sizes = [size for size in spec.shape or (None,) if not isinstance(size, int)]
         if spec.shape != () and open_sizes:
             raise SettingError(
-                f"batch_size={rows} fixes the rows alone, and input {spec} has other sizes that are"
-                f" no numbers ({listed_names(open_sizes)}): leave batch_size out, or export the"
-                " model with these sizes."
+                f"batch_size={rows} fixes only the number of rows, but input {spec} has other"
+                f" dynamic sizes ({listed_names(open_sizes)}). Remove batch_size, or export the"
+                " model with fixed sizes."
             )

@@ -107,7 +107,9 @@ def test_weights_that_train_besides_are_warned_of(tmp_path: Path) -> None:
 
 
 def test_a_trainer_without_adapters_has_none_to_export(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"this trainer has none: Trainer\(\.\.\., adapters="):
+    with pytest.raises(
+        SettingError, match=r"this trainer has none\. Create it with Trainer\(\.\.\., adapters="
+    ):
         Trainer(models.mlp()).export_adapter(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
 
@@ -162,7 +164,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "empty": (lambda folder: (folder / TENSORS).write_bytes(b""), "is not whole"),
     "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "cannot be read as JSON"),
-    "a list": (lambda folder: (folder / CONFIG).write_text("[]"), "expected an object"),
+    "a list": (lambda folder: (folder / CONFIG).write_text("[]"), "must be an object"),
     "alpha": (with_config(lora_alpha="16"), "lora_alpha = '16'"),
     "negative alpha": (with_config(lora_alpha=0), "settings that no adapter takes"),
     "dropout": (with_config(lora_dropout=2), "settings that no adapter takes"),

@@ -32,12 +32,12 @@ def test_accumulating_more_needs_a_trainer_that_accumulates():
         fit(GradientAccumulationScheduler({3: 2}), on=on)
     assert on.global_step == 0
     fit(GradientAccumulationScheduler({0: 1}), on=on)
-    with pytest.raises(SettingError, match="epochs from 0 on, got -1"):
+    with pytest.raises(SettingError, match="whole numbers >= 0, got -1"):
         GradientAccumulationScheduler({-1: 2})
     for value in (0, 1.5):
         with pytest.raises(SettingError, match="whole number"):
             on.accumulate = value
-    with pytest.raises(SettingError, match="which this trainer was built without"):
+    with pytest.raises(SettingError, match="needs a Trainer that was created with accumulate=2"):
         on.accumulate = 2
 
 

@@ -132,7 +132,7 @@ def test_backups_of_another_model_are_refused_and_change_nothing(tmp_path):
         fit(BackupAndRestore(tmp_path, every_n_steps=1), KillAfter(1))
     other = network()
     before = other.get_weights()
-    with pytest.raises(SettingError, match="another trainer's"):
+    with pytest.raises(SettingError, match="belongs to another trainer"):
         other.fit(*ten_rows(), verbose=0, callbacks=[BackupAndRestore(tmp_path)])
     assert same(other.get_weights(), before)
     assert list(tmp_path.glob("*.onnxfit"))

@@ -111,10 +111,10 @@ def test_the_finder_s_limits(tmp_path):
     ):
         with pytest.raises(SettingError, match="LearningRateFinder needs"):
             LearningRateFinder(**settings)
-    with pytest.raises(SettingError, match="on_train_begin or on_train_end"):
+    with pytest.raises(SettingError, match="on_train_begin and on_train_end"):
         next(line().trial_steps([0.1]))
     on = line()
-    with pytest.raises(SettingError, match="on_train_begin or on_train_end"):
+    with pytest.raises(SettingError, match="on_train_begin and on_train_end"):
         fit(LambdaCallback(on_epoch_end=lambda epoch, logs: next(on.trial_steps([0.1]))), on=on)
 
 

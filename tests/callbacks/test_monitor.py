@@ -112,7 +112,7 @@ def test_every_other_checkpoint_may_name_what_it_likes(trainer):
 def test_batches_have_figures_of_their_own(trainer):
     fit(trainer, best("batch_loss", save_freq=1))
     fit(trainer, LearningRateMonitor(), best("lr", save_freq=1))
-    with pytest.raises(SettingError, match="not after batches. Save after epochs"):
+    with pytest.raises(SettingError, match=r"not after batches\. Save after epochs"):
         fit(trainer, best("val_loss", save_freq=1), validation_data=(X, Y))
     with pytest.raises(SettingError, match="which this fit never computes"):
         fit(trainer, best("batch_loss"))

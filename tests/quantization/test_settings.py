@@ -39,10 +39,10 @@ def test_names_are_a_tuple() -> None:
         ({"scales": "lerned"}, "scales is 'fixed' or 'learned', got 'lerned'"),
         ({"scales": None}, "scales is 'fixed' or 'learned', got None"),
         ({"observe": -1}, "observe >= 0 and <= 1000000000, got -1"),
-        ({"observe": 1.5}, "a whole number as observe"),
-        ({"observe": True}, "a whole number as observe"),
-        ({"observe": "3"}, "a whole number as observe"),
-        ({"observe": 10**30}, "a whole number as observe"),
+        ({"observe": 1.5}, "observe to be a whole number"),
+        ({"observe": True}, "observe to be a whole number"),
+        ({"observe": "3"}, "observe to be a whole number"),
+        ({"observe": 10**30}, "observe to be a whole number"),
         ({"scales": "learned", "observe": 3}, "Train with observe first, export the file"),
     ],
     ids=str,
@@ -168,5 +168,5 @@ def test_a_checkpoint_cannot_name_a_file_to_read(tmp_path: Path, field: str) -> 
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in entries.items():
             archive.writestr(name, data)
-    with pytest.raises(CheckpointError, match="names a file to read"):
+    with pytest.raises(CheckpointError, match="settings name a file to read"):
         Trainer.load(path)

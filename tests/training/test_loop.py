@@ -57,13 +57,13 @@ def test_validation_steps_are_a_number_of_batches(steps: int | None, rows: Any) 
 
 @pytest.mark.parametrize("steps", [0, -1])
 def test_validation_steps_are_at_least_one(steps: int) -> None:
-    with pytest.raises(SettingError, match=f"validation_steps is at least 1, got {steps}"):
+    with pytest.raises(SettingError, match=f"validation_steps must be >= 1, got {steps}"):
         fit(new(), validation_data=(X, Y), validation_steps=steps)
 
 
 @pytest.mark.parametrize("frequency", [0, -2])
 def test_validation_freq_is_at_least_one(frequency: int) -> None:
-    with pytest.raises(SettingError, match=f"validation_freq is at least 1, got {frequency}"):
+    with pytest.raises(SettingError, match=f"validation_freq must be >= 1, got {frequency}"):
         fit(new(), validation_freq=frequency)
 
 

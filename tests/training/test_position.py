@@ -41,5 +41,7 @@ def test_the_order_of_rows_has_a_version() -> None:
         warnings.simplefilter("error")
         Position.restored(astuple(now)).warn_of_other_order()
         Position.restored(astuple(Position(epoch=2))[:-1]).warn_of_other_order()
-    with pytest.warns(UserWarning, match="after 3 batches.*begin the next epoch: initial_epoch=3"):
+    with pytest.warns(
+        UserWarning, match="after 3 batches.*start the next epoch with initial_epoch=3"
+    ):
         Position.restored(astuple(now)[:-1]).warn_of_other_order()

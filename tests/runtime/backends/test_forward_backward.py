@@ -398,7 +398,7 @@ class TestWithoutALoss:
     def test_fit_asks_for_one(self) -> None:
         trainer = Trainer(mlp(), backend="forward_backward")
         for call in (trainer.fit, trainer.evaluate, trainer.train_on_batch):
-            with pytest.raises(SettingError, match=r"This trainer has no loss, which .* needs"):
+            with pytest.raises(SettingError, match=r"This trainer has no loss, but .* needs"):
                 call(X, Y)
         assert trainer.predict(X).shape == (24, 3)
         assert set(trainer.save_onnx_graph(bytes)) == {
