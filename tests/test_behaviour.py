@@ -934,7 +934,7 @@ def test_validation_split_takes_the_last_rows_before_shuffling(
 
 def test_validation_split_that_leaves_no_row_to_train_on() -> None:
     trainer = Trainer(linear(), loss="mse")
-    with pytest.raises(ValueError, match="leaves no row for training"):
+    with pytest.raises(ValueError, match="leaves no rows for training"):
         trainer.fit(column(1, 2, 3), column(0, 0, 0), validation_split=0.9, verbose=0)
     assert trainer.global_step == 0
 

@@ -145,7 +145,7 @@ def test_names():
             lambda: Piecewise((3,), (1.0,)),
             r"one value more than boundaries, got 1 for 1 boundaries",
         ),
-        (lambda: Piecewise(3, (1.0, 2.0)), r"whole numbers as boundaries >= 0, got 3"),
+        (lambda: Piecewise(3, (1.0, 2.0)), r"boundaries to be whole numbers >= 0, got 3"),
         (lambda: Piecewise((3,), (1.0, -2.0)), r"numbers as values >= 0, got \(1.0, -2.0\)"),
         (lambda: Cosine(0.1, 10, t_mul=2), r"need restarts=True, got t_mul=2"),
         (

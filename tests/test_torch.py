@@ -894,10 +894,10 @@ def test_threads_may_call_it_at_once() -> None:
 REFUSED = {
     "none": (lambda x: (), "takes 1 input .x: float32.N, 4.., got none"),
     "two": (lambda x: (x, x), "got 2 by position"),
-    "array": (lambda x: (x.numpy(),), "takes a dense torch tensor, got ndarray"),
+    "array": (lambda x: (x.numpy(),), "must be a dense torch tensor, got ndarray"),
     "sparse": (
         lambda x: (x.to_sparse(),),
-        "takes a dense torch tensor, got a torch.sparse_coo tensor",
+        "must be a dense torch tensor, got a torch.sparse_coo tensor",
     ),
     "dtype": (
         lambda x: (x.double(),),

@@ -1,4 +1,4 @@
-"""Write files in a background thread while training goes on."""
+"""Write files in a background thread while training continues."""
 
 from __future__ import annotations
 

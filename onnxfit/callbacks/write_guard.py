@@ -10,7 +10,7 @@ __all__: list[str] = []  # no class of the public package
 
 
 class WriteGuard:
-    """Context in which a logger writes: an error becomes a warning, and training goes on.
+    """Context in which a logger writes: an error becomes a warning, and training continues.
 
     - `owner`: the callback's class, named in the warning.
     - `target`: the file, folder or server, named in the warning.

@@ -14,10 +14,10 @@ from onnxfit.graph import names
 from onnxfit.graph.scopes import MODEL, STAGES
 
 MAX_BOXES = 1500  # boxes of a picture: their layout takes half a minute
-# Edges are labelled with types in pictures with at most so many boxes. In larger pictures, the
+# Edges are labelled with types in pictures with at most this many boxes. In larger pictures, the
 # labels would take most of the area and nearly all of the time.
 MAX_BOXES_WITH_EDGE_LABELS = 150
-# Edges lead down from stage to stage in pictures with at most so many boxes. In larger ones, stages
+# Edges lead down from stage to stage in pictures with at most this many boxes. In others, stages
 # are laid out one by one, which is faster.
 MAX_BOXES_RANKED_TOGETHER = 600
 MAX_ATTRIBUTES = 4  # attributes in a box

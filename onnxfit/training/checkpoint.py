@@ -341,7 +341,7 @@ def _check_description(info: dict[str, Any], name: str) -> None:
     if info["tracker"]:
         place = f"The tracker of {name!r}"
         require_types(place, info["tracker"], SUM_TYPES)
-        ranks = {RANKS: info["tracker"].get(RANKS, [])}  # of one process there are none
+        ranks = {RANKS: info["tracker"].get(RANKS, [])}  # absent for a single process
         require_types(place, ranks, {RANKS: list_of(MAPPING)})
         for number, sums in enumerate(ranks[RANKS]):
             require_types(f"{place}, rank {number},", sums, SUM_TYPES)

@@ -23,7 +23,7 @@ from onnxfit.errors import ArgumentError
         ({"init": "zeros"}, "'kaiming', 'gaussian', 'pissa', got 'zeros'"),
         ({"dora": 1}, "dora of LoRA is True or False, got 1"),
         ({"target": []}, "names no weight"),
-        ({"target": 3}, "target is a name, or a list of names"),
+        ({"target": 3}, "target must be a name or a list of names"),
     ],
 )
 def test_values_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -172,7 +172,7 @@ def test_early_stopping_resumed_after_any_epoch_stops_where_it_would_have(way, k
 def test_a_state_of_another_shape_is_refused_by_name():
     with pytest.raises(
         CheckpointError,
-        match=r"state of EarlyStopping\(val_loss\) lacks best_epoch, .*; it has best\.",
+        match=r"state of EarlyStopping\(val_loss\) must have best_epoch, .*, but has only best\.",
     ):
         EarlyStopping().load_state_dict({"best": 1.0})
 

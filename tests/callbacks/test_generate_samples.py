@@ -158,7 +158,7 @@ def test_an_output_of_another_shape_is_refused() -> None:
     model.graph.node.append(onnx.helper.make_node("ReduceMax", ["logits"], ["largest"]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("largest", 1, [1, 1, 1]))
     trainer = Trainer(model, loss={"logits": "causal_lm"})
-    for output, message in (("largest", "logits of shape"), ("y", "there is no 'y'")):
+    for output, message in (("largest", "logits of shape"), ("y", "the model has no output 'y'")):
         samples = GenerateSamples([[1]], output=output)
         with pytest.raises(SettingError, match=message):
             trainer.fit(TextLoader(COUNTING, 8), callbacks=samples, verbose=0)

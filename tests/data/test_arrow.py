@@ -110,7 +110,7 @@ def test_files_of_columns_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Found no rows in '.*empty'"):
         columns(tmp_path / "empty")
     pq.write_table(table()[:0], tmp_path / "none.parquet")
-    with pytest.raises(DataError, match=r"No rows in '.*none\.parquet'"):
+    with pytest.raises(DataError, match=r"Found no rows in '.*none\.parquet'"):
         columns(tmp_path / "none.parquet")
     for name in ("nowhere.parquet", "nowhere.arrow"):
         with pytest.raises(DataError, match="nowhere"):

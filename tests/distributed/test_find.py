@@ -164,7 +164,7 @@ def test_a_missing_member_is_named(name: str) -> None:
 
 
 def test_what_is_no_communicator_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"got the class Pair: make an object of it"):
+    with pytest.raises(SettingError, match=r"got the class Pair. Create an object"):
         world_of(Pair)
     with pytest.raises(UnknownNameError, match="Did you mean 'mpi'"):
         world_of("mpy")

@@ -27,7 +27,7 @@ Y = np.random.default_rng(2).integers(0, files.COLUMNS, 20)
 def test_names_are_a_tuple() -> None:
     assert Quantization().weights is None
     assert Quantization(weights="w").weights == Quantization(weights=["w"]).weights == ("w",)
-    with pytest.raises(SettingError, match="weights is a name, or a list of names"):
+    with pytest.raises(SettingError, match="weights must be a name or a list of names"):
         Quantization(weights=3)
     with pytest.raises(SettingError, match="unexpected keyword argument 'weight'"):
         Quantization(weight="w")

@@ -59,7 +59,7 @@ class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no typ
         super().__init__(folder, filename_suffix=f".{uuid.uuid4().hex}")
 
     def add_event(self, event: Any) -> None:
-        """Write an Event as it is.
+        """Write an Event unchanged.
 
         - `event`: the protocol buffer.
         """

@@ -469,7 +469,8 @@ class TestGraphs:
 
     def test_a_folder_without_or_with_two_checkpoints(self, tmp_path: Path) -> None:
         with pytest.raises(
-            CheckpointError, match=r"has one checkpoint, called \*.onnxfit; .* has none"
+            CheckpointError,
+            match=r"must contain exactly one checkpoint, called \*.onnxfit; .* has none",
         ):
             Trainer.load(tmp_path)
         trainer = Trainer(mlp(), loss="mse")
@@ -477,7 +478,7 @@ class TestGraphs:
         trainer.save_onnx_graph(tmp_path, prefix="other_")
         with pytest.raises(
             CheckpointError,
-            match=r"has 2 \(other_trainer.onnxfit, trainer.onnxfit\): name the file",
+            match=r"has 2 \(other_trainer.onnxfit, trainer.onnxfit\)\. Pass the file",
         ):
             Trainer.load(tmp_path)
 
