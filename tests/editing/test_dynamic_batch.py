@@ -211,7 +211,7 @@ IN_THE_WAY = {
     "a mean of all rows": (
         "(float[1, 3] x) => (float[1, 3] y)"
         " { m = ReduceMean <axes = [0], keepdims = 1> (x)  y = Sub(x, m) }",
-        r"y would differ from the original's, first at ReduceMean 'ReduceMean_m'",
+        r"y would differ from the original, first at ReduceMean 'ReduceMean_m'\.",
     ),
     "one row of many": (
         "(float[1, 3] x) => (float[3] y) <int64 i = {0}> { y = Gather <axis = 0> (x, i) }",
@@ -263,7 +263,9 @@ def test_wrong_axes_are_refused() -> None:
     model = model_of(FLAT, 1)
     with pytest.raises(UnknownNameError, match="No input is called 'X'"):
         dynamic_batch(model, axes={"X": 0})
-    with pytest.raises(SettingError, match=r"axes\['x'\] is a whole number from -4 to 3, or None"):
+    with pytest.raises(
+        SettingError, match=r"axes\['x'\] must be a whole number from -4 to 3, or None"
+    ):
         dynamic_batch(model, axes={"x": 4})
     with pytest.raises(ModelError, match="no input with a batch axis"):
         dynamic_batch(model, axes={"x": None})

@@ -391,10 +391,12 @@ def normalized(shape: str = "N, 2", layers: int = 1) -> onnx.ModelProto:
 def test_a_batch_of_one_row_without_anything_to_normalize_is_warned_of_once(way) -> None:
     trainer = Trainer(normalized(), loss="mse", **way)
     for _ in range(2):  # once for each fit
-        with pytest.warns(UserWarning, match="1 row.* 'bn0' one value.*drop_last") as caught:
+        with pytest.warns(
+            UserWarning, match="1 row has one value per channel .* 'bn0': .*drop_last"
+        ) as caught:
             trainer.fit(INPUTS, TARGETS, batch_size=4, epochs=3, verbose=0)
         assert len(caught) == 1
-    with pytest.warns(UserWarning, match="'bn0' and 1 others one value"):
+    with pytest.warns(UserWarning, match="'bn0' and 1 others: "):
         Trainer(normalized(layers=2), loss="mse", **way).fit(INPUTS[:1], TARGETS[:1], verbose=0)
 
 

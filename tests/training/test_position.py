@@ -14,7 +14,10 @@ from onnxfit.training.position import PendingFit, Position
 def test_other_batches_are_refused_within_a_data_epoch_alone() -> None:
     inside = Position(epoch=2, batch=3, data_batch=3, batch_size=4)
     inside.require_batch_size(4)
-    with pytest.raises(SettingError, match=r"after 3 batches of 4 rows.*not 8.*initial_epoch=3"):
+    with pytest.raises(
+        SettingError,
+        match=r"after 3 batches of 4 rows, but this fit has batch_size=8.*initial_epoch=3",
+    ):
         inside.require_batch_size(8)
     Position(epoch=2, batch_size=4).require_batch_size(8)
 

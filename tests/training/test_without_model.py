@@ -171,7 +171,7 @@ def test_a_trainer_without_adapters_has_none_to_save(
     with pytest.raises(SettingError, match=r"this trainer has no adapters\. Remove adapters_only"):
         trainer.fit(X, LABELS, verbose=0, callbacks=callback(tmp_path))
     assert trainer.global_step == 0
-    with pytest.raises(SettingError, match="this trainer has none"):
+    with pytest.raises(SettingError, match="this trainer has no adapters"):
         trainer.save(tmp_path / "a", adapters_only=True)
     with pytest.raises(SettingError, match="both save_weights_only=True and adapters_only=True"):
         ModelCheckpoint("a", adapters_only=True, save_weights_only=True)
