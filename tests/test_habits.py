@@ -353,13 +353,13 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "SGD(params=)": (lambda _: SGD(params=[]), "Remove it"),
     "RMSprop(rho=)": (lambda _: RMSprop(rho=0.9), "'alpha'?"),
     "Huber(detla=)": (lambda _: Huber(detla=1.0), "'delta'?"),
-    "Cosine(0.1)": (lambda _: Cosine(0.1), "lacks decay_steps"),
+    "Cosine(0.1)": (lambda _: Cosine(0.1), "needs a value for decay_steps"),
     "Trainer(lr=)": (lambda _: build(lr=0.1), "optimizer=Adam(learning_rate=0.001)"),
     "Trainer(criterion=)": (lambda _: Trainer(linear(4), criterion="mse"), "'loss'?"),
     "Trainer(optimiser=)": (lambda _: build(optimiser="adam"), "'optimizer'?"),
     "Trainer(random_state=)": (lambda _: build(random_state=0), "'seed'?"),
     "Trainer(epochs=)": (lambda _: build(epochs=3), "argument of fit"),
-    "Trainer()": (lambda _: Trainer(), "lacks model_onnx"),
+    "Trainer()": (lambda _: Trainer(), "needs a value for model_onnx"),
     "fit(epoch=)": (lambda b: b.fit(epoch=2), "'epochs'?"),
     "fit(max_epochs=)": (lambda b: b.fit(max_epochs=2), "'epochs'?"),
     "fit(lr=)": (lambda b: b.fit(lr=0.1), "setting of the optimizer"),
@@ -370,7 +370,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
         "takes 3 arguments by position (x, y, sample_weight), but got 4",
     ),
     "EarlyStopping(patiance=)": (lambda _: EarlyStopping(patiance=3), "'patience'?"),
-    "EarlyStopping by position": (lambda _: EarlyStopping("loss", 0, 3), "(monitor), got 3"),
+    "EarlyStopping by position": (lambda _: EarlyStopping("loss", 0, 3), "(monitor), but got 3"),
     "ModelCheckpoint(dirpath=)": (lambda _: ModelCheckpoint(dirpath="a"), "'filepath'?"),
     "ModelCheckpoint(save_best=)": (
         lambda _: ModelCheckpoint("a", save_best=True),
@@ -383,7 +383,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     # ------------------------------------------------------------------ values
     "epochs=2.0": (lambda b: b.fit(epochs=2.0), "epochs to be a whole number"),
     "epochs='2'": (lambda b: b.fit(epochs="2"), "epochs to be a whole number"),
-    "epochs=-1": (lambda b: b.fit(epochs=-1), "at least 0"),
+    "epochs=-1": (lambda b: b.fit(epochs=-1), "epochs must be >= 0"),
     "batch_size=0": (lambda b: b.fit(batch_size=0), "batch_size must be >= 1"),
     "batch_size=None": (lambda b: b.fit(batch_size=None), "batch_size to be a whole number"),
     "validation_batch_size=0": (

@@ -278,9 +278,9 @@ class FitLoop:
             others = f" and {len(nodes) - 1} others" if len(nodes) > 1 else ""
             warn_user(
                 "A batch of only 1 row has one value per channel for BatchNormalization"
-                f" {nodes[0]!r}{others}: the output is constant, and the variance of the batch is 0."
-                " Drop a shorter last batch with DataLoader(..., drop_last=True), or make batches of at"
-                " least 2 rows."
+                f" {nodes[0]!r}{others}: the output is constant, and the variance of the batch is"
+                " 0. Drop a shorter last batch with DataLoader(..., drop_last=True), or make"
+                " batches of at least 2 rows."
             )
 
     def _warn_of_loss(self, loss: float) -> None:
