@@ -8,12 +8,12 @@ A message says what happened, what was given, what was expected, and how to fix 
     ├── SettingError         (ValueError)    an argument names or sets something impossible
     │   ├── UnknownNameError (KeyError)      a name is unknown; the nearest known one is suggested
     │   └── ArgumentError    (TypeError)     a call has an unknown, surplus or missing argument
-    ├── UnsupportedError     (TypeError)     an object cannot do what was asked of it
+    ├── UnsupportedError     (TypeError)     an object does not support an operation
     │   └── MissingAttributeError (AttributeError)  an object lacks an attribute
     ├── DataError            (ValueError)    a batch, a label or a shape does not fit the model
     ├── CheckpointError      (ValueError)    a checkpoint cannot be written or read
-    ├── InstallationError    (RuntimeError)  the installed onnxruntime cannot do it
-    ├── StepError            (RuntimeError)  onnxruntime failed while it compiled or ran a step
+    ├── InstallationError    (RuntimeError)  an installed package is missing or lacks a feature
+    ├── StepError            (RuntimeError)  onnxruntime failed to compile or run a step
     └── DivergenceError      (RuntimeError)  the loss became NaN or infinite
 
 The class in brackets is a base class, too, so that `except ValueError` works as expected.
@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 MAX_NAMES_LISTED = 5  # names that an error lists
-# Beginnings of the paths of Python's own modules and of installed packages, such as scikit-learn
+# Prefixes of the paths of Python's own modules and of installed packages, such as scikit-learn
 LIBRARY_FOLDERS = (
     "<frozen ",
     *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")},
 )
 
-# Names that other libraries have for an argument -> ours, of which the first fits that exists
+# Names of arguments in other libraries -> onnxfit's names; the first that exists is suggested
 OTHER_NAMES = {
     "accumulate_grad_batches": ("accumulate",),
     "batch": ("batch_size",),
@@ -117,7 +117,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("clipnorm", "clip_norm", "global_clipnorm", "max_grad_norm", "clipvalue", "clip_value"),
-        "The Trainer clips gradients: Trainer(..., clip_norm=...) or clip_value=....",
+        "It is a setting of the Trainer: Trainer(..., clip_norm=...) or clip_value=....",
     ),
     **dict.fromkeys(
         ("epochs", "batch_size", "callbacks", "validation_data", "validation_split", "verbose"),
@@ -125,17 +125,17 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("workers", "num_workers", "max_queue_size", "use_multiprocessing"),
-        "onnxfit.Prefetch prepares batches in the background.",
+        "Use onnxfit.Prefetch to prepare batches in the background.",
     ),
-    "modules_to_save": "The Trainer trains weights besides adapters: Trainer(..., weights=...).",
-    "decay": "A rate that decays is learning_rate=onnxfit.schedules.InverseTime(...); the weights"
-    " decay by weight_decay.",
-    "params": "The Trainer tells the optimizer which weights there are: leave it out.",
+    "modules_to_save": "Pass weights to train in addition to adapters: Trainer(..., weights=...).",
+    "decay": "To decay the learning rate, pass learning_rate=onnxfit.schedules.InverseTime(...); to"
+    " decay the weights, pass weight_decay.",
+    "params": "Remove it: the Trainer passes the weights to the optimizer.",
 }
 
 
 class OnnxfitError(Exception):
-    """The base of every exception below."""
+    """Base class of all exceptions of onnxfit."""
 
 
 class ModelError(OnnxfitError, ValueError):
@@ -143,7 +143,7 @@ class ModelError(OnnxfitError, ValueError):
 
 
 class GradientError(ModelError):
-    """Operators between the loss and the weights have no gradient; lists all of them."""
+    """Operators between the loss and the weights have no gradient; the message lists them."""
 
 
 class SettingError(OnnxfitError, ValueError):
@@ -174,15 +174,15 @@ class UnknownNameError(SettingError, KeyError):
 
 
 class ArgumentError(SettingError, TypeError):
-    """A call has an argument of an unknown name, too many arguments, or too few."""
+    """A call has an argument with an unknown name, too many arguments, or too few."""
 
 
 class UnsupportedError(OnnxfitError, TypeError):
-    """An object cannot do what was asked: a Trainer cannot be pickled, logs cannot be changed."""
+    """An object does not support an operation, such as pickling a Trainer or changing logs."""
 
 
 class MissingAttributeError(UnsupportedError, AttributeError):
-    """An object lacks an attribute; the message says what to use."""
+    """An object lacks an attribute; the message says what to use instead."""
 
 
 class DataError(OnnxfitError, ValueError):
@@ -194,11 +194,11 @@ class CheckpointError(OnnxfitError, ValueError):
 
 
 class InstallationError(OnnxfitError, RuntimeError):
-    """The installed onnxruntime cannot do what was asked."""
+    """An installed package is missing, or lacks a feature."""
 
 
 class StepError(OnnxfitError, RuntimeError):
-    """onnxruntime failed while it compiled or ran a step."""
+    """onnxruntime failed to compile or run a step."""
 
 
 class DivergenceError(OnnxfitError, RuntimeError):
@@ -206,16 +206,16 @@ class DivergenceError(OnnxfitError, RuntimeError):
 
 
 def nearest_name(given: object, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return the name in `known` that is most like `given`, whatever the case; None if none is."""
+    """Return the name in `known` most similar to `given`, ignoring case, or None."""
     by_lower_case = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(given).lower(), by_lower_case, 1, cutoff)
     return by_lower_case[near[0]] if near else None
 
 
 def listed_names(names: Iterable[object], given: object = None) -> str:
-    """Return names for a message: all, or five of them and the number of the others.
+    """Return names for a message: all names, or five of them and the number of the others.
 
-    Many names are represented by those nearest to `given`, or by the first ones.
+    If there are more, the five names nearest to `given` are shown, or else the first five.
 
     >>> listed_names(["adam", "sgd"]), listed_names("abcdefgh", given="g")
     ('adam, sgd', 'g, a, b, c, d and 3 more')
@@ -256,26 +256,26 @@ def argument_error(
     if positional > len(by_position):
         taken = by_position[has_self:]
         others = [name for name in known if name not in taken]
-        hint = f" Give the others by name: {listed_names(others)}." if others else ""
+        hint = f" Pass the others by name: {listed_names(others)}." if others else ""
         count = f"{len(taken)} argument{'s' * (len(taken) != 1)}"
         return ArgumentError(
-            f"{owner} takes {count} by position ({listed_names(taken) or 'none'}), got"
+            f"{owner} takes {count} by position ({listed_names(taken) or 'none'}), but got"
             f" {positional - has_self}.{hint}"
         )
     twice = [name for name in by_position[:positional] if name in named]
     if twice:
-        return ArgumentError(f"{owner} got {twice[0]!r} twice: by position and by name.")
+        return ArgumentError(f"{owner} got {twice[0]!r} both by position and by name.")
     missing = [
         name
         for name in known
         if parameters[name].default is inspect.Parameter.empty
         and name not in (*named, *by_position[:positional])
     ]
-    return ArgumentError(f"{owner} lacks {listed_names(missing)}, which has no default.")
+    return ArgumentError(f"{owner} needs a value for {listed_names(missing)}.")
 
 
 def _unknown_argument(owner: str, given: str, known: Collection[str]) -> str:
-    """Return the message for an argument of an unknown name."""
+    """Return the message for an argument with an unknown name."""
     message = f"{owner} got an unexpected keyword argument {given!r}."
     ours = [name for name in OTHER_NAMES.get(given, ()) if name in known]
     if not ours and given in ELSEWHERE:
@@ -287,10 +287,10 @@ def _unknown_argument(owner: str, given: str, known: Collection[str]) -> str:
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning at the line of the user's code that led here.
+    """Issue a warning that points at the line of the user's code.
 
-    That is the innermost line outside of onnxfit, of Python's library and of installed packages, or
-    outside of onnxfit alone if every other line is theirs.
+    This is the innermost line outside of onnxfit, of Python's library and of installed packages. If
+    there is no such line, it is the innermost line outside of onnxfit.
     """
     level = 1
     frame: FrameType | None = sys._getframe()

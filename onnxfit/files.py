@@ -24,23 +24,23 @@ from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
 CHECKPOINT_ENTRY = "onnxfit.json"  # in the zip archive of a checkpoint
-MAX_COUNT = 2**62  # so that adding to a count does not leave the range of int64
+MAX_COUNT = 2**62  # leaves room in int64 for adding to a count
 
 
 # ---------------------------------------------------------------------- writing
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
-    """Write a file so that it is at any moment either the old one or the complete new one.
+    """Write a file atomically: at any time, either the old or the complete new file exists.
 
     - `path`: the file. Missing parent folders are created; a link stays a link.
-    - `write`: called with a temporary file beside `path`, open for binary writing. The temporary
-      file is then flushed to the disk and renamed.
+    - `write`: called with a temporary file in the same folder, open for binary writing. The
+      temporary file is then flushed to the disk and renamed.
 
-    Return `path`, as a Path. After that, the file and its name survive a power cut. A file that is
-    replaced keeps its permissions, and a new one follows the umask. CheckpointError where the
-    folder or the disk refuses; other exceptions of `write` are raised as they are. After an
-    exception no temporary file is left, and an old file is unchanged.
+    Return `path`, as a Path. After that, the file and its name survive a power cut. A replaced file
+    keeps its permissions, and a new file follows the umask. CheckpointError: the file cannot be
+    written. Other exceptions of `write` are raised unchanged. After an exception, no temporary file
+    remains, and an old file is unchanged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     require_path(path)
     path = Path(path)
     try:
-        target = Path(os.path.realpath(path))  # so that a link stays one
+        target = Path(os.path.realpath(path))  # so that a link stays a link
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if target.exists() and not target.is_file():
@@ -70,7 +70,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
         _sync_folder(target.parent)
     except OSError as error:
         raise CheckpointError(
-            f"{os.fspath(path)!r} cannot be written: {error.strerror or error}."
+            f"The file {os.fspath(path)!r} cannot be written: {error.strerror or error}."
         ) from error
     return path
 
@@ -78,14 +78,14 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
 def write_folder(
     folder: str | os.PathLike[str], files: Mapping[str, bytes], stale: Iterable[str] = ()
 ) -> Path:
-    """Write several files into a folder; after an error, the files there are the old ones.
+    """Write several files to a folder; after an error, the old files are restored.
 
-    - `folder`: the folder. It is created if it is missing; its other files stay.
-    - `files`: name -> contents. The last one is renamed last, so that it can describe the others.
-    - `stale`: names of files that are deleted, where they are.
+    - `folder`: the folder. It is created if it is missing; its other files are not changed.
+    - `files`: name -> contents. The last file is renamed last, so that it can describe the others.
+    - `stale`: names of files to delete, if they exist.
 
-    Return `folder`, as a Path. All files are written beside their places and flushed to the disk
-    before the first one is renamed. CheckpointError where the folder or the disk refuses.
+    Return `folder`, as a Path. All files are written under temporary names and flushed to the disk
+    before the first one is renamed. CheckpointError: the folder cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +107,7 @@ def write_folder(
         _sync_folder(folder)
     except OSError as error:
         raise CheckpointError(
-            f"{os.fspath(folder)!r} cannot be written: {error.strerror or error}."
+            f"The folder {os.fspath(folder)!r} cannot be written: {error.strerror or error}."
         ) from error
     return folder
 
@@ -119,13 +119,13 @@ def _write_bytes(contents: bytes, file: BinaryIO) -> None:
 def _replace_files(
     folder: Path, new: Path, old: Path, names: Sequence[str], stale: Sequence[str]
 ) -> None:
-    """Move files from `new` into a folder; after an error, move the old ones back from `old`."""
+    """Move files from `new` to a folder; after an error, move the old files back from `old`."""
     done: list[str] = []
     try:
         for name in (*stale, *names):
             done.append(name)
             if (folder / name).is_dir():
-                raise IsADirectoryError(errno.EISDIR, f"{name!r} in it is a folder")
+                raise IsADirectoryError(errno.EISDIR, f"its entry {name!r} is a folder")
             if os.path.lexists(folder / name):
                 os.replace(folder / name, old / name)
             if name in names:
@@ -140,7 +140,7 @@ def _replace_files(
 
 
 def kind_of_file(file: BinaryIO) -> str | None:
-    """Return what a file is, if it is a checkpoint or the model of another library; else None.
+    """Return the kind of a file if it is a checkpoint or a model of another library, else None.
 
     - `file`: an open file; its position changes.
 
@@ -168,12 +168,12 @@ def kind_of_file(file: BinaryIO) -> str | None:
 
 
 def append_whole(file: BinaryIO, data: bytes) -> None:
-    """Append to a file all of `data` or, after an error, nothing.
+    """Append all of `data` to a file or, after an error, nothing.
 
     - `file`: a file that was opened for unbuffered binary writing ("ab" or "xb", buffering=0).
     - `data`: the bytes.
 
-    The OSError of the disk is raised as it is.
+    An OSError of the disk is raised unchanged.
     """
     size = file.seek(0, os.SEEK_END)
     try:
@@ -190,44 +190,44 @@ def require_path(path: object) -> None:
     """Raise SettingError unless `path` is a string or PathLike that can name a file."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise SettingError(f"The path of a file is a string or a Path, got {path!r}.")
+        raise SettingError(f"The path of a file must be a string or a Path, got {path!r}.")
     if "\0" in text:
-        raise SettingError(f"The path of a file has no null character, got {text!r}.")
+        raise SettingError(f"The path of a file must not have a null character, got {text!r}.")
 
 
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:
     """Delete the temporary files that killed processes left in a folder.
 
-    - `folder`: the folder, without those in it.
-    - `seconds`: how long a file must not have been written to, since another process may still be
-      writing it.
+    - `folder`: the folder, without its subfolders.
+    - `seconds`: the minimum time since the last write, because another process may still be
+      writing a newer file.
     """
     for path in Path(folder).glob(TEMPORARY_NAME.format("*")):
         try:
             if time.time() - path.stat().st_mtime >= seconds:
                 path.unlink()
         except OSError:
-            pass  # another process was faster, or this one has no permission
+            pass  # another process deleted it, or this process has no permission
 
 
 def _opener(target: Path) -> Callable[[str, int], int] | None:
-    """Return an opener that creates a file with the permissions of `target`, if that is a file."""
+    """Return an opener that creates a file with the permissions of `target`, if it exists."""
     if not target.is_file():
         return None
     permissions = target.stat().st_mode & 0o777
 
     def create(path: str, flags: int) -> int:
         handle = os.open(path, flags, permissions)
-        os.chmod(path, permissions)  # the umask may have removed some of them
+        os.chmod(path, permissions)  # the umask may have removed some permissions
         return handle
 
     return create
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing, however many they are.
+    """Create a folder and its missing parents, however many they are.
 
-    NotADirectoryError where one of them is a file.
+    NotADirectoryError: one of them is a file.
     """
     missing = []
     while not folder.exists():
@@ -241,7 +241,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk. Systems other than POSIX do so by themselves."""
+    """Flush the names in a folder to the disk. Systems other than POSIX do so automatically."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -255,7 +255,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def json_float(value: float) -> float | str:
-    """Return a float as JSON can hold it: NaN and infinities as strings that `float` reads.
+    """Return a float as a JSON value: NaN and infinities as strings that `float` reads.
 
     >>> json_float(0.5), json_float(float("-inf"))
     (0.5, '-Infinity')
@@ -275,7 +275,7 @@ class ValueType:
     """A type of the values in a file.
 
     - `description`: the type's name in an error message.
-    - `accepts`: a function that tells whether a value is of this type, whatever the value is.
+    - `accepts`: a function that tells whether any value is of this type.
     """
 
     description: str
@@ -317,13 +317,13 @@ def optional(kind: ValueType) -> ValueType:
 
 
 def list_of(kind: ValueType, length: int | None = None) -> ValueType:
-    """Return the type of lists of another type's values, of any length or of this one."""
+    """Return the type of lists of another type's values, of any length or of `length`."""
 
     def accepts(value: Any) -> bool:
         is_list = isinstance(value, (list, tuple)) and len(value) == (length or len(value))
         return is_list and all(map(kind.accepts, value))
 
-    return ValueType(f"a list of which each is {kind.description}", accepts)
+    return ValueType(f"a list, each entry {kind.description}", accepts)
 
 
 def pair_of(first: ValueType, second: ValueType) -> ValueType:
@@ -344,14 +344,14 @@ def mapping_of(kind: ValueType) -> ValueType:
             isinstance(key, str) and kind.accepts(entry) for key, entry in value.items()
         )
 
-    return ValueType(f"an object of which each value is {kind.description}", accepts)
+    return ValueType(f"an object, each value {kind.description}", accepts)
 
 
 @contextmanager
 def refusing_misfits(problem: str) -> Iterator[None]:
-    """Raise CheckpointError where Python's own errors show that what a checkpoint holds is unfit.
+    """Raise CheckpointError for Python's own errors, which unfit contents of a checkpoint cause.
 
-    - `problem`: the message up to the colon, which the error follows.
+    - `problem`: the message up to the colon, before the error.
     """
     try:
         yield
@@ -364,20 +364,20 @@ def refusing_misfits(problem: str) -> Iterator[None]:
 def require_types(place: str, values: Any, types: Mapping[str, ValueType]) -> None:
     """Raise CheckpointError unless `values` has, for every name in `types`, a value of that type.
 
-    - `place`: the file, and the place in it, for the message.
+    - `place`: the file, and the position in it, for the message.
     - `values`: the dict that was read; other names in it are ignored.
     """
     if not isinstance(values, Mapping):
-        raise CheckpointError(f"{place} is {reprlib.repr(values)}, expected an object.")
+        raise CheckpointError(f"{place} must be an object, got {reprlib.repr(values)}.")
     missing = [name for name in types if name not in values]
     if missing:
         raise CheckpointError(
-            f"{place} lacks {listed_names(missing)}; it has"
-            f" {listed_names(values, missing[0]) or 'nothing'}."
+            f"{place} must have {listed_names(missing)}, but has only"
+            f" {listed_names(values, missing[0]) or 'no entries'}."
         )
     for name, kind in types.items():
         if not kind.accepts(values[name]):
             raise CheckpointError(
-                f"{place} has {name} = {reprlib.repr(values[name])}, expected {kind.description}."
-                " The file is damaged, or a stranger wrote it: use another."
+                f"{place} has {name} = {reprlib.repr(values[name])}. Expected {kind.description}."
+                " The file is damaged, or was not written by onnxfit. Use another file."
             )

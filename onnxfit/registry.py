@@ -1,7 +1,7 @@
 """Classes that are found by name, and their settings.
 
-A module's `__all__` is its registry: a class is added by writing it in one place. The settings of
-such a class are the fields of a dataclass.
+A module's `__all__` is its registry: to add a class, write it in one place. The settings of such a
+class are the fields of a dataclass.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from onnxfit.errors import OnnxfitError, SettingError, UnknownNameError, argumen
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-MAX_CHARACTERS_SHOWN = 100  # of a value in a message
+MAX_CHARACTERS_SHOWN = 100  # length of a value in a message
 
 
 # ---------------------------------------------------------------------- names
 
 
 def snake_case(name: str) -> str:
-    """Return the name that users type for a class; acronyms run together. A class's `aliases` add
-    other names.
+    """Return the name that users type for a class, without separating acronyms. A class's `aliases`
+    add other names.
 
     >>> [snake_case(n) for n in ("MeanSquaredError", "L1", "SGD", "AdamW", "RMSprop")]
     ['mean_squared_error', 'l1', 'sgd', 'adamw', 'rmsprop']
@@ -68,8 +68,8 @@ def lookup(kind: str, name: str, known: dict[str, type[T]], /, **settings: Any) 
     """Return an instance, with these `settings`, of the class that `known` has under `name`.
 
     Case, underscores, hyphens, spaces and a "loss" at the end do not matter, so that PyTorch's
-    "MSELoss" is "mse". UnknownNameError with the nearest name; `kind` says in the message what was
-    looked for.
+    "MSELoss" is "mse". UnknownNameError: the name is unknown; the message has `kind`, such as
+    "loss", and the nearest name.
     """
     for key in (name, snake_case(name), name.lower()):
         if key in known:
@@ -81,7 +81,7 @@ def lookup(kind: str, name: str, known: dict[str, type[T]], /, **settings: Any) 
 
 
 def _bare(name: str) -> str:
-    """Return a name in lower case, without what libraries write differently."""
+    """Return a name in lower case, without the parts that libraries write differently."""
     return re.sub(r"[-_ ]", "", name.lower()).removesuffix("loss")
 
 
@@ -99,10 +99,10 @@ def is_float(value: Any) -> bool:
 
 
 def is_finite(value: float) -> bool:
-    """Return whether a float holds `value`, and is neither NaN nor infinite."""
+    """Return whether `value`, as a float, is neither NaN nor infinite."""
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond the range of floats
+    except OverflowError:  # a whole number outside the range of floats
         return False
 
 
@@ -118,7 +118,7 @@ def check_number(
     sequence: bool = False,
 ) -> None:
     """Raise SettingError unless the field `name` of `owner`, a frozen dataclass, is a finite
-    number within the bounds; with `sequence`, several.
+    number within the bounds, or with `sequence` a sequence of such numbers.
 
     Numbers of NumPy become numbers of Python and sequences become tuples, in place, so that
     settings are hashable and survive JSON.
@@ -136,11 +136,11 @@ def check_number(
         expected = " and ".join(f"{sign} {bound}" for sign, bound, _ in bounds)
         article = {
             (False, False): "",
-            (False, True): "a whole number as ",
-            (True, False): "numbers as ",
-            (True, True): "whole numbers as ",
+            (False, True): " to be a whole number",
+            (True, False): " to be numbers",
+            (True, True): " to be whole numbers",
         }[sequence, whole]
-        wanted = f"{article}{name} {expected}".strip() or name
+        wanted = f"{name}{article} {expected}".strip()
         raise SettingError(f"{type(owner).__name__} needs {wanted}, got {shortened(given)}.")
     object.__setattr__(owner, name, tuple(values) if sequence else values[0])
 
@@ -160,11 +160,11 @@ def _is_within(
 def check_arguments(function: F) -> F:
     """Check the arguments of a function against its annotations, each time it is called.
 
-    - `function`: a function, method or constructor. Annotations that need more than a look at the
-      value, such as unions with classes that only type checkers import, are left to the function.
+    - `function`: a function, method or constructor. It must itself check arguments whose annotation
+      cannot be evaluated, such as unions with classes that only type checkers import.
 
-    SettingError: an argument is of another kind. A number is finite or infinite, not NaN. A flag
-    may be 0 or 1. The elements of mappings and sequences are checked too, those of iterables not.
+    SettingError: an argument is of another kind. A number may be infinite, but not NaN. A flag may
+    be 0 or 1. The elements of mappings and sequences are checked too, but not those of iterables.
 
     >>> @check_arguments
     ... def wait(seconds: float, times: int = 1) -> None: ...
@@ -206,9 +206,9 @@ def check_arguments(function: F) -> F:
 
 
 class ChecksArguments:
-    """Base of classes whose constructor explains an argument that it does not take.
+    """Base class whose constructor raises ArgumentError for an argument that it does not take.
 
-    It serves dataclasses, whose constructors are generated and so have no decorator.
+    It is for dataclasses, whose constructors are generated and therefore cannot have a decorator.
     """
 
     def __new__(cls: type[T], *positional: Any, **named: Any) -> T:
@@ -228,7 +228,7 @@ def _constructor_signature(constructor: Callable[..., Any]) -> inspect.Signature
 
 
 def checks_names(function: F) -> F:
-    """Explain arguments that a function does not take; the function checks their values itself.
+    """Raise ArgumentError for arguments that a function does not take, without checking values.
 
     - `function`: a function, method or constructor.
 
@@ -251,20 +251,20 @@ def checks_names(function: F) -> F:
 def name_list(setting: str, names: Any) -> list[str]:
     """Return one name or several as a list.
 
-    SettingError, which names the `setting`, for anything else.
+    SettingError: it is something else; the message names the `setting`.
     """
     listed = [names] if isinstance(names, str) else names
     if not _fits(listed, Sequence[str]):
-        raise SettingError(f"{setting} is a name, or a list of names, got {shortened(names)}.")
+        raise SettingError(f"{setting} must be a name or a list of names, got {shortened(names)}.")
     return list(listed)
 
 
 def matching_names(pattern: str, known: Sequence[str], kind: str) -> set[str]:
     """Return the known names that a name or an fnmatch pattern selects.
 
-    - `kind`: what the names are of, for the message.
+    - `kind`: the kind of the named things, for the message.
 
-    Raises UnknownNameError if there are none.
+    UnknownNameError: no name matches.
     """
     matches = {pattern} if pattern in known else {n for n in known if fnmatchcase(n, pattern)}
     if not matches:
@@ -281,7 +281,7 @@ def shortened(value: object) -> str:
 
 
 def _owner(function: Callable[..., Any], positional: tuple[Any, ...]) -> str:
-    """Return the name of the class for a constructor, and otherwise that of the function."""
+    """Return the name of the class for a constructor, and otherwise the name of the function."""
     if function.__name__ == "__init__":
         return type(positional[0]).__name__
     return function.__name__
@@ -290,8 +290,8 @@ def _owner(function: Callable[..., Any], positional: tuple[Any, ...]) -> str:
 def _evaluated(name: str, annotation: Any, names: dict[str, Any]) -> Any:
     """Return the annotation of a parameter as an object.
 
-    It is Any where a part of it exists for type checkers only. `from __future__ import annotations`
-    makes strings of all annotations, of which `typing` makes objects again.
+    The result is Any if a part of the annotation exists for type checkers only. `from __future__
+    import annotations` turns annotations into strings, which `typing` turns back into objects.
     """
     if annotation is inspect.Parameter.empty:
         return Any
@@ -303,7 +303,7 @@ def _evaluated(name: str, annotation: Any, names: dict[str, Any]) -> Any:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Return whether a value is of the kind that an annotation stands for."""
+    """Return whether a value fits an annotation."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -327,7 +327,7 @@ def _fits(value: Any, kind: Any) -> bool:
         )
     kind = origin or kind
     if not isinstance(kind, type) or kind is tuple or getattr(kind, "_is_protocol", False):
-        return True  # the function looks closer itself
+        return True  # the function checks the value itself
     return isinstance(value, kind)
 
 
@@ -391,11 +391,11 @@ def to_config(instance: Any) -> dict[str, Any]:
 
 
 def from_config(config: Any, *modules: str) -> Any:
-    """Return the instance that `to_config` wrote as `config`; any other value is returned as it is.
+    """Return the instance that `to_config` wrote as `config`; other values are returned unchanged.
 
     Only the concrete dataclasses that the onnxfit modules called `modules` export are
-    instantiated: nothing is imported, and no function is called. SettingError for another name, and
-    for settings that the class does not take.
+    instantiated: nothing is imported, and no function is called. SettingError: the name is unknown,
+    or the class does not take the settings.
     """
     if not (isinstance(config, dict) and isinstance(config.get("name"), str)):
         return config
@@ -406,9 +406,9 @@ def from_config(config: Any, *modules: str) -> Any:
         if _is_concrete_dataclass(member):
             break
     else:
-        raise SettingError(f"{name!r} is not one of onnxfit's own; pass the object itself.")
+        raise SettingError(f"{name!r} is not a class of onnxfit. Pass the object itself.")
     if not isinstance(settings, dict):
-        raise SettingError(f"The settings of {name} are a dict, got {settings!r}.")
+        raise SettingError(f"The settings of {name} must be a dict, got {settings!r}.")
     arguments = {key: from_config(value, *modules) for key, value in settings.items()}
     try:
         return member(**arguments)
@@ -426,8 +426,8 @@ def _is_concrete_dataclass(member: object) -> TypeGuard[type[Any]]:
 def exported_members(package: str) -> dict[str, Any]:
     """Return what the modules of an imported package list in their `__all__`, by name.
 
-    The modules are imported in alphabetical order. So one file in the package's folder adds a
-    member, and nothing else has to be edited.
+    The modules are imported in alphabetical order. To add a member, add a file to the package's
+    folder; nothing else has to be edited.
     """
     members: dict[str, Any] = {}
     for info in pkgutil.iter_modules(sys.modules[package].__path__):

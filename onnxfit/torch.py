@@ -51,30 +51,30 @@ class OnnxModule(torch.nn.Module):
     - `gradient`: the source of gradients, "auto", "onnx" or "onnxruntime", as for
       `onnxfit.Trainer`.
     - `batch_norm`: "train" normalises by the batch in training; "frozen" uses the running
-      statistics as they are.
-    - `device`: the device of the Parameters at first: "cpu", "cuda", "cuda:1". `to` moves them to
-      another one that onnxruntime offers.
-    - `seed`: seed of Dropout and other random numbers. Each forward pass draws new ones, as a
-      function of `seed` and the buffer `draws`, which counts the passes.
+      statistics and does not update them.
+    - `device`: the initial device of the Parameters: "cpu", "cuda", "cuda:1". `to` moves them to
+      another device that onnxruntime supports.
+    - `seed`: seed of Dropout and other random numbers. Each forward pass draws new random numbers,
+      as a function of `seed` and the buffer `draws`, which counts the passes.
     - `threads`: threads that onnxruntime uses for an operator; None leaves the number to
       onnxruntime.
 
     Call the module with the model's inputs in their order, or by their names. It returns the
-    output, or the tuple of outputs. Tensors go in and out through DLPack: contiguous tensors are
-    not copied. In training mode Dropout drops, and BatchNormalization uses the batch and updates
-    its running statistics, which are buffers; `eval()` ends both. Integer outputs, and outputs that
-    depend on nothing that requires a gradient, require none. Gradients of gradients are refused by
-    torch.
+    output, or the tuple of outputs. Tensors are passed through DLPack: contiguous tensors are not
+    copied. In training mode, Dropout is active, and BatchNormalization uses the batch and updates
+    its running statistics, which are buffers; `eval()` turns both off. An output does not require a
+    gradient if it has integers, or does not depend on anything that requires a gradient. Gradients
+    of gradients are not supported: torch raises an error.
 
-    The weight `fc.weight` is the Parameter `module.fc.weight`. So `state_dict` has the names of the
-    ONNX file, and a model that torch exported loads the state of its network. Where a module cannot
-    have a name (an empty one, the name of a method, or one that is both a weight and a prefix of
-    others), underscores are appended: `type.weight` is `module.type_.weight`. `named_weights` has
-    the ONNX names.
+    The weight `fc.weight` is the Parameter `module.fc.weight`. `state_dict` therefore has the names
+    of the ONNX file, and a model that torch exported can load the state of its network. If a module
+    cannot have a name (an empty name, the name of a method, or a name that is both a weight and a
+    prefix of others), underscores are appended: `type.weight` is `module.type_.weight`.
+    `named_weights` has the ONNX names.
 
-    Errors: ModelError, SettingError and InstallationError when the module is created; DataError for
-    tensors that do not fit, GradientError (listing every operator that has no gradient) and
-    StepError when it is called. After an error the module is as it was.
+    ModelError, SettingError or InstallationError: the module cannot be created. When the module is
+    called, DataError: a tensor does not fit; GradientError: operators have no gradient, and the
+    message lists all of them; StepError: onnxruntime fails. After an error the module is unchanged.
 
     >>> import onnx.parser, torch
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -106,9 +106,9 @@ class OnnxModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         if batch_norm not in ("train", "frozen"):
-            raise SettingError(f"batch_norm is 'train' or 'frozen', got {batch_norm!r}.")
+            raise SettingError(f"batch_norm must be 'train' or 'frozen', got {batch_norm!r}.")
         if not isinstance(seed, int):
-            raise SettingError(f"seed is a whole number, got {seed!r}.")
+            raise SettingError(f"seed must be a whole number, got {seed!r}.")
         Device.parse(device)
         self._model = read_model(model_onnx)
         self._settings = weights, gradient, batch_norm
@@ -166,7 +166,7 @@ class OnnxModule(torch.nn.Module):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The model's inputs, in their order."""
+        """Specs of the model's inputs, in their order."""
         return tuple(spec.name for spec in self._functional.inputs)
 
     @property
@@ -180,9 +180,9 @@ class OnnxModule(torch.nn.Module):
             yield name, self._state_tensor(name)
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """Return the model for inference: the original with the trained weights in place.
+        """Return the model for inference: the original model with the trained weights.
 
-        - `path`: the file that the model is written to as well, atomically; None writes none.
+        - `path`: a file to which the model is written as well, atomically; None writes no file.
         """
         arrays = {name: _array(self._state_tensor(name)) for name in self._functional.recipe.state}
         model = with_initializers(self._model, arrays)
@@ -220,7 +220,7 @@ class OnnxModule(torch.nn.Module):
     def _match_inputs(
         self, inputs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """Return the inputs by name, in the model's order; DataError for one that does not fit."""
+        """Return the inputs by name, in the model's order. DataError: an input does not fit."""
         specs = self._functional.inputs
         order = self.input_names
         values = {**dict(zip(order, inputs)), **named}
@@ -235,9 +235,9 @@ class OnnxModule(torch.nn.Module):
 
     def _check_input(self, value: object, spec: TensorSpec) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
-            raise DataError(f"{spec} takes a dense torch tensor, got {type(value).__name__}.")
+            raise DataError(f"{spec} must be a dense torch tensor, got {type(value).__name__}.")
         if value.layout is not torch.strided:
-            raise DataError(f"{spec} takes a dense torch tensor, got a {value.layout} tensor.")
+            raise DataError(f"{spec} must be a dense torch tensor, got a {value.layout} tensor.")
         expected = self._dtypes[spec.name]
         if (
             value.dtype != expected
@@ -247,11 +247,11 @@ class OnnxModule(torch.nn.Module):
             value = value.to(expected)  # as torch does for operators without low precision
         if value.dtype != expected:
             raise DataError(
-                f"{spec} got a tensor of {value.dtype}: pass {spec.name}.to({expected}), the model"
-                " computes in no other type."
+                f"{spec} must be a tensor of {expected}, got {value.dtype}. Pass"
+                f" {spec.name}.to({expected})."
             )
         if not spec.accepts(tuple(value.shape)):
-            raise DataError(f"{spec} got a tensor of shape {tuple(value.shape)}.")
+            raise DataError(f"{spec} got a tensor of another shape, {tuple(value.shape)}.")
         return value
 
     def _state_tensor(self, name: str) -> torch.Tensor:
@@ -266,14 +266,13 @@ class OnnxModule(torch.nn.Module):
             is_weight = name in self._functional.recipe.weights
             kind = "nn.Parameter(tensor)" if is_weight else "tensor"
             raise SettingError(
-                f"The module's {path!r} was taken away: set module.{path} = {kind}, of shape"
-                f" {shape}."
+                f"The module's {path!r} is missing. Set module.{path} = {kind}, of shape {shape}."
             )
         if value.dtype != self._dtypes[name] or tuple(value.shape) != shape:
             raise SettingError(
-                f"The module's {path!r} became {value.dtype} of shape {tuple(value.shape)}, and the"
-                f" ONNX model computes with {self._dtypes[name]} of shape {shape} alone;"
-                f" module.to({self._dtypes[name]}) undoes a change of type."
+                f"The module's {path!r} must be {self._dtypes[name]} of shape {shape}, but is now"
+                f" {value.dtype} of shape {tuple(value.shape)}. Undo a change of type with"
+                f" module.to({self._dtypes[name]})."
             )
         return value
 
@@ -284,9 +283,9 @@ class OnnxModule(torch.nn.Module):
             return {}
         if recomputed:
             raise StepError(
-                "A forward pass that draws random numbers (Dropout) is computed again during a"
-                " backward pass, and would draw others: leave this module out of"
-                " torch.utils.checkpoint, or call eval()."
+                "A forward pass with random numbers (Dropout) was repeated during a backward pass,"
+                " where it would draw other random numbers. Do not use torch.utils.checkpoint for"
+                " this module, or call eval()."
             )
         numbers = {names.SEED: self._seed % 2**31, names.STEP: int(self.draws) % 2**31}
         return {name: torch.tensor(numbers[name]) for name in needed}
@@ -347,7 +346,7 @@ def _run(session: StatelessSession, values: Mapping[str, torch.Tensor]) -> dict[
     inputs = {name: values[name].detach().contiguous() for name in session.inputs}
     for value in inputs.values():
         if value.is_cuda:
-            # onnxruntime computes in a stream of its own.
+            # onnxruntime computes in its own stream.
             torch.cuda.current_stream(value.device).synchronize()
             break
     results = session({name: _to_ort_value(value) for name, value in inputs.items()})
@@ -374,20 +373,21 @@ def _from_ort_value(value: Any) -> torch.Tensor:
 
 
 def _common_device(values: Mapping[str, torch.Tensor]) -> torch.device:
-    """Return the device that all tensors are on; DataError if there are several."""
+    """Return the device of all tensors. DataError: they are on several devices."""
     names_by_device: dict[torch.device, str] = {}
     for name, value in values.items():
         names_by_device.setdefault(value.device, name)
     if len(names_by_device) > 1:
         devices = " and ".join(f"{name!r} is on {d}" for d, name in names_by_device.items())
         raise DataError(
-            f"All tensors must be on one device: {devices}. module.to(device) moves the weights."
+            f"All tensors must be on one device, but {devices}. Move the weights with"
+            " module.to(device)."
         )
     device = next(iter(names_by_device), torch.device("cpu"))
     if device.type not in ("cpu", "cuda"):
         raise DataError(
-            f"The tensors are on {str(device)!r}, where onnxruntime does not compute: move them"
-            " to 'cpu' or 'cuda'."
+            f"The tensors are on {str(device)!r}, which onnxruntime does not support here. Move"
+            " them to 'cpu' or 'cuda'."
         )
     return device
 
@@ -416,7 +416,7 @@ def _torch_dtype(spec: TensorSpec) -> torch.dtype:
     try:
         return _tensor(np.zeros(0, spec.dtype)).dtype
     except TypeError:
-        raise ModelError(f"{spec} has an element type that torch does not have.") from None
+        raise ModelError(f"{spec} has an element type that torch does not support.") from None
 
 
 def _tensor(array: Array) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Trainer: a model, a loss, an optimizer, and the loop that brings them together."""
+"""Trainer: a model, a loss, an optimizer, and the training loop."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Trainer(FolderTrainer):
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `weights`: names and fnmatch patterns in any order, where `"!pattern"` excludes; None for
-      every float initializer that is a weight, and every integer initializer behind a
+      every float initializer that is a weight, and every integer initializer read by a
       DequantizeLinear, which is trained as floats. Other weights stay byte-identical.
     - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, or a dict output name ->
-      loss; None if the model has a scalar output `loss` of its own, or only predicts.
+      loss; None if the model has its own scalar output `loss`, or is used for prediction only.
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or
       `{"l1": a, "l2": b}`.
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
@@ -74,38 +74,38 @@ class Trainer(FolderTrainer):
       with gradients that callbacks and `apply_gradients` can change.
     - `gradient`: "onnx", rules in plain ONNX operators, for any onnxruntime; "onnxruntime", the
       builder of its training build; "auto", the rules, and the builder if they lack an operator.
-    - `device`: "cpu", "cuda", "cuda:1", "webgpu", "openvino", "directml", "coreml" or "rocm",
-      whatever the installed onnxruntime offers; the page "Devices" in docs compares them.
-    - `seed`: a whole number that decides the order of rows, and dropout. The same seed gives the
-      same weights, bit for bit, on one machine.
+    - `device`: "cpu", "cuda", "cuda:1", "webgpu", "openvino", "directml", "coreml" or "rocm", if
+      the installed onnxruntime supports it; the page "Devices" in docs compares them.
+    - `seed`: a whole number, the random seed of the order of rows and of dropout. The same seed
+      gives the same weights, bit for bit, on one machine.
     - `batch_norm`: "train" normalizes by the batch and updates the running statistics; "frozen"
-      uses them as they are.
-    - `clip_norm`, `clip_value`: bounds > 0 for the L2 norm of all gradients together, and for each
-      of their elements; None and infinity clip nothing.
+      normalizes by the running statistics and does not update them.
+    - `clip_norm`, `clip_value`: bounds > 0 for the global L2 norm of the gradients, and for each
+      element of a gradient; None and infinity clip nothing.
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
     - `threads`: threads that onnxruntime uses for an operator, up to 1024; None leaves it to
       onnxruntime.
-    - `dynamic_batch`: let batches have any size if the file fixes the batch; see the function
+    - `dynamic_batch`: allow any batch size if the file fixes the batch size; see the function
       `onnxfit.dynamic_batch`.
-    - `distribute`: the processes that train together, each on its share of every batch: "auto",
-      those that mpiexec started with this one; "mpi", "torch", or a communicator such as
-      `onnxfit.distributed.MPI()`; None, this process alone.
-    - `quantization`: for a file of integers, those that are trained and how; see
-      `onnxfit.Quantization`. None trains the integers of every form that can train.
-    - `adapters`: adapters of low rank, which train in the place of the weights they stand beside;
-      see `onnxfit.LoRA`. Then `weights` names those that train besides, and None adds none.
+    - `distribute`: the processes that train together, each on its share of every batch: "auto" for
+      the processes that mpiexec started together; "mpi", "torch", or a communicator such as
+      `onnxfit.distributed.MPI()`; None for this process alone.
+    - `quantization`: which integers of a quantized file are trained, and how; see
+      `onnxfit.Quantization`. None trains the integers in every trainable form.
+    - `adapters`: low-rank adapters, which are trained instead of the weights of their layers; see
+      `onnxfit.LoRA`. Then `weights` names weights to train in addition; None adds no weights.
 
     Threads: only one thread at a time may train, by `fit`, `train_on_batch`, `apply_gradients`,
-    `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. Other threads may
-    predict, evaluate, export, and read or set weights meanwhile. They see the weights between two
-    steps. `predict` uses the weights of its start for all rows; `evaluate` uses the current weights
-    for each batch. Call `forward` and `backward` from one thread only.
+    `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. During training,
+    other threads may predict, evaluate, export, and read or set weights. They see the weights
+    between two steps. `predict` uses the weights at its start for all rows; `evaluate` uses the
+    current weights for each batch. Call `forward` and `backward` from one thread only.
 
-    The constructor raises ModelError, GradientError, SettingError, UnknownNameError or
-    InstallationError if training cannot work. A SettingError also reports a number of an optimizer,
-    loss or penalty that would be infinite or 0 in the model's element type, such as 1e39 or an
-    `eps` of 1e-50 in float32. A UserWarning names biases and scales that several layers share, as
-    exporters write those of a fresh network: `onnxfit.untie` gives each layer its own.
+    ModelError, GradientError, SettingError, UnknownNameError or InstallationError: training cannot
+    work. A SettingError also reports a number of an optimizer, loss or penalty that would be
+    infinite or 0 in the model's element type, such as 1e39 or an `eps` of 1e-50 in float32. A
+    UserWarning names biases and scales that several layers share, because exporters merge equal
+    tensors of an untrained network: `onnxfit.untie` gives each layer its own.
 
     >>> import numpy as np, onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -157,7 +157,7 @@ class Trainer(FolderTrainer):
             needs_loss=backend_class.needs_loss,
             distillation=distillation,
         )
-        # who chooses weights knows which ones train
+        # a user who chooses weights knows which weights are trained
         if weights is None and quantization is None and adapters is None:
             warn_of_quantized(recipe.model)
         arrays = initializer_arrays(trainable.model, recipe.state)
@@ -201,41 +201,41 @@ class Trainer(FolderTrainer):
         validation_batch_size: int | None = None,
         verbose: int | str = "auto",
     ) -> History:
-        """Train, and return the History; every argument means what it means in Keras.
+        """Train, and return the History. All arguments have the same meaning as in Keras.
 
         - `x`: an array, a dict or list of arrays, or a loader: anything re-iterable that gives
           batches (`onnxfit.DataLoader`, a torch DataLoader, a function that returns an iterator).
         - `y`, `sample_weight`: labels, and a factor of the loss for each row, shape `(n,)`, or each
-          label, `(n, tokens)`; in `x` if that is a loader. A factor may be negative. A row or label
-          of weight 0 has no influence on loss, gradient and weighted metrics: if it holds NaN or
-          infinity, another stands in for it. It still counts in the divisor of means, in
-          BatchNormalization and in metrics without weights.
+          label, `(n, tokens)`; a loader `x` contains them instead. A factor may be negative. A row
+          or label of weight 0 has no influence on loss, gradient and weighted metrics, even if it
+          is NaN or infinite. It still counts in the divisor of means, in BatchNormalization and in
+          metrics without weights.
         - `epochs`: the number of the last epoch, counted from 1. `fit` runs `epochs` minus
           `initial_epoch` epochs.
-        - `batch_size`: rows of a batch, if `x` is arrays.
+        - `batch_size`: rows of a batch, if `x` consists of arrays.
         - `validation_data`: `(x, y)`, `(x, y, sample_weight)` or a loader, evaluated after epochs.
-        - `validation_split`: fraction of the rows to validate on instead: the last ones.
+        - `validation_split`: instead, the fraction of the rows, taken from the end, to validate on.
         - `validation_freq`: n for every n-th epoch, or a list of epochs counted from 1.
         - `callbacks`: Callbacks, called in the order of their phases.
-        - `class_weight`: label -> factor of the loss for its rows; or "balanced", rows / (classes *
-          rows of the label), if `y` is an array.
+        - `class_weight`: label -> factor of the loss for the rows with this label; or "balanced",
+          rows / (classes * rows of the label), if `y` is an array.
         - `shuffle`: whether each epoch has a new order of rows.
-        - `initial_epoch`: the number of epochs that count as done.
-        - `steps_per_epoch`, `validation_steps`: number of batches, if not all of the data.
-        - `validation_batch_size`: rows of a batch of the validation data, if not `batch_size`.
+        - `initial_epoch`: the number of epochs that count as finished.
+        - `steps_per_epoch`, `validation_steps`: number of batches; None uses all data.
+        - `validation_batch_size`: rows of a validation batch; None uses `batch_size`.
         - `verbose`: 0 silent, 1 a progress bar, 2 a line per epoch; "auto" 1 in a terminal or
           notebook, else 2.
 
         A DataError or SettingError is raised before the first step; weights, optimizer and history
-        are then as before.
+        are then unchanged.
         """
         check_steps("validation_steps", validation_steps)
         refuse_number(sample_weight, "fit")
         if epochs < 0:
-            raise SettingError(f"epochs is at least 0, got {shortened(epochs)}.")
+            raise SettingError(f"epochs must be >= 0, got {shortened(epochs)}.")
         if validation_split:
             if validation_data is not None:
-                raise SettingError("Give validation_data or validation_split, not both.")
+                raise SettingError("Pass validation_data or validation_split, not both.")
             (x, y, sample_weight), validation_data = split_rows(
                 x, y, sample_weight, validation_split
             )
@@ -254,7 +254,7 @@ class Trainer(FolderTrainer):
                 validation = Validation(data, is_due, validation_steps)
             callbacks = as_list(callbacks)
             for callback in callbacks:
-                if isinstance(callback, Callback):  # CallbackList refuses everything else
+                if isinstance(callback, Callback):  # CallbackList raises an error for other objects
                     callback.prepare(self)
             pending = self._pending_fit.from_epoch(initial_epoch)
             first = pending.position.epoch
@@ -278,7 +278,7 @@ class Trainer(FolderTrainer):
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """Take one step on the rows of `x`, `y`, `sample_weight`.
 
-        Return the loss and metrics of this batch alone, as they were before the update.
+        Return the loss and metrics of this batch alone, computed before the update.
         """
         tracker = self._batch_tracker
         with (
@@ -298,11 +298,11 @@ class Trainer(FolderTrainer):
         """Return the outputs for some rows, so that `backward` can follow.
 
         It needs `backend="forward_backward"`. `inputs` are an array, or a dict or list of arrays;
-        or OrtValues, and then OrtValues come back. One output is returned as it is, several as a
-        dict. Nothing is copied on the CPU: leave the arrays as they are until the backward pass;
-        the outputs are read-only views. With `training=True` Dropout drops, running statistics
-        follow the batch, and what the backward pass needs is kept, for any number of forward
-        passes. With `training=False` it is inference.
+        or OrtValues, which give OrtValues as outputs. A single output is returned alone, several as
+        a dict. Nothing is copied on the CPU: do not modify the arrays before the backward pass; the
+        outputs are read-only views. With `training=True`, Dropout is active, running statistics are
+        updated, and the values for the backward pass are kept, for any number of forward passes.
+        `training=False` is inference.
         """
         manual = self._require_manual()
         arrays = manual.match_ort_values(inputs)
@@ -314,21 +314,21 @@ class Trainer(FolderTrainer):
     def backward(self, output_gradients: Any, *, of: Any = None) -> dict[str, dict[str, Any]]:
         """Return `{"inputs": {name: gradient}, "weights": {name: gradient}}`.
 
-        They are a vector-Jacobian product: `output_gradients` is an array like the output, or a
-        dict output -> array (None for zeros). It belongs to the newest forward pass that waits, or
-        to the one that returned the object `of`; each is good for one backward pass. Penalties are
-        added by `apply_gradients`. DataError for a gradient that is missing or does not fit,
-        SettingError if no forward pass waits or the weights have changed since.
+        The gradients are a vector-Jacobian product: `output_gradients` is an array of the output's
+        shape, or a dict output -> array (None for zeros). It belongs to the newest pending forward
+        pass, or to the forward pass that returned the object `of`. Each forward pass allows one
+        backward pass. `apply_gradients` adds penalties. DataError: a gradient is missing or does
+        not fit. SettingError: no forward pass is pending, or the weights have changed since.
         """
         manual = self._require_manual()
         with self._backend.lock:
             return manual.backward(output_gradients, of)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
-        """Update by `gradients`, weight -> array, as `backward` returns under "weights".
+        """Update the weights with `gradients`, weight -> array, as `backward` returns them.
 
-        The penalties' gradients are added, `clip_norm` and `clip_value` applied. Forward passes
-        that still wait are forgotten. Where several processes train together, each passes its own
+        The penalties' gradients are added, and `clip_norm` and `clip_value` are applied. Pending
+        forward passes are discarded. If several processes train together, each passes its own
         gradients, and their mean updates the weights of all.
         """
         manual = self._require_manual()
@@ -347,15 +347,15 @@ class Trainer(FolderTrainer):
         model_onnx: ModelSource | None = None,
         **settings: Any,
     ) -> Trainer:
-        """Return the trainer that `save` wrote to `path`; its next `fit` resumes there.
+        """Return the trainer that `save` wrote to `path`; its next `fit` resumes the training.
 
         `path` may be a folder of `save_onnx_graph` or of `export_training`. `model_onnx` is the
-        model of a checkpoint that was saved with `adapters_only=True`; SettingError for another
-        one. `settings` replace the constructor's arguments of the same name; a loss, penalty,
-        optimizer or metric of your own class must be given again, since a checkpoint holds no code,
-        and so must `quantization` with a teacher. Of several processes, all call it; rank 0 reads
-        the file, and the others get its contents, but each reads a folder of `export_training`.
-        CheckpointError for a file that is no checkpoint, is damaged, or is from a newer onnxfit.
+        model of a checkpoint that was saved with `adapters_only=True`; SettingError: it is another
+        model. `settings` replace the constructor's arguments of the same name. Pass a custom loss,
+        penalty, optimizer or metric again, because a checkpoint contains no code; also pass
+        `quantization` with a teacher. With several processes, all must call it; rank 0 reads the
+        file and sends its contents, but every rank reads a folder of `export_training`.
+        CheckpointError: the file is not a checkpoint, is damaged, or is from a newer onnxfit.
         """
         if is_training_folder(path):
             contents = read_training_folder(path, settings)
@@ -368,10 +368,10 @@ class Trainer(FolderTrainer):
             try:
                 trainer = cls(model, **contents.settings)
             except SettingError as error:
-                if settings:  # the wrong one may be the caller's
+                if settings:  # the wrong setting may be an argument of this call
                     raise
                 raise CheckpointError(
-                    f"{os.fspath(path)!r} has settings that no trainer takes: {error}"
+                    f"{os.fspath(path)!r} has settings that are not valid for a Trainer: {error}"
                 ) from error
             trainer._restore(contents)
         return trainer
@@ -381,7 +381,7 @@ class Trainer(FolderTrainer):
     def _require_manual(self) -> ManualTraining:
         if self._manual is None:
             raise SettingError(
-                "forward, backward and apply_gradients need separate graphs: Trainer(...,"
-                " backend='forward_backward'), got 'full'."
+                "forward, backward and apply_gradients need Trainer(...,"
+                " backend='forward_backward'), got backend='full'."
             )
         return self._manual

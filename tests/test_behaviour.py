@@ -740,7 +740,8 @@ def test_steps_per_epoch_go_on_through_the_passes(way) -> None:
 def test_running_out_of_data_is_said_once(way) -> None:
     trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, **way)
     with pytest.warns(
-        UserWarning, match=r"ran out of data: the epoch has 10 batches, steps_per_epoch=11"
+        UserWarning,
+        match=r"Ran out of data: the epoch ended after 10 batches, but steps_per_epoch=11",
     ) as caught:
         trainer.fit(
             column(*range(10)),
@@ -933,7 +934,7 @@ def test_validation_split_takes_the_last_rows_before_shuffling(
 
 def test_validation_split_that_leaves_no_row_to_train_on() -> None:
     trainer = Trainer(linear(), loss="mse")
-    with pytest.raises(ValueError, match="leaves no row for training"):
+    with pytest.raises(ValueError, match="leaves no rows for training"):
         trainer.fit(column(1, 2, 3), column(0, 0, 0), validation_split=0.9, verbose=0)
     assert trainer.global_step == 0
 

@@ -491,7 +491,7 @@ def test_every_public_callable_has_a_case() -> None:
 
 @pytest.mark.parametrize("action", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_trainer_refuses_to_be_pickled_and_names_save(action: Callable[[Any], Any]) -> None:
-    with pytest.raises(UnsupportedError, match=r"save\(path\), and read it with Trainer\.load"):
+    with pytest.raises(UnsupportedError, match=r"save\(path\) and Trainer\.load"):
         action(trainer())
     with pytest.raises(TypeError):  # what pickle itself raises
         action(trainer())

@@ -215,7 +215,7 @@ def test_a_folder_in_the_place_of_a_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine").write_text("mine")
     (tmp_path / "a").write_text("old")
-    with pytest.raises(CheckpointError, match="'b' in it is a folder"):
+    with pytest.raises(CheckpointError, match="its entry 'b' is a folder"):
         write_folder(tmp_path, {"a": b"1", "b": b"2"})
     assert (tmp_path / "a").read_text() == "old"
     assert (tmp_path / "b" / "mine").read_text() == "mine"

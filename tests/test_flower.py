@@ -165,7 +165,7 @@ def test_rows_of_a_loader_that_does_not_tell() -> None:
     assert rows == 90
     one.trainer.set_weights(weights)
     assert metrics == pytest.approx(one.trainer.evaluate(X, Y))
-    with pytest.raises(DataError, match="gave no batch"):
+    with pytest.raises(DataError, match="gave no batches"):
         client(new_trainer(), lambda: iter(())).train_round(weights)
 
 
@@ -481,7 +481,7 @@ def test_a_numpy_client_has_a_list_of_weights(flwr: Any) -> None:
     assert (rows, metrics) == expected[1:]
     loss, rows, metrics = numpy_client.evaluate(trained, {})
     assert (rows, {"loss": loss, **metrics}) == shared_client().evaluate_round(expected[0])
-    with pytest.raises(DataError, match="3 arrays, expected 4"):
+    with pytest.raises(DataError, match=r"3 arrays\. Expected 4"):
         numpy_client.fit(trained[:3], {})
 
 

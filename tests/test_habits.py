@@ -350,16 +350,16 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "Adam(epsilon=)": (lambda _: Adam(epsilon=1e-7), "'eps'?"),
     "Adam(clipnorm=)": (lambda _: Adam(clipnorm=1.0), "Trainer(..., clip_norm=...)"),
     "SGD(decay=)": (lambda _: SGD(decay=0.1), "schedules.InverseTime"),
-    "SGD(params=)": (lambda _: SGD(params=[]), "leave it out"),
+    "SGD(params=)": (lambda _: SGD(params=[]), "Remove it"),
     "RMSprop(rho=)": (lambda _: RMSprop(rho=0.9), "'alpha'?"),
     "Huber(detla=)": (lambda _: Huber(detla=1.0), "'delta'?"),
-    "Cosine(0.1)": (lambda _: Cosine(0.1), "lacks decay_steps"),
+    "Cosine(0.1)": (lambda _: Cosine(0.1), "needs a value for decay_steps"),
     "Trainer(lr=)": (lambda _: build(lr=0.1), "optimizer=Adam(learning_rate=0.001)"),
     "Trainer(criterion=)": (lambda _: Trainer(linear(4), criterion="mse"), "'loss'?"),
     "Trainer(optimiser=)": (lambda _: build(optimiser="adam"), "'optimizer'?"),
     "Trainer(random_state=)": (lambda _: build(random_state=0), "'seed'?"),
     "Trainer(epochs=)": (lambda _: build(epochs=3), "argument of fit"),
-    "Trainer()": (lambda _: Trainer(), "lacks model_onnx"),
+    "Trainer()": (lambda _: Trainer(), "needs a value for model_onnx"),
     "fit(epoch=)": (lambda b: b.fit(epoch=2), "'epochs'?"),
     "fit(max_epochs=)": (lambda b: b.fit(max_epochs=2), "'epochs'?"),
     "fit(lr=)": (lambda b: b.fit(lr=0.1), "setting of the optimizer"),
@@ -367,10 +367,10 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "fit(val_data=)": (lambda b: b.fit(val_data=(X, Y)), "'validation_data'?"),
     "fit by position": (
         lambda b: b.regression.fit(X, Y, None, 10),
-        "takes 3 arguments by position (x, y, sample_weight), got 4",
+        "takes 3 arguments by position (x, y, sample_weight), but got 4",
     ),
     "EarlyStopping(patiance=)": (lambda _: EarlyStopping(patiance=3), "'patience'?"),
-    "EarlyStopping by position": (lambda _: EarlyStopping("loss", 0, 3), "(monitor), got 3"),
+    "EarlyStopping by position": (lambda _: EarlyStopping("loss", 0, 3), "(monitor), but got 3"),
     "ModelCheckpoint(dirpath=)": (lambda _: ModelCheckpoint(dirpath="a"), "'filepath'?"),
     "ModelCheckpoint(save_best=)": (
         lambda _: ModelCheckpoint("a", save_best=True),
@@ -383,15 +383,15 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     # ------------------------------------------------------------------ values
     "epochs=2.0": (lambda b: b.fit(epochs=2.0), "epochs to be a whole number"),
     "epochs='2'": (lambda b: b.fit(epochs="2"), "epochs to be a whole number"),
-    "epochs=-1": (lambda b: b.fit(epochs=-1), "at least 0"),
-    "batch_size=0": (lambda b: b.fit(batch_size=0), "at least 1"),
+    "epochs=-1": (lambda b: b.fit(epochs=-1), "epochs must be >= 0"),
+    "batch_size=0": (lambda b: b.fit(batch_size=0), "batch_size must be >= 1"),
     "batch_size=None": (lambda b: b.fit(batch_size=None), "batch_size to be a whole number"),
     "validation_batch_size=0": (
         lambda b: b.fit(validation_data=(X, Y), validation_batch_size=0),
-        "at least 1",
+        "batch_size must be >= 1",
     ),
     "validation_split=20": (lambda b: b.fit(validation_split=20), "between 0 and 1"),
-    "steps=0": (lambda b: b.regression.predict(X, steps=0), "steps is at least 1"),
+    "steps=0": (lambda b: b.regression.predict(X, steps=0), "steps must be >= 1"),
     "verbose='yes'": (lambda b: b.fit(verbose="yes"), "0, 1, 2 or 'auto'"),
     "predict(verbose='yes')": (lambda b: b.regression.predict(X, verbose="yes"), "or 'auto'"),
     "shuffle='batch'": (lambda b: b.fit(shuffle="batch"), "True or False"),
@@ -400,7 +400,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "balanced without classes": (lambda b: b.fit(class_weight="balanced"), "integer classes"),
     "balanced with a loader": (
         lambda b: b.regression.fit([(X, Y)], class_weight="balanced"),
-        "pass y as an array",
+        "Pass y as an array",
     ),
     "loss_weights as a list": (
         lambda _: Trainer(two_outputs(), loss={"a": "mse"}, loss_weights=[1.0]),
@@ -415,7 +415,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "evaluate without a loss": (lambda _: Trainer(linear(4)).evaluate(X, Y), "has no loss"),
     "metrics without a loss": (lambda _: Trainer(linear(4), metrics=["mae"]), "loss=None"),
     # ------------------------------------------------------------------ data
-    "no labels": (lambda b: b.regression.fit(X), "pass y"),
+    "no labels": (lambda b: b.regression.fit(X), "Pass y"),
     "data and labels in one tuple": (lambda b: b.regression.fit((X, Y)), "2 arrays for 1 input"),
     "too few labels": (lambda b: b.regression.fit(X, Y[:3]), "y for y has 3"),
     "too many features": (
@@ -431,7 +431,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "NaN in the data": (lambda b: b.regression.fit(X * np.nan, Y), "NaN in row 0"),
     "no rows": (lambda b: b.regression.fit(X[:0], Y[:0]), "0 rows"),
     "an input misspelt": (lambda b: b.regression.fit({"X": X}, Y), "Expected: x"),
-    "validation_data without labels": (lambda b: b.fit(validation_data=X), "pass y"),
+    "validation_data without labels": (lambda b: b.fit(validation_data=X), "Pass y"),
     # ------------------------------------------------------------------ losses
     "a loss of NumPy": (
         lambda _: build(loss=lambda op, y_true, y_pred: np.abs(y_true - y_pred)),
@@ -519,7 +519,10 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "an estimator": (lambda _: Trainer(Estimator()), "skl2onnx.to_onnx"),
     "Trainer.load of a model": (lambda _: Trainer.load("model.onnx"), "Trainer('model.onnx', loss"),
     "restore of a model": (lambda b: b.regression.restore("model.onnx"), "is an ONNX model"),
-    "Trainer.load of nothing": (lambda _: Trainer.load("no/a.ckpt"), "no checkpoint 'no/a.ckpt'"),
+    "Trainer.load of nothing": (
+        lambda _: Trainer.load("no/a.ckpt"),
+        "The checkpoint 'no/a.ckpt' does not exist",
+    ),
     "Trainer.load(lr=)": (lambda _: Trainer.load("a.ckpt", lr=0.1), "learning_rate=0.001"),
     "save('m.onnx')": (lambda b: b.regression.save("m.onnx"), "export('m.onnx')"),
     "export into a folder": (lambda b: b.regression.export("."), "it is a folder"),
@@ -613,6 +616,6 @@ def test_warnings_of_estimators_point_at_the_users_line() -> None:
         def on_anything(self) -> None: ...
 
     estimator = OnnxRegressor(linear(4), epochs=1, callbacks=[Helper()])
-    with pytest.warns(UserWarning, match="is no hook") as warned:
+    with pytest.warns(UserWarning, match="is not a hook") as warned:
         sklearn_model_selection.cross_val_score(estimator, X, Y.ravel(), cv=2)
     assert {warning.filename for warning in warned} == {__file__}

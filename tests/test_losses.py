@@ -873,7 +873,7 @@ def test_no_class_index_wraps(loss, label, classes):
 
 @pytest.mark.parametrize("index", [2**63, -(2**63) - 1, 1.5, "a", True])
 def test_an_ignored_index_is_a_whole_number_of_64_bits(index):
-    with pytest.raises(SettingError, match="whole number as ignore_index"):
+    with pytest.raises(SettingError, match="ignore_index to be a whole number"):
         CrossEntropy(ignore_index=index)
 
 

@@ -952,7 +952,7 @@ def test_names():
         (lambda: SGD(scaled_velocity=True), r"scaled_velocity needs momentum > 0, got 0\."),
         (
             lambda: Adam(betas=(0.9, 1.0)),
-            r"Adam needs numbers as betas >= 0 and < 1, got \(0\.9, 1\.0\)\.",
+            r"Adam needs betas to be numbers >= 0 and < 1, got \(0\.9, 1\.0\)\.",
         ),
         (lambda: Adam(betas=(0.9,)), r"Adam needs two betas, got \(0\.9,\)\."),
         (lambda: Adam(eps=0.0), r"Adam needs eps > 0, got 0\.0\."),

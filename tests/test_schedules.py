@@ -139,13 +139,13 @@ def test_names():
             lambda: Exponential(0.1, 10, 1.5),
             r"Exponential needs decay_rate > 0 and <= 1, got 1.5\.",
         ),
-        (lambda: Step(0.1, 2.5), r"Step needs a whole number as step_size >= 1, got 2.5\."),
+        (lambda: Step(0.1, 2.5), r"Step needs step_size to be a whole number >= 1, got 2.5\."),
         (lambda: Piecewise((3, 3), (1, 2, 3)), r"increasing boundaries, got \(3, 3\)"),
         (
             lambda: Piecewise((3,), (1.0,)),
             r"one more value than boundaries, got 1 values for 1 boundaries",
         ),
-        (lambda: Piecewise(3, (1.0, 2.0)), r"whole numbers as boundaries >= 0, got 3"),
+        (lambda: Piecewise(3, (1.0, 2.0)), r"boundaries to be whole numbers >= 0, got 3"),
         (lambda: Piecewise((3,), (1.0, -2.0)), r"numbers as values >= 0, got \(1.0, -2.0\)"),
         (lambda: Cosine(0.1, 10, t_mul=2), r"need restarts=True, got t_mul=2"),
         (

@@ -305,7 +305,7 @@ class TestCalls:
     def test_fit_inside_fit_is_refused(self) -> None:
         trainer = Trainer(linear(2), loss="mse")
         nested = LambdaCallback(on_epoch_end=lambda epoch, logs: trainer.fit(X, Y, verbose=0))
-        with pytest.raises(SettingError, match=r"fit is running already"):
+        with pytest.raises(SettingError, match=r"fit is already running"):
             trainer.fit(X, Y, callbacks=[nested], verbose=0)
         # and one callback needs no list
         trainer.fit(X, Y, callbacks=EarlyStopping("loss"), verbose=0)
@@ -344,7 +344,7 @@ class TestCalls:
         class Mine(Callback):
             def on_epoch_ends(self, epoch, logs): ...
 
-        with pytest.raises(SettingError, match=r"Mine.on_epoch_ends is no hook.*on_epoch_end\?"):
+        with pytest.raises(SettingError, match=r"Mine.on_epoch_ends is not a hook.*on_epoch_end\?"):
             Trainer(linear(2), loss="mse").fit(X, Y, callbacks=[Mine()], verbose=0)
 
     def test_another_trainers_state_is_refused_whole(self) -> None:

@@ -1,8 +1,8 @@
-"""Callbacks: objects that act at the hooks of the training loop.
+"""Callbacks: objects whose hooks the training loop calls.
 
-Every class in the `__all__` of a module of this package is a name of the package. To add a
-callback, add a file with the class and its `__all__`; `make docs` then writes the lines for type
-checkers below, and its entry in docs/reference.md.
+The package exports every class in the `__all__` of its modules. To add a callback, add a file with
+the class and its `__all__`; `make docs` then writes the lines for type checkers below, and the
+entry in docs/reference.md.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from onnxfit.registry import exported_members
 
 if TYPE_CHECKING:
-    # Type checkers do not run the search below. `make docs` writes these lines.
+    # Type checkers do not run the search below, so `make docs` writes these imports.
     # begin of generated imports
     from onnxfit.callbacks.accumulation import (
         GradientAccumulationScheduler as GradientAccumulationScheduler,

@@ -13,24 +13,24 @@ __all__ = ["GradientAccumulationScheduler"]
 
 
 class GradientAccumulationScheduler(Callback):
-    """Average the gradients of more, or fewer, batches per update from given epochs on.
+    """Change the number of batches whose gradients are averaged per update, from given epochs on.
 
     - `schedule`: epoch (from 0) -> number of batches >= 1 whose gradients are averaged for one
-      update from that epoch on. Before the first epoch of the schedule, the Trainer's own
-      `accumulate` applies, and so it does after the `fit`.
+      update from that epoch on. The Trainer's own `accumulate` applies before the first epoch of
+      the schedule, and again after the `fit`.
 
-    The Trainer builds the graphs that add gradients up: create it with `accumulate=2` or more,
-    whatever the schedule begins with. Each step of such a trainer costs one more run and the sums
-    of the gradients, except in epochs where the number is 1.
+    The Trainer must be created with `accumulate=2` or more, because only then does it build the
+    graphs that accumulate gradients. Each step of this trainer costs one more run and the sums of
+    the gradients, except in epochs where the number is 1.
 
-    SettingError: an epoch below 0, a number below 1; before training, a Trainer created with
-    `accumulate=1`.
+    SettingError: an epoch is below 0, or a number below 1. Before training: the Trainer was created
+    with `accumulate=1`.
 
     >>> larger_later = GradientAccumulationScheduler({0: 1, 4: 8})
     >>> GradientAccumulationScheduler({4: 0})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    onnxfit.errors.SettingError: GradientAccumulationScheduler needs whole numbers ..., got 0 ...
+    onnxfit.errors.SettingError: GradientAccumulationScheduler needs whole numbers ... got 0 ...
     """
 
     @check_arguments
@@ -38,11 +38,12 @@ class GradientAccumulationScheduler(Callback):
         for epoch, batches in schedule.items():
             if not isinstance(epoch, int) or epoch < 0:
                 raise SettingError(
-                    f"GradientAccumulationScheduler needs epochs from 0 on, got {epoch!r}."
+                    "GradientAccumulationScheduler needs epochs that are whole numbers >= 0, got"
+                    f" {epoch!r}."
                 )
             if not isinstance(batches, int) or batches < 1:
                 raise SettingError(
-                    "GradientAccumulationScheduler needs whole numbers of batches from 1 on, got"
+                    "GradientAccumulationScheduler needs whole numbers of batches >= 1, got"
                     f" {batches!r} for epoch {epoch}."
                 )
         self.schedule = dict(sorted(schedule.items()))
@@ -55,8 +56,8 @@ class GradientAccumulationScheduler(Callback):
         largest = max(self.schedule.values(), default=1)
         if largest > 1 and self.trainer.settings["accumulate"] == 1:
             raise SettingError(
-                "GradientAccumulationScheduler needs graphs that add gradients up: build the"
-                " Trainer with accumulate=2 or more."
+                "GradientAccumulationScheduler needs a Trainer that can accumulate gradients."
+                " Create it with Trainer(..., accumulate=2) or more."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:

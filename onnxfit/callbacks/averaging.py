@@ -13,7 +13,7 @@ import numpy.typing as npt
 from onnxfit.callbacks.checks import require_at_least, require_constant_rate, require_weights
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import CheckpointError, SettingError, listed_names
 from onnxfit.files import ARRAY, COUNT, mapping_of, optional
 from onnxfit.graph import names
 from onnxfit.registry import check_arguments
@@ -28,9 +28,9 @@ class SwapEMAWeights(StatefulCallback):
 
     The averages are those of an optimizer such as `Adam(ema_momentum=0.99)`.
 
-    - `swap_on_epoch`: use the averages at the end of each epoch too, until the next one begins, so
-      that the checkpoints, best weights and loggers of an epoch see them. A checkpoint contains the
-      weights as well, and training resumes from those.
+    - `swap_on_epoch`: use the averages at the end of each epoch too, until the next epoch begins.
+      Checkpoints, best weights and loggers of an epoch then see the averages. A checkpoint contains
+      the weights as well, and training resumes from the weights.
     - `at_end`: the averages stay when training ends normally. The next `fit` with this callback
       restores the weights first, unless others have been set since.
 
@@ -38,8 +38,9 @@ class SwapEMAWeights(StatefulCallback):
     EarlyStopping(restore_best_weights=True), sees the averages only if it comes after this one in
     the list. Running statistics of BatchNormalization are not averaged. After an exception the
     weights are restored. `trainer.evaluate(..., callbacks=[SwapEMAWeights()])` evaluates the
-    averages. A swap copies all weights and slots once. SettingError, before training: the optimizer
-    keeps no averages.
+    averages. A swap copies all weights and slots once.
+
+    SettingError, before training: the optimizer keeps no averages.
 
     >>> swap = SwapEMAWeights(swap_on_epoch=True)
     """
@@ -60,7 +61,7 @@ class SwapEMAWeights(StatefulCallback):
             name in current and np.array_equal(current[name], average)
             for name, average in self._averages.items()
         ):
-            # The trainer is another one, or its weights have been set since.
+            # This fit has another trainer, or the weights have been set since the last fit.
             self.weights = None
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -95,7 +96,7 @@ class SwapEMAWeights(StatefulCallback):
     def _check(self) -> None:
         if self.trainer.optimizer.ema_momentum is None:
             raise SettingError(
-                "SwapEMAWeights needs an optimizer that averages, such as"
+                "SwapEMAWeights needs an optimizer that averages the weights, such as"
                 " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
             )
 
@@ -118,19 +119,18 @@ class StochasticWeightAveraging(StatefulCallback):
 
     - `start_epoch`: the first epoch, from 0, whose weights are averaged: a whole number >= 0, or a
       fraction of `epochs`, in [0, 1).
-    - `learning_rate` >= 0: the learning rate from that epoch on; None leaves it alone.
-    - `update_batch_norm`: where the model has running statistics, iterate over the training data
-      once more with the averaged weights and set the statistics to the means over all batches.
-      Otherwise the statistics are averaged as the weights are, which is less exact and needs no
-      data.
+    - `learning_rate` >= 0: the learning rate from that epoch on; None does not change the rate.
+    - `update_batch_norm`: if the model has running statistics, iterate over the training data once
+      more with the averaged weights, and set the statistics to the means over all batches. False
+      averages the statistics in the same way as the weights; this is less exact and needs no data.
 
     After each epoch from `start_epoch` on, $\bar w \leftarrow \bar w + (w - \bar w)/(k+1)$ in
     float64, where $k$ epochs have been averaged so far. When training ends, $\bar w$ replaces $w$.
     Training that stops before `start_epoch` keeps its weights.
 
-    SettingError: a setting is out of its range. DataError at the end of training: the statistics
-    need data that can be iterated over only once. TypeError, before training: `learning_rate` is
-    given, and a Schedule drives the optimizer's.
+    SettingError: a setting is out of its range. DataError, at the end of training: the statistics
+    need the data again, but the data can be iterated over only once. TypeError, before training:
+    `learning_rate` is given although a Schedule sets the optimizer's learning rate.
 
     >>> average = StochasticWeightAveraging(0.75, learning_rate=0.01)
     """
@@ -148,8 +148,8 @@ class StochasticWeightAveraging(StatefulCallback):
         is_fraction = isinstance(start_epoch, float)
         if not start_epoch >= 0 or (is_fraction and start_epoch >= 1):
             raise SettingError(
-                "StochasticWeightAveraging needs a start_epoch >= 0 or a fraction in [0, 1), got"
-                f" {start_epoch}."
+                "StochasticWeightAveraging needs start_epoch to be a whole number >= 0, or a"
+                f" fraction of the epochs in [0, 1), got {start_epoch}."
             )
         require_at_least("StochasticWeightAveraging", 0, learning_rate=learning_rate)
         self.start_epoch = start_epoch
@@ -166,11 +166,12 @@ class StochasticWeightAveraging(StatefulCallback):
         require_weights(self, "mean", self.mean, np.float64)
         if self.count and set(self.mean) != set(self.trainer.get_weights()):
             raise CheckpointError(
-                f"The saved state of {self.state_key} has the mean of {', '.join(self.mean)},"
-                " expected that of every weight: it belongs to another model."
+                f"The saved state of {self.state_key} has means of {listed_names(self.mean)}, but"
+                " expected a mean of every weight. The state belongs to another model. Resume from"
+                " a checkpoint of this model."
             )
         if self.learning_rate is not None:
-            require_constant_rate(self.trainer, "StochasticWeightAveraging", "drop either")
+            require_constant_rate(self.trainer, "StochasticWeightAveraging", "Remove either.")
 
     @property
     def first_epoch(self) -> int:
@@ -199,14 +200,15 @@ class StochasticWeightAveraging(StatefulCallback):
         trainer.set_weights({name: self.mean[name].astype(w.dtype) for name, w in weights.items()})
         statistics = [name for name in weights if name not in trainer.settings["weights"]]
         quantization = trainer.settings["quantization"]
-        observed = quantization is not None and quantization.observe  # these are no statistics
+        # Observed ranges of a quantization are not statistics of batches.
+        observed = quantization is not None and quantization.observe
         if statistics and self.update_batch_norm and not observed:
             trainer.set_weights(self._statistics(statistics))
 
     def _statistics(self, names: list[str]) -> dict[str, Array]:
         """Return the mean of the batches' own statistics, over one pass of the training data.
 
-        A training step updates a running statistic s by m s + (1 - m) b, where b is the statistic
+        A training step updates a running statistic s to m s + (1 - m) b, where b is the statistic
         of the batch. From s = 0 the result is (1 - m) b; from s = 1 it is larger by m.
         """
         weights = self.trainer.get_weights()

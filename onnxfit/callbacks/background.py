@@ -1,4 +1,4 @@
-"""Write files in a background thread while training goes on."""
+"""Write files in a background thread while training continues."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__: list[str] = []  # no class of the public package
 class SavingCallback(Callback):
     """Base class of callbacks that write files.
 
-    A callback has at most one save in progress, and the callbacks of one `fit` write one after
-    another: a file that refers to another one is written after it. An error of a save is raised at
-    the callback's next save, or at the end of training; saves that would have followed are skipped.
+    A callback has at most one save in progress. The callbacks of one `fit` write one after another,
+    so that a file is written after the files that it refers to. An error of a save is raised at the
+    callback's next save, or at the end of training; the saves queued after it are skipped.
     """
 
     background = True
@@ -35,15 +35,15 @@ class SavingCallback(Callback):
         return by_step or self.saves_after(self.trainer.global_batch)
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Refuse to save between two averages of the weights that several processes train."""
+        """Raise SettingError if a save would fall between two averages of the ranks' weights."""
         super().on_train_begin(logs)
         every = self.callbacks.world.average_every or 1
         for name in ("save_freq", "every_n_steps"):
             number = getattr(self, name, None)
             if isinstance(number, int) and number % every:
                 raise SettingError(
-                    f"{type(self).__name__} needs {name} in multiples of {every}, got {number}:"
-                    f" after every {every} updates the ranks average their weights."
+                    f"{type(self).__name__} needs {name} to be a multiple of {every}, got {number}."
+                    f" The ranks average their weights after every {every} updates only."
                 )
 
     def save(self, job: Callable[[], object]) -> None:

@@ -20,34 +20,35 @@ __all__ = ["BackupAndRestore"]
 
 
 class BackupAndRestore(SavingCallback):
-    """Save the training state as training goes, and restore it when `fit` is called again.
+    """Save the training state during training, and restore it when `fit` is called again.
 
     - `backup_dir`: a folder for this training alone, created before the first step. It holds the
       newest backups, `backup-<number>.onnxfit`, each written by `trainer.save` in one move.
-    - `save_freq`: "epoch" for a backup at the end of every epoch; a number n >= 1 for one after
-      every n batches too.
+    - `save_freq`: "epoch" for a backup at the end of every epoch; a number n >= 1 for a backup
+      after every n batches too.
     - `double_checkpoint`: keep the last two backups. If the newest cannot be read, a warning names
       it and the one before is restored. False keeps one.
     - `delete_checkpoint`: delete the backups when training ends normally, stopped early or not, so
       that the next `fit` begins a new training. False keeps them until you delete the folder: the
-      next `fit` restores the state at the end of the last epoch and continues after it. Where no
-      epoch is left, or a callback had stopped training, `fit` trains nothing, and callbacks end
-      it as they did the first time. A script that fails between `fit` and `export` can so be run
-      again. Give each `fit` of a script a folder of its own then. After an exception or Ctrl-C
+      next `fit` restores the state at the end of the last epoch and continues after it. If no epoch
+      is left, or a callback had stopped training, `fit` trains nothing, and callbacks end it as
+      they did the first time. This way, a script that fails between `fit` and `export` can be run
+      again. With False, give each `fit` of a script its own folder. After an exception or Ctrl-C,
       backups always stay.
-    - `every_n_steps`: a number n >= 1 for a backup after every n updates too, which with
-      accumulated gradients are fewer than the batches; None for none.
+    - `every_n_steps`: a number n >= 1 for a backup after every n updates too (with accumulated
+      gradients there are fewer updates than batches). None: no backups after updates.
     - `adapters_only`: leave the frozen model out of the backups (`trainer.save(path,
-      adapters_only=True)`); the script that is run again has it.
-    - `background`: training waits only for a copy of its state in memory and goes on while the copy
-      is written; the next backup waits for the one before. False waits for every backup.
+      adapters_only=True)`). The script supplies the model when it is run again.
+    - `background`: training waits only for a copy of its state in memory, and continues while the
+      copy is written. The next backup waits for the previous one. False waits for every backup.
 
     The resumed fit continues at the batch after the backup, with the same order of rows and every
-    callback's state: its weights equal those of an uninterrupted fit. Backups are written after
-    monitors and checkpoints have run; loggers that did not see that event are called when training
-    resumes. If the process is killed while it writes a backup, the one before is restored. Of
-    several processes, rank 0 writes and reads the backups, and the others get them from it; another
-    number of processes can go on. With `average_every=k` the numbers are multiples of k.
+    callback's state: its weights equal the weights of an uninterrupted fit. Backups are written
+    after monitors and checkpoints have run; the loggers that missed that event are called when
+    training resumes. If the process is killed while it writes a backup, the previous backup is
+    restored. With several processes, rank 0 writes and reads the backups, and sends the state to
+    the others; a different number of processes can resume the training. With `average_every=k`, the
+    numbers must be multiples of k.
 
     SettingError: a setting is out of its range, or the folder has backups of another model.
     CheckpointError: a backup could not be written; with `background=True` it is raised by the next
@@ -112,7 +113,8 @@ class BackupAndRestore(SavingCallback):
             except CheckpointError as error:
                 if trainer.is_main:
                     warn_user(
-                        f"The backup {str(path)!r} cannot be read; the one before is tried. {error}"
+                        f"The backup {str(path)!r} cannot be read. The previous backup is tried."
+                        f" {error}"
                     )
             else:
                 self._readable = [path]
@@ -124,7 +126,7 @@ class BackupAndRestore(SavingCallback):
         self._last_step = self.trainer.global_step
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        # Loggers are about to write. A fit that is killed before its first backup could not tell
+        # Loggers are about to write. Without a backup, a fit that is killed now could not tell
         # which of their lines to keep.
         if not self._readable:
             self._save()

@@ -23,7 +23,7 @@ RESULT_TYPES = {"seconds": NUMBER, "samples_per_second": NUMBER, "error": TEXT}
 
 
 def _is_result(value: Any) -> bool:
-    """Return whether a value is what a size tried adds to `results`."""
+    """Return whether a value is an entry of `results`: the result of one batch size."""
     if not isinstance(value, dict) or not POSITIVE_COUNT.accepts(value.get("batch_size")):
         return False
     others = set(value) - {"batch_size"}
@@ -35,33 +35,34 @@ RESULT = ValueType("the result of a batch size", _is_result)
 
 
 class BatchSizeFinder(StatefulCallback):
-    """Find the largest batch size worth its memory, by trying sizes for a few steps each.
+    """Find the largest batch size that still raises throughput, by a few trial steps per size.
 
     - `mode`: "power" doubles the size as long as it succeeds; "binsearch" then searches between the
       last size that succeeded and the first that did not.
-    - `steps_per_trial` >= 1: the steps of each size, after a first one that compiles. The fastest
-      step counts.
+    - `steps_per_trial` >= 1: the steps of each size, after a first step that compiles the graphs.
+      The fastest step counts.
     - `init_val` >= 1: the first size.
     - `max_trials` >= 1: the maximum number of sizes tried.
     - `min_gain` >= 0: a size succeeds if it trains at least 1 + `min_gain` times as many samples
-      per second as the best size before. None: if it runs at all, so that memory or the data end
-      the search.
-    - `set_batch_size`: train with the `suggestion`; otherwise the batch size remains as it was.
+      per second as the best size before. None: a size succeeds if it runs at all, so that the
+      search ends at the limit of the memory or of the data.
+    - `set_batch_size`: train with the `suggestion`. False keeps the batch size of `fit`.
 
-    A size fails where memory does not suffice, and no size is larger than the data. Weights, slots,
+    A size fails if memory does not suffice, and no size is larger than the data. Weights, slots,
     statistics and counters are restored, and no hook of a callback is called. `fit(..., epochs=0)`
     searches and does not train. A resumed fit does not search again. The validation data keep the
-    batch size of `fit`. Of several processes, the batches are those of all together, the first size
-    has a row for each, and the clock of rank 0 counts; where memory does not suffice, training
-    fails, since the processes may fail at different sizes. A faster size is not better for the
-    loss: larger batches make fewer updates, and most often need a higher learning rate.
+    batch size of `fit`. With several processes, a size counts the rows of all ranks together, the
+    first size has at least one row per rank, and the times are measured by rank 0. If memory does
+    not suffice, training with several processes fails, because they may fail at different sizes. A
+    faster size is not better for the loss: larger batches make fewer updates, and usually need a
+    higher learning rate.
 
     Afterwards `results` has a dict for each size tried, `{"batch_size", "seconds",
-    "samples_per_second"}` (seconds of a step) or `{"batch_size", "error"}`; `suggestion` is the
-    largest size that succeeded, or None where the first did not.
+    "samples_per_second"}` (seconds of a step) or `{"batch_size", "error"}`. `suggestion` is the
+    largest size that succeeded, or None if the first size failed.
 
-    SettingError: a setting is out of its range, or data that already come in batches: pass arrays,
-    a DataLoader or a loader of files. DataError: a model whose batch size is fixed.
+    SettingError: a setting is out of its range, or the data already come in batches (pass arrays, a
+    DataLoader or a loader of files instead). DataError: the model's batch size is fixed.
 
     >>> finder = BatchSizeFinder("binsearch", init_val=16)
     """
@@ -80,7 +81,9 @@ class BatchSizeFinder(StatefulCallback):
         set_batch_size: bool = True,
     ) -> None:
         if mode not in ("power", "binsearch"):
-            raise SettingError(f"BatchSizeFinder needs mode 'power' or 'binsearch', got {mode!r}.")
+            raise SettingError(
+                f"BatchSizeFinder needs mode to be 'power' or 'binsearch', got {mode!r}."
+            )
         require_at_least(
             "BatchSizeFinder",
             1,
@@ -118,7 +121,7 @@ class BatchSizeFinder(StatefulCallback):
 
     def _bisect(self, largest: int, failed: int) -> None:
         """Search between the largest size that succeeded and one that failed."""
-        # A size that is larger by less than min_gain cannot gain so much.
+        # Sizes closer than a factor of 1 + min_gain are not tried: they cannot gain that much.
         while (middle := (largest + failed) // 2) > largest * (1 + (self.min_gain or 0)):
             if self._succeeds(middle):
                 largest = middle
@@ -126,7 +129,7 @@ class BatchSizeFinder(StatefulCallback):
                 failed = middle
 
     def _succeeds(self, size: int) -> bool:
-        """Return whether a size succeeds; the suggestion is then this size."""
+        """Return whether a size succeeds, and make it the suggestion if so."""
         if len(self.results) == self.max_trials:
             return False
         speed = self._samples_per_second(size)
@@ -141,9 +144,9 @@ class BatchSizeFinder(StatefulCallback):
         return True
 
     def _samples_per_second(self, size: int) -> float | None:
-        """Return the speed of a size, or None where it does not run; add it to `results`.
+        """Return the speed of a size, or None if it does not run; add the result to `results`.
 
-        Nothing is added where the data have fewer rows.
+        Nothing is added if the data have fewer rows than the size.
         """
         seconds: list[float] = []
         rates = repeat(self.trainer.learning_rate, self.steps_per_trial + 1)
@@ -155,7 +158,7 @@ class BatchSizeFinder(StatefulCallback):
                     seconds.append(now - began)
                     began = now
         except (MemoryError, RuntimeError) as error:
-            # A rank that fails alone cannot catch up with the others, which are in the step.
+            # A rank that fails alone cannot rejoin the others, which are still in the step.
             is_alone = self.trainer.world_size == 1
             if not is_alone or not (isinstance(error, MemoryError) or "alloc" in str(error)):
                 raise
@@ -173,7 +176,7 @@ class BatchSizeFinder(StatefulCallback):
     def plot(self, path: Union[str, os.PathLike[str]]) -> None:
         """Draw samples per second over batch sizes, with the suggestion marked.
 
-        - `path`: the PNG file. Of several processes, only rank 0 writes it.
+        - `path`: the PNG file. With several processes, only rank 0 writes it.
 
         InstallationError: matplotlib is not installed.
         """

@@ -44,8 +44,8 @@ class Callback:
     Before the first hook runs, three attributes are set:
 
     - `trainer`: the Trainer. `model` is another name for it, as in Keras.
-    - `params`: `{"epochs", "steps", "verbose"}` of the running `fit`; `steps` is None where the
-      number of batches is unknown.
+    - `params`: `{"epochs", "steps", "verbose"}` of the running `fit`; `steps` is None if the number
+      of batches is unknown.
     - `callbacks`: the CallbackList in which this callback runs.
 
     Hooks are called with these arguments:
@@ -54,16 +54,17 @@ class Callback:
     - `logs`: a read-only mapping of metric names to Python floats. `self.trainer.log(name, value)`
       adds a value for every callback that comes later in the list.
 
-    Keras's older `on_batch_begin` and `on_batch_end` are called too, in the place of
-    `on_train_batch_begin` and `on_train_batch_end`.
+    A callback may also have the methods under Keras's older names: `on_batch_begin` for
+    `on_train_batch_begin`, and `on_batch_end` for `on_train_batch_end`.
 
     `phase` is a class attribute: "monitor", "checkpoint", "backup" or "logger". Callbacks run in
     the order of their phases, and within a phase in the order of the list.
 
-    `ranks` is a class attribute, too: where several processes train together, "all" of them call
-    the hooks, or the "first" alone, which cannot evaluate or set weights. None, the default, means
-    all for monitors, which decide by the same logs everywhere, and the first for the other phases,
-    which write files. `trainer.from_main` gives all of them a value of rank 0.
+    `ranks` is a class attribute, too. It says which ranks call the hooks when several processes
+    train together: "all", or only the "first", whose hooks then cannot evaluate or set weights.
+    None, the default, means "all" for monitors, which decide by the same logs on every rank, and
+    "first" for the other phases, which write files. `trainer.from_main` sends a value from rank 0
+    to all ranks.
 
     >>> class Stop(Callback):
     ...     def on_epoch_end(self, epoch, logs):
@@ -74,7 +75,8 @@ class Callback:
     phase: ClassVar[str] = "monitor"
     ranks: ClassVar[str | None] = None
 
-    # Whether a callback of onnxfit adds figures to the logs; every other callback may.
+    # Whether this callback adds figures to the logs. Only classes of onnxfit declare this; every
+    # other callback is assumed to add some.
     logs_figures: ClassVar[bool] = False
 
     trainer: Trainer
@@ -89,10 +91,10 @@ class Callback:
 
     @property
     def state_key(self) -> str:
-        """Name of this callback's state in a checkpoint.
+        """Name of this callback's state in a checkpoint; by default, the class name.
 
-        By default the class name. Override it where one `fit` may have several instances of the
-        class: two equal keys in one list are a SettingError.
+        Override it if one `fit` may have several instances of the class. Two callbacks with equal
+        keys in one list are a SettingError.
         """
         return type(self).__name__
 
@@ -104,7 +106,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state.
+        """Restore a saved state.
 
         - `state`: the dict that `state_dict` returned.
         """
@@ -118,7 +120,7 @@ class Callback:
         }
 
     def listens(self, hook: str) -> bool:
-        """Return whether a hook is to be called: by default, whether it is overridden.
+        """Return whether the loop must call a hook: by default, whether the hook is overridden.
 
         The loop prepares no logs for a hook to which no callback listens.
 
@@ -131,20 +133,22 @@ class Callback:
     def saves_after(self, batch: int) -> bool:
         """Return whether a checkpoint may be written after a batch that makes no update.
 
-        With `accumulate`, each of several processes has a part of the gradients that wait for the
-        update. All processes ask, and rank 0 gets the gradients where the answer is True; without
-        that, `trainer.save` refuses. The answer depends on nothing that differs among processes.
+        With `accumulate` and several processes, each process holds a part of the gradients that
+        wait for the update. If the answer is True, rank 0 collects these gradients; otherwise
+        `trainer.save` raises an error after this batch. Every process calls this method, so the
+        answer must not depend on anything that differs among processes.
 
-        - `batch`: number of batches that are trained, over all fits.
+        - `batch`: the number of batches trained so far, over all fits.
         """
         return False
 
     def reads_batch(self, batch: int) -> bool:
-        """Return whether `on_train_batch_end` reads figures, or decides, after this batch.
+        """Return whether `on_train_batch_end` reads figures, or decides anything, after this batch.
 
-        Several processes exchange the figures of all rows, and take over what the first decides,
-        only where a callback says so; otherwise `logs` has the loss of this batch alone. All
-        processes ask after each batch, and the answer depends on nothing that differs among them.
+        With several processes, the loop exchanges the figures of all rows, and the decisions of
+        rank 0, only if a callback returns True. Otherwise `logs` has this process's loss of the
+        batch alone. Every process calls this method after each batch, so the answer must not depend
+        on anything that differs among processes.
 
         - `batch`: the argument of the hook.
         """
@@ -153,9 +157,9 @@ class Callback:
     def prepare(self, trainer: Trainer) -> None:
         """Act before `fit` decides at which epoch and batch to begin, e.g. call `trainer.restore`.
 
-        All of several processes call it, whatever `ranks` says.
+        With several processes, all of them call it, regardless of `ranks`.
 
-        - `trainer`: the Trainer, none of whose hooks has been called yet.
+        - `trainer`: the Trainer, before any hook of this `fit` is called.
         """
 
     def on_train_begin(self, logs: Logs) -> None:

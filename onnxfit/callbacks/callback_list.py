@@ -1,4 +1,4 @@
-"""The list of callbacks that calls their hooks."""
+"""The list of callbacks, which calls the hooks of each."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class CallbackList:
     - `params`: the dict that every callback gets as its attribute.
     - `states`: state_key -> state, loaded into the callbacks it names.
     - `world`: the processes that train together; rank 0 alone calls some of the callbacks.
-    - `caller`: the method that runs the callbacks, for the error of ranks that do not do the same.
+    - `caller`: the method that runs the callbacks, for the error if the ranks call different ones.
 
-    `figures` are the names that the logs of an epoch's end will have, and `batch_figures` those of
-    a batch's end; None where `fit` has not said so. Callbacks may log others.
+    `figures` are the names that the logs will have at the end of an epoch, and `batch_figures` the
+    names at the end of a batch. Both are None until `fit` sets them. Callbacks may log others.
 
     `on_train_begin` and the other hooks call the hook of every callback; `epoch`, `batch`, `logs`,
     `gradients` and `exception` are its arguments. For every hook there is a tuple of the methods
-    that listen to it: `train_batch_end` for `on_train_batch_end`. Where the tuple is empty, the
-    loop need not prepare logs.
+    that listen to it: `train_batch_end` for `on_train_batch_end`. If the tuple is empty, the loop
+    need not prepare logs.
 
     SettingError: an entry is not a Callback, two have the same state_key, or a callback overrides a
     hook that `trainer.backend` never calls, misspells a hook, or does not take its arguments.
@@ -81,7 +81,7 @@ class CallbackList:
             callback.params = dict(params or {})
             callback.callbacks = self
         self.world = world
-        # Those whose hooks this rank calls.
+        # The callbacks whose hooks this rank calls.
         self._called = [c for c in self.callbacks if world.is_main or not c.runs_on_first]
         self.load_state_dict(states or {})
         listeners: dict[str, list[Callable[..., None]]] = {}
@@ -93,7 +93,7 @@ class CallbackList:
             setattr(self, hook.removeprefix("on_"), tuple(methods))
         # Hooks to which a callback of any rank listens; rank 0 calls all callbacks.
         self.heard: Collection[str] = list(listeners)
-        self._hearing_batches: list[Callback] = []  # of all ranks; one process has no use for it
+        self._hearing_batches: list[Callback] = []  # of all ranks; unused by a single process
         if world.size > 1:
             self._hearing_batches = [c for c in self.callbacks if c.listens("on_train_batch_end")]
             self.heard = world.from_main(f"the beginning of {caller}", self.heard)
@@ -108,7 +108,7 @@ class CallbackList:
         return len(self.callbacks)
 
     def _listener(self, callback: Callback, hook: str) -> Callable[..., None]:
-        """Return the hook of a callback; on one of several ranks it refuses what needs them all."""
+        """Return a callback's hook; on rank 0 alone, it rejects calls that need all ranks."""
         method: Callable[..., None] = getattr(callback, hook)
         if self.world.size == 1 or not callback.runs_on_first:
             return method
@@ -128,8 +128,8 @@ class CallbackList:
 
         - `states`: state_key -> state.
 
-        If a callback refuses its state, the attributes of all are set back. Callbacks that rank 0
-        alone calls have a state there only.
+        If a callback rejects its state, the attributes of all callbacks are restored. A callback
+        that only rank 0 calls has a state only on rank 0.
         """
         before = [dict(vars(callback)) for callback in self.callbacks]
         try:
@@ -151,7 +151,8 @@ class CallbackList:
         """
         if self._logs is None:
             raise SettingError(
-                f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one."
+                f"trainer.log({name!r}, ...) adds to the logs of the running hook, and no hook is"
+                " running. Call it inside a hook of a callback."
             )
         self._logs.add(name, value)
 
@@ -190,14 +191,14 @@ class CallbackList:
                 continue
             self._call((self._listener(callback, "on_epoch_end"),), logs, epoch, logs)
             if not callback.runs_on_first:
-                # Times and memory differ among ranks, and callbacks decide by these figures.
+                # Callbacks decide by these figures, and times and memory differ among ranks.
                 name = f"the end of {type(callback).__name__}.on_epoch_end"
                 logs.replace(self.world.from_main(name, dict(logs)))
 
     def save_after(self, batch: int) -> bool:
         """Return whether a callback may save after a batch in the middle of accumulated gradients.
 
-        - `batch`: number of batches that are trained, over all fits.
+        - `batch`: the number of batches trained so far, over all fits.
         """
         return any(callback.saves_after(batch) for callback in self.callbacks)
 
@@ -206,12 +207,13 @@ class CallbackList:
 
         - `batch`: the argument of the hook.
         """
-        # All are asked, since they may ask the other processes.
+        # Ask every callback, without stopping at the first True: a callback may communicate with
+        # the other processes.
         answers = [callback.reads_batch(batch) for callback in self._hearing_batches]
         return any(answers)
 
     def tell_loggers(self, hook: str, index: int, logs: Logs) -> None:
-        """Call a hook of the loggers alone, where training resumes from a checkpoint.
+        """Call a hook of the loggers alone, when training resumes from a checkpoint.
 
         Checkpoints are written before loggers are called, so the loggers missed that event.
 
@@ -304,13 +306,14 @@ def as_list(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
 
 
 def _check(callbacks: list[Any], backend: str) -> None:
-    """Raise SettingError for callbacks that cannot run; warn of methods that are never called."""
+    """Raise SettingError for callbacks that cannot run; warn about methods never called."""
     keys: set[str] = set()
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            fix = f"; write {callback.__name__}(...)" if isinstance(callback, type) else ""
+            is_class = isinstance(callback, type)
+            fix = f" Create an object: {callback.__name__}(...)." if is_class else ""
             raise SettingError(
-                f"callbacks must be instances of onnxfit.callbacks.Callback, got {callback!r}{fix}."
+                f"callbacks must be instances of onnxfit.callbacks.Callback, got {callback!r}.{fix}"
             )
         name = type(callback).__name__
         if callback.ranks not in (None, "all", "first"):
@@ -324,13 +327,13 @@ def _check(callbacks: list[Any], backend: str) -> None:
         check_hooks(callback, HOOKS)
         if callback.state_key in keys:
             raise SettingError(
-                f"Two callbacks have the state_key {callback.state_key!r}, so that a checkpoint"
-                " could not tell them apart: drop one, or give each a state_key of its own."
+                f"Two callbacks have the same state_key {callback.state_key!r}, so a checkpoint"
+                " could not tell them apart. Remove one, or override state_key in each."
             )
         keys.add(callback.state_key)
         if callback.listens("on_gradients") and not get_backend(backend).shows_gradients:
             raise SettingError(
-                f"{name} overrides on_gradients, which backend={backend!r} never calls, since its"
-                " gradients exist only inside the step: use Trainer(...,"
+                f"{name} overrides on_gradients, but backend={backend!r} never calls it, because"
+                " its gradients exist only inside the step. Use Trainer(...,"
                 " backend='forward_backward')."
             )

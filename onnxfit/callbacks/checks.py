@@ -43,8 +43,9 @@ def require_adapters(settings: Mapping[str, Any]) -> None:
     """
     if settings["adapters"] is None:
         raise SettingError(
-            "adapters_only=True saves adapters without their frozen model, and this trainer has"
-            " none: leave it out, or train adapters by Trainer(..., adapters=onnxfit.LoRA(rank=8))."
+            "adapters_only=True saves adapters without the frozen model, but this trainer has no"
+            " adapters. Remove adapters_only, or train adapters with Trainer(...,"
+            " adapters=onnxfit.LoRA(rank=8))."
         )
 
 
@@ -71,16 +72,17 @@ def require_below(owner: str, bound: int, **settings: int) -> None:
 
 
 def require_constant_rate(trainer: Trainer, owner: str, fix: str) -> None:
-    """Raise UnsupportedError where a Schedule drives the learning rate: a callback cannot set it.
+    """Raise UnsupportedError if a Schedule sets the learning rate, so that a callback cannot.
 
     - `trainer`: the Trainer whose optimizer is checked.
     - `owner`: the callback's class, named in the message.
-    - `fix`: the end of the message: how to change the settings.
+    - `fix`: a sentence that says how to change the settings.
     """
     rate = trainer.optimizer.learning_rate
     if callable(rate):
         raise UnsupportedError(
-            f"{owner} cannot change a learning rate that {rate!r} sets at every update: {fix}."
+            f"{owner} cannot change the learning rate, because {rate!r} sets it at every update."
+            f" {fix}"
         )
 
 
@@ -88,11 +90,12 @@ def require_save_freq(owner: str, save_freq: object) -> None:
     """Raise SettingError unless `save_freq` is "epoch" or a number of batches >= 1.
 
     - `owner`: the callback's class, named in the message.
+    - `save_freq`: the setting of that name.
     """
     is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq >= 1
     if save_freq != "epoch" and not is_count:
         raise SettingError(
-            f"{owner} needs save_freq 'epoch' or a number of batches >= 1, got {save_freq!r}."
+            f"{owner} needs save_freq to be 'epoch' or a number of batches >= 1, got {save_freq!r}."
         )
 
 
@@ -108,7 +111,8 @@ def require_update_freq(owner: str, update_freq: object) -> None:
         valid = update_freq in ("epoch", "batch")
     if not valid:
         raise SettingError(
-            f"{owner} needs update_freq 'epoch', 'batch' or a number >= 1, got {update_freq!r}."
+            f"{owner} needs update_freq to be 'epoch', 'batch' or a number >= 1, got"
+            f" {update_freq!r}."
         )
 
 
@@ -129,12 +133,15 @@ def require_weights(
     for key, array in arrays.items():
         weight = weights.get(key)
         if weight is None:
-            problem = "which is none of the trainer's weights"
+            problem = "but the trainer has no weight of this name"
         elif (array.shape, array.dtype) != (weight.shape, np.dtype(dtype or weight.dtype)):
-            problem = f"which is {array.dtype}{list(array.shape)}"
+            problem = (
+                f"as {array.dtype}{list(array.shape)}, but expected"
+                f" {np.dtype(dtype or weight.dtype)}{list(weight.shape)}"
+            )
         else:
             continue
         raise CheckpointError(
-            f"The saved state of {callback.state_key} has {name} of {key!r}, {problem}: it belongs"
-            " to another model. Resume from a checkpoint of this model."
+            f"The saved state of {callback.state_key} has {name} of {key!r}, {problem}. The state"
+            " belongs to another model. Resume from a checkpoint of this model."
         )

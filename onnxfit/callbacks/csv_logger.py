@@ -1,4 +1,4 @@
-"""Write the metrics of every epoch to a file: a table (CSV), or a JSON object a line (JSONL)."""
+"""Write the metrics of every epoch to a file: a table (CSV) or JSON lines (JSONL)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Row = dict[str, Any]
 
 
 class _FileLogger(StatefulCallback):
-    """Base class of loggers that write one line an epoch.
+    """Base class of loggers that write one line per epoch.
 
     A line is on disk at the end of its epoch. A resumed fit drops the lines of the epochs that run
-    again. Where the file cannot be written, there is one warning a fit; lines that are missing are
-    written with the next one.
+    again. If the file cannot be written, there is one warning per fit; the missing lines are
+    written together with the next line.
     """
 
     phase: ClassVar[str] = "logger"
@@ -39,7 +39,7 @@ class _FileLogger(StatefulCallback):
         self.append = append
         self.rows = 0  # in the file
         self._guard = WriteGuard(type(self).__name__, self.filename)
-        self._begun = False  # the file has been begun, or cut to the rows that it keeps
+        self._begun = False  # whether this fit has created the file, or cut it to the rows to keep
         self._unwritten: list[Row] = []
 
     @property
@@ -67,7 +67,7 @@ class _FileLogger(StatefulCallback):
             self._unwritten = []
 
     def _begin(self) -> None:
-        """Write the file with the rows that it keeps."""
+        """Write the file with the rows to keep."""
         rows = self._read() if self.append or self._resumes else []
         if self._resumes:
             rows = rows[: self.rows]
@@ -76,9 +76,9 @@ class _FileLogger(StatefulCallback):
         self._begun = True
 
     def _read(self) -> list[Row]:
-        """Return the rows of the file. SettingError where it is no file of this logger.
+        """Return the rows of the file. SettingError: this logger did not write the file.
 
-        A last line without an end is left out: the process was killed while writing it.
+        A last line without a line end is left out: the process was killed while writing it.
         """
         try:
             text = self.filename.read_text(encoding="utf-8") if self.filename.exists() else ""
@@ -87,12 +87,12 @@ class _FileLogger(StatefulCallback):
                 lines.pop()
             rows = self._parse(lines)
             problem = "it has rows without 'epoch'"
-        except (ValueError, csv.Error) as error:  # text of another encoding is a ValueError
+        except (ValueError, csv.Error) as error:  # text of another encoding raises ValueError
             rows = [{}]
             problem = str(error)
         if any("epoch" not in row for row in rows):
             raise SettingError(
-                f"{self.filename} was not written by {type(self).__name__}: {problem}. Give another"
+                f"{self.filename} was not written by {type(self).__name__}: {problem}. Pass another"
                 " filename."
             )
         return rows
@@ -118,14 +118,14 @@ class CSVLogger(_FileLogger):
 
     - `filename`: the file. Missing folders are created.
     - `separator`: the character between cells.
-    - `append`: continue an existing file, under its one header. False begins a new file, unless
-      training resumes: then the rows of the epochs that run again are dropped.
+    - `append`: continue an existing file, under its header. False begins a new file, unless
+      training resumes: then only the rows of the epochs that run again are dropped.
 
     A metric that an epoch lacks is an empty cell. A metric that appears later, such as a validation
     every third epoch, adds its column at the right, and the earlier rows are written again. Numbers
     are written so that reading them gives the same float; NaN and infinities as `nan` and `inf`.
-    A file that cannot be written is a warning, and training goes on. SettingError: a separator of
-    another length, or a file to continue that is no such table.
+    If the file cannot be written, a warning says so, and training continues. SettingError: the
+    separator is not one character, or the file to continue is not a table of this callback.
 
     >>> log = CSVLogger("log.csv", append=True)
     """
@@ -139,7 +139,9 @@ class CSVLogger(_FileLogger):
         append: bool = False,
     ) -> None:
         if len(separator) != 1:
-            raise SettingError(f"CSVLogger needs one character as separator, got {separator!r}.")
+            raise SettingError(
+                f"CSVLogger needs separator to be a single character, got {separator!r}."
+            )
         super().__init__(filename, append=append)
         self.separator = separator
         self._columns: list[str] = []
@@ -174,15 +176,16 @@ def _table(rows: list[Row], columns: list[str], separator: str) -> str:
 
 
 class JSONLLogger(_FileLogger):
-    """Write one JSON object per epoch and line, such as `{"epoch": 0, "loss": 0.5}`.
+    """Write one JSON object per line for every epoch, such as `{"epoch": 0, "loss": 0.5}`.
 
     - `filename`: the file. Missing folders are created.
     - `append`: continue an existing file. False begins a new file, unless training resumes: then
-      the lines of the epochs that run again are dropped.
+      only the lines of the epochs that run again are dropped.
 
     A metric that an epoch lacks is absent. JSON has no NaN and no infinities: they are written as
-    the strings "NaN", "Infinity" and "-Infinity", which `float` reads. A file that cannot be
-    written is a warning, and training goes on. SettingError: the file to continue is no such file.
+    the strings "NaN", "Infinity" and "-Infinity", which `float` reads. If the file cannot be
+    written, a warning says so, and training continues. SettingError: the file to continue was not
+    written by this callback.
 
     >>> log = JSONLLogger("log.jsonl")
     """
@@ -190,7 +193,7 @@ class JSONLLogger(_FileLogger):
     def _parse(self, lines: list[str]) -> list[Row]:
         rows = [json.loads(line) for line in lines]
         if not all(isinstance(row, dict) for row in rows):
-            raise ValueError("it has a line that is no JSON object")
+            raise ValueError("one of its lines is not a JSON object")
         return rows
 
     def _format(self, rows: list[Row]) -> str:

@@ -19,11 +19,11 @@ class DeviceStats(Callback):
       validation.
     - `cpu_percent`: CPU time of the process, divided by the time that passed, in percent; 100 means
       one core busy all the time.
-    - `memory_megabytes`: memory of the process in RAM (RSS), in 10^6 bytes. On macOS its peak;
-      absent on Windows.
+    - `memory_megabytes`: memory of the process in RAM (RSS), in 10^6 bytes. On macOS this is the
+      peak; on Windows it is absent.
 
-    Loggers and History have these values like every metric. Of several processes, `cpu_percent` and
-    `memory_megabytes` are those of rank 0, and the rows are those of all.
+    Loggers and History record these values like every metric. With several processes, `cpu_percent`
+    and `memory_megabytes` are measured on rank 0, and the rows of all processes are counted.
 
     >>> stats = DeviceStats()
     """

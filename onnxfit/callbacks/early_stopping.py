@@ -22,8 +22,8 @@ class EarlyStopping(StatefulCallback):
     - `monitor`: a name in the logs of an epoch's end, such as "val_loss". Epochs whose logs lack it
       neither count nor reset the count.
     - `min_delta` >= 0: only a change by more than this is an improvement.
-    - `patience` >= 0 epochs; 0 behaves like 1: the first epoch without improvement stops. Epoch 0
-      never stops training.
+    - `patience` >= 0 epochs; 0 behaves like 1: the first epoch without improvement stops training.
+      Epoch 0 never stops training.
     - `verbose`: 1 prints a line when training stops, and when weights are restored; 0 is silent.
     - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
     - `baseline`: until a value better than this has been seen, every epoch counts against
@@ -40,7 +40,7 @@ class EarlyStopping(StatefulCallback):
     and `best_epoch` are the best value and its epoch (None before the first), and
     `trainer.stop_reason` gives the reason with the numbers. Every `fit` begins with a fresh state
     unless a saved state was loaded. SettingError: a setting is out of its range, or, before the
-    first step, nothing that the `fit` computes can ever be called `monitor`.
+    first step, `monitor` names nothing that the `fit` can compute.
 
     >>> stopping = EarlyStopping("val_accuracy", patience=3, restore_best_weights=True)
     >>> EarlyStopping(patience=-1)
@@ -132,7 +132,7 @@ class EarlyStopping(StatefulCallback):
             print_line(f"EarlyStopping restored the weights of epoch {self.best_epoch + 1}.")
 
     def _reason(self, epoch: int, value: float) -> str | None:
-        """Return the reason to stop after this epoch, or None to go on."""
+        """Return the reason to stop after this epoch, or None to continue."""
         now = f"{self.monitor.name} is {value:.6g} at epoch {epoch + 1}"
         threshold = self._crossed_threshold(value)
         if threshold:
@@ -140,7 +140,7 @@ class EarlyStopping(StatefulCallback):
         if self.wait < max(self.patience, 1) or epoch == 0:
             return None
         if self.best is None or self.best_epoch is None:
-            return f"{now}, and no epoch of {self.wait} had a number to compare with."
+            return f"{now}, and all of the last {self.wait} epochs were NaN."
         best = f"the best was {self.best:.6g} at epoch {self.best_epoch + 1}"
         if self.baseline is not None and not self.monitor.better(self.best, self.baseline):
             return (

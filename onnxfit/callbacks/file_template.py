@@ -11,7 +11,7 @@ __all__ = ["fields", "parts", "pattern"]
 
 
 def parts(template: str) -> list[tuple[str, str | None, str]]:
-    """Return the texts of a template, each with the name and specification of the next field.
+    """Return the literal texts of a template, each with the name and format of the next field.
 
     - `template`: text with fields, as `str.format` takes it. Text after the last field has no
       name.
@@ -21,7 +21,7 @@ def parts(template: str) -> list[tuple[str, str | None, str]]:
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise SettingError(f"The path template {template!r} cannot be read: {error}.") from error
+        raise SettingError(f"The path template {template!r} is not valid: {error}.") from error
     return [(text, field, specification or "") for text, field, specification, _ in parsed]
 
 
@@ -36,9 +36,9 @@ def fields(template: str) -> list[str]:
 
 
 def pattern(template: str) -> re.Pattern[str]:
-    """Return a pattern that matches the names to which numbers fill a template.
+    """Return a pattern that matches every name that a template gives when filled with numbers.
 
-    A field matches a number in any notation, NaN, or an infinity. So it never matches a
+    A field matches a number in any notation, NaN, or an infinity. It therefore never matches a
     separator of folders, or a name without a digit, such as `..`.
 
     - `template`: text with fields, as `str.format` takes it.
@@ -47,7 +47,7 @@ def pattern(template: str) -> re.Pattern[str]:
     for before, field, specification in parts(template):
         text += re.escape(before)
         if field is not None:
-            # The specification may have a character that fills up the width.
+            # The format may have a fill character.
             fill = re.escape(re.sub(r"[/\\\w]", "", specification))
             other = rf"[-+., _%#a-fA-FxXo{fill}]*"
             text += rf"(?:{other}\d(?:{other}\d)*{other}|{other}(?:nan|inf|NAN|INF){other})"

@@ -38,7 +38,7 @@ class _Freezing(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         self._frozen_before = self.trainer.frozen
-        # A pattern that matches no weight is an error now rather than epochs later.
+        # Raise the error for a pattern that matches no weight now, not epochs later.
         self.trainer.frozen = self.patterns
         self.trainer.frozen = self._frozen_before
 
@@ -59,14 +59,14 @@ class Freeze(_Freezing):
     - `pattern`: a name or fnmatch pattern of weights, such as "encoder.*", or several. Running
       statistics of BatchNormalization that match are frozen too; batches are normalized as before,
       because `Trainer(batch_norm=)` decides that.
-    - `until_epoch`: the first epoch, from 0, in which the weights are trained; None: in no epoch of
-      this `fit`.
-    - `from_epoch`: the first epoch, from 0, in which they are frozen.
+    - `until_epoch`: the first epoch, from 0, in which the weights are trained again. None freezes
+      them until the end of this `fit`.
+    - `from_epoch`: the first epoch, from 0, in which the weights are frozen.
 
-    Afterwards `trainer.frozen` is as it was. Freezing saves no time: a step still computes all
-    gradients, `clip_norm` counts them, and the old values are copied back. Leave weights that are
-    never trained out of `Trainer(weights=)` instead. SettingError: epochs out of order.
-    UnknownNameError, before training: a pattern that matches no trained weight.
+    Afterwards `trainer.frozen` has its previous value. Freezing saves no time: a step still
+    computes all gradients, `clip_norm` counts them, and the old values are copied back. If weights
+    are never trained, leave them out of `Trainer(weights=)` instead. SettingError: the epochs are
+    out of order. UnknownNameError, before training: a pattern matches no trained weight.
 
     >>> warm_up = Freeze("encoder.*", until_epoch=3)
     >>> Freeze("encoder.*", until_epoch=0)
@@ -103,7 +103,7 @@ class Unfreeze(_Freezing):
       trained from that epoch on. A weight that matches two entries is trained from the earlier
       epoch; one that matches none is trained from the beginning.
 
-    What frozen weights cost, and the errors, are as for `Freeze`.
+    The cost of frozen weights and the errors are the same as for `Freeze`.
 
     >>> gradual = Unfreeze({2: "layer3.*", 4: ["layer1.*", "layer2.*"]})
     """
@@ -111,7 +111,7 @@ class Unfreeze(_Freezing):
     @check_arguments
     def __init__(self, schedule: Mapping[int, Patterns]) -> None:
         if any(epoch < 0 for epoch in schedule):
-            raise SettingError(f"Unfreeze needs epochs from 0 on, got {min(schedule)}.")
+            raise SettingError(f"Unfreeze needs epochs >= 0, got {min(schedule)}.")
         self.schedule = {epoch: schedule[epoch] for epoch in sorted(schedule)}
 
     @property

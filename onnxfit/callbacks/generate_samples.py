@@ -25,7 +25,7 @@ class GenerateSamples(StatefulCallback):
 
     The texts are printed, written to the text page of a `TensorBoard` callback of the same fit, and
     kept in `samples`: epoch, from 0, -> a text for each prompt. They depend on the weights, `seed`
-    and the epoch only; training goes on as it would without them.
+    and the epoch only, and do not influence training.
 
     - `prompts`: lists of token ids, or strings with a `tokenizer`.
     - `tokenizer`: an object with `encode(text)` and `decode(ids)`, such as those of `tokenizers`
@@ -33,21 +33,21 @@ class GenerateSamples(StatefulCallback):
     - `max_new_tokens` >= 1: tokens to add to a prompt.
     - `temperature`, `top_k`, `top_p`: as in `Trainer.generate`: 0 takes the likeliest token.
     - `eos_token_id`: the id that ends a text; None ends it after `max_new_tokens`.
-    - `every` >= 1: show samples after every so many epochs.
-    - `seed`: decides what is drawn.
-    - `output`: the output with the logits, shape `(batch, tokens, vocabulary)`. None takes the one
-      with a loss.
-    - `input_names`: those of `TextLoader`, which makes the inputs.
+    - `every` >= 1: show samples after every `every` epochs.
+    - `seed`: the seed of the random draws.
+    - `output`: the output with the logits, shape `(batch, tokens, vocabulary)`. None takes the
+      output that has a loss.
+    - `input_names`: names of the model's inputs, as for `TextLoader`, which makes the inputs.
 
-    `Trainer.generate` continues the prompts: fast for a file with caches of keys and values. For
-    any other model it reads the whole text for each token. SettingError: an impossible setting, or
-    an output of another shape.
+    `Trainer.generate` continues the prompts. It is fast for a model with key-value caches; any
+    other model processes the whole text again for each token. SettingError: a setting is
+    impossible, or the output has another shape.
 
     >>> samples = GenerateSamples([[5, 6]], max_new_tokens=8, temperature=0.8, top_p=0.9)
     """
 
     phase: ClassVar[str] = "logger"
-    ranks: ClassVar[str | None] = "all"  # a prediction is shared out
+    ranks: ClassVar[str | None] = "all"  # the ranks share the rows of a prediction
     remembered = {"samples": mapping_of(list_of(TEXT))}
 
     @check_arguments
@@ -72,7 +72,7 @@ class GenerateSamples(StatefulCallback):
         self.prompts = [_ids_of(prompt, tokenizer) for prompt in prompts]
         if not self.prompts or not all(self.prompts):
             raise SettingError(
-                "GenerateSamples needs at least one prompt, and a token in each, got"
+                "GenerateSamples needs at least one prompt, with at least one token each, got"
                 f" {shortened(list(prompts))}."
             )
         self.tokenizer = tokenizer
@@ -124,15 +124,18 @@ def _ids_of(prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, str):
         if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
             raise SettingError(
-                f"The prompt {shortened(prompt)} is text, which needs tokenizer=, an object with"
-                f" encode and decode, got {type(tokenizer).__name__}. Or pass token ids."
+                f"The prompt {shortened(prompt)} is text, which needs a tokenizer with methods"
+                f" encode and decode, got {type(tokenizer).__name__}. Pass tokenizer=, or pass"
+                " prompts as token ids."
             )
         encoded = tokenizer.encode(prompt)
-        prompt = getattr(encoded, "ids", encoded)  # those of the library tokenizers
+        prompt = getattr(encoded, "ids", encoded)  # the tokenizers library returns an object
     try:
         ids = np.asarray(prompt)
     except (TypeError, ValueError):
         ids = np.zeros(0)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise SettingError(f"A prompt is text or a list of token ids, got {shortened(prompt)}.")
+        raise SettingError(
+            f"A prompt must be text or a list of token ids, got {shortened(prompt)}."
+        )
     return [int(token) for token in ids]

@@ -11,23 +11,23 @@ __all__ = ["GradientNorm"]
 
 
 class GradientNorm(StatefulCallback):
-    r"""Log the L2 norm of all gradients together, as they are before clipping.
+    r"""Log the global L2 norm of the gradients before clipping.
 
     - `per_weight`: log the norm of each weight's gradient too, as `gradient_norm/<weight>`.
 
-    The norm is $\sqrt{\sum_w \sum_i g_{w,i}^2}$, summed in float64 over all trained weights, those
-    in `trainer.frozen` included. The gradients contain those of the penalties, and with
-    `accumulate` they are the means over the batches of an update. With
-    `backend="forward_backward"` they are what `on_gradients` has left.
+    The norm is $\sqrt{\sum_w \sum_i g_{w,i}^2}$, summed in float64 over all trained weights,
+    including the weights in `trainer.frozen`. The gradients include the gradients of the penalties.
+    With `accumulate` they are the means over the batches of an update. With
+    `backend="forward_backward"` they are the gradients after `on_gradients`.
 
     The logs of a batch have the norm of its update as `gradient_norm`; a batch without an update
-    has none. The logs of an epoch have the mean over its updates. List this callback before those
-    that monitor the norm.
+    has no norm. The logs of an epoch have the mean over its updates. List this callback before any
+    callback that monitors the norm.
 
-    The norm is computed inside the step, in a graph that is compiled for fits with this callback.
-    Other fits do not pay for it. It takes 7 % of the CPU time of a step with Adam, and 19 % with
-    plain SGD, which otherwise updates inside the products of the gradient (dense layers of 0.67
-    million weights, batches of 64). Weights may differ in their last digits from those of a fit
+    The norm is computed inside the step, in a graph that is compiled only for fits with this
+    callback. It takes 7 % of the CPU time of a step with Adam, and 19 % with plain SGD, whose
+    update is otherwise fused into the matrix products of the gradient (dense layers of 0.67 million
+    weights, batches of 64). Weights may differ in their last digits from the weights of a fit
     without this callback.
 
     >>> norms = GradientNorm(per_weight=True)
@@ -42,7 +42,7 @@ class GradientNorm(StatefulCallback):
 
     def reset(self) -> None:
         self.step = 0  # number of updates of the trainer when the last norm was added
-        self.sums: dict[str, list[float]] = {}  # name -> sum over the epoch, and its updates
+        self.sums: dict[str, list[float]] = {}  # name -> [sum over the epoch, number of updates]
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
@@ -53,7 +53,7 @@ class GradientNorm(StatefulCallback):
             self.trainer.log(name, norm)
 
     def on_test_begin(self, logs: Logs) -> None:
-        # The last update of an epoch may come after its last batch, from a window too short.
+        # The last update of an epoch may come after its last batch, from an incomplete window.
         self._add()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -64,7 +64,7 @@ class GradientNorm(StatefulCallback):
         self.sums = {}
 
     def _add(self) -> dict[str, float]:
-        """Add the norms of the last update, unless they are added already, and return them."""
+        """Add the norms of the last update to the sums, at most once, and return the norms."""
         step = self.trainer.global_step
         norms = self.trainer.gradient_norms if step != self.step else {}
         if norms:

@@ -26,12 +26,11 @@ MAX_POINTS_WITH_MARKERS = 29
 class History(StatefulCallback):
     """Keep the metrics of every epoch; `fit` returns one.
 
-    `history` maps each metric to the list of its values at the ends of the epochs that had one;
-    `epoch` is the list of those epochs, from 0. `epochs_by_name` maps each metric to the epochs
-    that had a value, since a validation may not follow every epoch. `plot` draws the metrics,
-    `frame` returns them as a table, and a notebook shows that table. Every `fit` begins with an
-    empty history unless a saved state was loaded, so that a resumed history equals an uninterrupted
-    one.
+    `history` maps each metric to the list of its values at the ends of epochs. `epoch` is the list
+    of all epochs, from 0. `epochs_by_name` maps each metric to the epochs in which it had a value,
+    because validation may not follow every epoch. `plot` draws the metrics, `frame` returns them as
+    a table, and a notebook shows that table. Every `fit` begins with an empty history unless a
+    saved state was loaded, so that a resumed history equals an uninterrupted one.
 
     >>> History()
     History(epochs=0, names=[])
@@ -55,7 +54,7 @@ class History(StatefulCallback):
         return {**super().state_dict(), "epochs_by_name": epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state. CheckpointError: a value is of another type.
+        """Restore a saved state. CheckpointError: a value has another type.
 
         - `state`: the dict that `state_dict` returned.
         """
@@ -77,15 +76,14 @@ class History(StatefulCallback):
     def plot(self, names: Union[Sequence[str], str, None] = None) -> tuple[Any, ...]:
         """Draw the metrics over the epochs, counted from 1, with matplotlib.
 
-        - `names`: a metric or several, without `val_`; None draws all, but the learning rate only
-          if it changed. Each has a panel of its own, in which the training and the validation lie
-          over each other.
+        - `names`: a metric or several, without `val_`. None draws all, but the learning rate only
+          if it changed. Each metric has its own panel with the curves of training and validation.
 
         Return the matplotlib Axes of the panels; `axes[0].figure` is the Figure. Notebooks show it
         at the end of the cell; elsewhere call `matplotlib.pyplot.show()` or `figure.savefig(path)`.
 
-        InstallationError: matplotlib is not installed. UnknownNameError: no such metric.
-        SettingError: there are no metrics yet.
+        InstallationError: matplotlib is not installed. UnknownNameError: a name is not a metric of
+        this history. SettingError: the history is empty.
         """
         known = list(dict.fromkeys(name.removeprefix(VALIDATION) for name in self.history))
         is_changing = len({*self.history.get("learning_rate", ())}) > 1
@@ -95,7 +93,7 @@ class History(StatefulCallback):
             if name not in known:
                 raise UnknownNameError("metric of this history", name, known)
         if not chosen:
-            raise SettingError("This history has no metrics to plot: train for an epoch first.")
+            raise SettingError("This history has no metrics to plot. Train for an epoch first.")
         try:
             import matplotlib.pyplot as plt
         except ImportError:
@@ -147,13 +145,13 @@ class History(StatefulCallback):
         return pd.DataFrame(columns, index=pd.Index(self.epoch, name="epoch", dtype="int64"))
 
     def _epochs_of(self, name: str) -> list[int]:
-        """Return the epochs at which a metric had a value; the last ones where nothing says so."""
+        """Return the epochs in which a metric had a value; if unknown, assume the last epochs."""
         epochs = self.epochs_by_name.get(name, [])
         number = len(self.history[name])
         return epochs if len(epochs) == number else self.epoch[len(self.epoch) - number :]
 
     def _values(self) -> dict[str, dict[int, float]]:
-        """Return the values by epoch, by metric."""
+        """Return the values of each metric, by epoch."""
         return {
             name: dict(zip(self._epochs_of(name), values)) for name, values in self.history.items()
         }

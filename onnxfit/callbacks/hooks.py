@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []  # no class of the public package
 
-# Keras's older names: the base class calls them, if a callback has them
+# Keras's older names. The base class calls these methods if a callback has them.
 OLDER_NAMES = {
     "on_train_batch_begin": "on_batch_begin",
     "on_train_batch_end": "on_batch_end",
@@ -28,7 +28,7 @@ LIGHTNING = (
     ("on_test_epoch", "on_test"),
     ("on_predict_epoch", "on_predict"),
 )
-TYPING_ERROR = 0.85  # how much a method is like a hook, from 0 to 1, if its name is a mistake
+TYPING_ERROR = 0.85  # minimum similarity, from 0 to 1, of a misspelt hook to the real one
 
 
 class TrainerByOtherName:
@@ -45,7 +45,7 @@ class TrainerByOtherName:
 
 
 def older_hook(callback: Callback, hook: str) -> Callable[[int, Any], None] | None:
-    """Return the method that a callback has under Keras's older name of a hook, or None."""
+    """Return a callback's method under Keras's older name of a hook, or None."""
     method: Callable[[int, Any], None] | None = getattr(callback, OLDER_NAMES.get(hook, ""), None)
     return method
 
@@ -56,7 +56,7 @@ def check_hooks(callback: Callback, hooks: Mapping[str, Sequence[str]]) -> None:
     - `callback`: the callback.
     - `hooks`: hook -> names of its arguments.
 
-    A method `on_...` that is no hook, and is not like one, is only warned of.
+    A method `on_...` that resembles no hook only causes a warning.
     """
     name = type(callback).__name__
     known = {*hooks, *OLDER_NAMES.values()}
@@ -65,11 +65,11 @@ def check_hooks(callback: Callback, hooks: Mapping[str, Sequence[str]]) -> None:
         meant = ours if ours in hooks else nearest_name(method, hooks, TYPING_ERROR)
         if meant is not None:
             raise SettingError(
-                f"{name}.{method} is no hook and would never be called; did you mean {meant}?"
-                " Rename the method; one that you call yourself needs a name without 'on_'."
+                f"{name}.{method} is not a hook and would never be called. Did you mean {meant}?"
+                " Rename the method. If you call it yourself, give it a name without 'on_'."
             )
         near = nearest_name(method, hooks, 0)
-        warn_user(f"{name}.{method} is no hook and is never called; did you mean {near}?")
+        warn_user(f"{name}.{method} is not a hook and is never called. Did you mean {near}?")
     for hook, arguments in hooks.items():
         method_name = OLDER_NAMES[hook] if older_hook(callback, hook) else hook
         if callback.listens(hook):
@@ -86,8 +86,8 @@ def _check_arguments(callback: Callback, method: str, arguments: Sequence[str]) 
     except TypeError:
         listed = ", ".join(arguments)
         raise SettingError(
-            f"{type(callback).__name__}.{method} takes {signature}, and is called with ({listed}):"
-            f" write def {method}(self, {listed})."
+            f"{type(callback).__name__}.{method} takes {signature}, but is called with ({listed})."
+            f" Define it as def {method}(self, {listed})."
         ) from None
 
 

@@ -12,10 +12,10 @@ __all__ = ["hyperparameters"]
 
 
 def hyperparameters(trainer: Trainer, others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return optimizer, learning rate, loss and batch size of a trainer, and other settings.
+    """Return the optimizer, learning rate, loss and batch size of a trainer, and other settings.
 
     - `trainer`: a Trainer whose `fit` is running.
-    - `others`: name -> value, settings to add, or to replace those.
+    - `others`: name -> value, settings to add or to replace.
 
     Settings that are None are left out.
     """
@@ -31,7 +31,7 @@ def hyperparameters(trainer: Trainer, others: Mapping[str, Any]) -> dict[str, An
 
 
 def loss_name(loss: Any) -> str:
-    """Return a name for a loss as the Trainer was given it: a name, an object, a dict or None."""
+    """Return a name for a Trainer's `loss` argument: a name, an object, a dict or None."""
     if isinstance(loss, Mapping):
         return ", ".join(f"{output}: {loss_name(one)}" for output, one in loss.items())
     if loss is None:

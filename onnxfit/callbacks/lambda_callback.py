@@ -1,4 +1,4 @@
-"""Make a callback of functions."""
+"""Make a callback out of functions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _number = itertools.count()
 class LambdaCallback(Callback):
     """Call functions as hooks.
 
-    - `hooks`: keyword arguments, the name of a hook -> a function with the hook's arguments; None
-      stands for no function.
+    - `hooks`: keyword arguments, name of a hook -> a function that takes the hook's arguments; None
+      for no function.
 
-    UnknownNameError: a name that is no hook.
+    UnknownNameError: a name is not a hook.
 
     >>> losses = []
     >>> show = LambdaCallback(on_epoch_end=lambda epoch, logs: losses.append(logs["loss"]))
@@ -35,7 +35,7 @@ class LambdaCallback(Callback):
                 raise UnknownNameError("hook", name, HOOKS)
             if function is not None:
                 setattr(self, name, function)
-        # Functions have no state, so any key serves that no other callback has.
+        # Functions have no state, so any unique key will do.
         self._number = next(_number)
 
     @property

@@ -23,12 +23,12 @@ class LearningRateScheduler(StatefulCallback):
     """Set the learning rate before every epoch by a function of the epoch.
 
     - `schedule`: a function of the epoch, from 0, that returns the learning rate, a finite number
-      >= 0. It gets the current learning rate too where it has two parameters without defaults, or
-      one called `lr` or `learning_rate`.
+      >= 0. If it has two parameters without defaults, or a parameter called `lr` or
+      `learning_rate`, it gets the current learning rate as well.
     - `verbose`: 1 prints a line for every epoch; 0 is silent.
 
-    To change the rate with every update instead, give the optimizer a Schedule. SettingError (a
-    ValueError): the function returned something else. TypeError, before training: a Schedule drives
+    To change the rate at every update instead, give the optimizer a Schedule. SettingError (a
+    ValueError): the function returned something else. TypeError, before training: a Schedule sets
     the optimizer's learning rate.
 
     >>> halve = LearningRateScheduler(lambda epoch, lr: lr / 2)
@@ -40,7 +40,8 @@ class LearningRateScheduler(StatefulCallback):
     def __init__(self, schedule: Callable[..., float], *, verbose: int = 0) -> None:
         if not callable(schedule):
             raise SettingError(
-                f"LearningRateScheduler needs a function of the epoch, got {schedule!r}."
+                f"LearningRateScheduler needs schedule to be a function of the epoch, got"
+                f" {schedule!r}."
             )
         self.schedule = schedule
         self.verbose = verbose
@@ -56,8 +57,8 @@ class LearningRateScheduler(StatefulCallback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         if self._resumes and epoch == self.epoch:
-            # Training resumes within this epoch, and the checkpoint has its rate: `lr / 2` must not
-            # halve it again.
+            # Training resumes within this epoch at the rate from the checkpoint. A schedule such as
+            # `lr / 2` must not halve that rate again.
             return
         self.epoch = epoch
         arguments = (epoch, self.trainer.learning_rate) if self._takes_rate else (epoch,)
@@ -78,7 +79,7 @@ class ReduceLROnPlateau(StatefulCallback):
     """Reduce the learning rate when a monitored metric has not improved for `patience` epochs.
 
     - `monitor`: a name in the logs of an epoch's end, such as "val_loss". Epochs whose logs lack it
-      are passed over.
+      are skipped.
     - `factor`: the learning rate is multiplied by this number, in (0, 1).
     - `patience` >= 0 epochs without improvement; 0 behaves like 1.
     - `verbose`: 1 prints a line for every reduction; 0 is silent.
@@ -88,9 +89,9 @@ class ReduceLROnPlateau(StatefulCallback):
     - `min_lr` >= 0: the learning rate never goes below this.
 
     Every `fit` begins with a fresh state unless a saved state was loaded. SettingError (a
-    ValueError): a setting is out of its range, or, before the first step, nothing that the `fit`
-    computes can ever be called `monitor`. TypeError, before training: a Schedule drives the
-    optimizer's learning rate.
+    ValueError): a setting is out of its range, or, before the first step, `monitor` names nothing
+    that the `fit` can compute. TypeError, before training: a Schedule sets the optimizer's learning
+    rate.
 
     >>> reduce = ReduceLROnPlateau(factor=0.5, patience=3)
     >>> ReduceLROnPlateau(factor=1.0)
@@ -167,7 +168,7 @@ class ReduceLROnPlateau(StatefulCallback):
 
 
 def _takes_rate(schedule: Callable[..., Any]) -> bool:
-    """Return whether a schedule takes the current learning rate besides the epoch."""
+    """Return whether a schedule takes the current learning rate in addition to the epoch."""
     try:
         parameters = inspect.signature(schedule).parameters.values()
     except (TypeError, ValueError):  # a built-in without a signature
@@ -186,7 +187,7 @@ def _is_number(value: object) -> bool:
 def _require_constant_rate(callback: StatefulCallback, owner: str) -> None:
     optimizer = type(callback.trainer.optimizer).__name__
     fix = (
-        f"keep the schedule and drop {owner}, or keep {owner} and give {optimizer} a number as its"
-        " learning_rate"
+        f"Remove {owner} to keep the schedule, or give {optimizer} a number as its learning_rate to"
+        f" keep {owner}."
     )
     require_constant_rate(callback.trainer, owner, fix)

@@ -28,26 +28,25 @@ SMOOTHING = 0.9
 
 
 class LearningRateFinder(StatefulCallback):
-    r"""Find a learning rate before training, by trying steps at rising rates (Smith 2015).
+    r"""Find a learning rate before training, by trial steps at rising rates (Smith 2015).
 
     - `min_lr`, `max_lr`: the first and the last rate, 0 < `min_lr` < `max_lr`.
-    - `steps` >= 3: the number of steps. Where the training data have fewer batches, they are used
-      again.
+    - `steps` >= 3: the number of steps. If the training data have fewer batches, they are repeated.
     - `mode`: "exponential", rates in a geometric sequence, or "linear".
-    - `stop_factor` > 1: the search ends when the loss is more than so many times its minimum, or is
-      not finite; None for an end at non-finite losses only.
-    - `set_rate`: train with the `suggestion`; otherwise the learning rate remains as it was.
+    - `stop_factor` > 1: the search ends when the loss exceeds `stop_factor` times its minimum, or
+      is not finite. None ends it at non-finite losses only.
+    - `set_rate`: train with the `suggestion`. False keeps the learning rate.
 
     Weights, slots, statistics and counters are restored: the search changes nothing but the
     learning rate, and calls no hook of a callback. `fit(..., epochs=0)` searches and does not
     train. A resumed fit does not search again.
 
     Afterwards `rates` and `losses` are the rates tried and their losses, as moving averages
-    $s \leftarrow 0.9 s + 0.1 \ell$ without the bias of the beginning. `suggestion` is the rate at
-    which $d\,\mathrm{loss}/d\log\mathrm{rate}$ is smallest, or None where the loss never falls.
+        $s \leftarrow 0.9 s + 0.1 \ell$ with bias correction. `suggestion` is the rate at which
+    $d\,\mathrm{loss}/d\log\mathrm{rate}$ is smallest, or None if the loss never falls.
 
-    SettingError: a setting is out of its range. TypeError, before training: `set_rate=True`, and a
-    Schedule drives the rate. DataError: data that can be iterated over only once.
+    SettingError: a setting is out of its range. TypeError, before training: `set_rate=True`
+    although a Schedule sets the rate. DataError: the data can be iterated over only once.
 
     >>> finder = LearningRateFinder(1e-5, max_lr=10.0, steps=200)
     """
@@ -73,7 +72,7 @@ class LearningRateFinder(StatefulCallback):
         require_below("LearningRateFinder", 2**31, steps=steps)
         if mode not in ("exponential", "linear"):
             raise SettingError(
-                f"LearningRateFinder needs mode 'exponential' or 'linear', got {mode!r}."
+                f"LearningRateFinder needs mode to be 'exponential' or 'linear', got {mode!r}."
             )
         if stop_factor is not None and not stop_factor > 1:
             raise SettingError(f"LearningRateFinder needs stop_factor > 1, got {stop_factor}.")
@@ -93,7 +92,7 @@ class LearningRateFinder(StatefulCallback):
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         if self.set_rate:
-            require_constant_rate(self.trainer, "LearningRateFinder", "give set_rate=False")
+            require_constant_rate(self.trainer, "LearningRateFinder", "Pass set_rate=False.")
         if self._resumes:
             return
         space = np.geomspace if self.mode == "exponential" else np.linspace
@@ -118,11 +117,11 @@ class LearningRateFinder(StatefulCallback):
 
     def _is_too_large(self, loss: float) -> bool:
         smallest = min(self.losses)
-        # A loss below 0 has no multiple that would be worse.
+        # A multiple of a negative loss is no upper bound.
         return self.stop_factor is not None and smallest > 0 and loss > self.stop_factor * smallest
 
     def _steepest(self) -> float | None:
-        """Return the rate at which the loss falls fastest, or None where it never falls."""
+        """Return the rate at which the loss falls fastest, or None if it never falls."""
         if len(self.rates) < 3:
             return None
         slopes = np.gradient(self.losses, np.log(self.rates))
@@ -132,7 +131,7 @@ class LearningRateFinder(StatefulCallback):
     def plot(self, path: Union[str, os.PathLike[str]]) -> None:
         """Draw the losses over the rates, with the suggestion marked.
 
-        - `path`: the PNG file. Of several processes, only rank 0 writes it.
+        - `path`: the PNG file. With several processes, only rank 0 writes it.
 
         InstallationError: matplotlib is not installed.
         """

@@ -13,13 +13,13 @@ __all__ = ["LearningRateMonitor"]
 
 
 class LearningRateMonitor(Callback):
-    """Log the learning rate with which each batch was trained.
+    """Log the learning rate at which each batch was trained.
 
     - `name`: the rate's name in the logs of a batch's end.
 
-    `TensorBoard(update_freq="batch")` and every other logger of batches write it with the metrics.
-    The logs of an epoch's end have `learning_rate` without this callback. SettingError: the name of
-    a metric that every batch has.
+    `TensorBoard(update_freq="batch")` and every other logger of batches write the rate with the
+    metrics. The logs of an epoch's end have `learning_rate` even without this callback.
+    SettingError: every batch already has a metric of this name.
 
     >>> rates = LearningRateMonitor()
     """
@@ -30,7 +30,7 @@ class LearningRateMonitor(Callback):
     def __init__(self, name: str = "lr") -> None:
         if name in ("", "loss", "batch_loss"):
             raise SettingError(
-                f"LearningRateMonitor needs a name of its own for the rate, got {name!r}."
+                f"LearningRateMonitor needs a name that no metric of a batch has, got {name!r}."
             )
         self.name = name
 
@@ -39,7 +39,7 @@ class LearningRateMonitor(Callback):
         return f"LearningRateMonitor({self.name})"
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        # When the batch ends, the next rate of a schedule is already in force.
+        # Read the rate now: at the end of the batch, a schedule has already set the next rate.
         self._rate = self.trainer.learning_rate
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:

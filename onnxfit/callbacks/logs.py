@@ -17,12 +17,12 @@ class Logs(Mapping[str, float]):
     """Read-only mapping of names to Python floats: the loss and metrics of one event.
 
     - `values`: name -> number, or a function without arguments that is called when the name is
-      first read, so that a metric that nobody reads costs nothing. A dict becomes part of the logs,
+      first read. A metric that nobody reads therefore costs nothing. A dict is used without a copy,
       because a copy in every batch would cost as much as an operator; other mappings are copied.
 
     `dict(logs)` is a copy to keep, and `trainer.log(name, value)` adds a value. After the hooks of
-    a batch, values that were not read are gone, because the next batch changes them: reading one
-    then is a SettingError.
+    a batch, values that were not read are lost, because the next batch changes them: reading one
+    then raises SettingError.
 
     >>> logs = Logs({"loss": 0.5, "auc": lambda: 0.75})
     >>> logs["auc"], dict(logs)
@@ -30,7 +30,7 @@ class Logs(Mapping[str, float]):
     >>> logs["auc"] = 1.0  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
         ...
-    onnxfit.errors.UnsupportedError: logs are read-only: use trainer.log('auc', value), or change
+    onnxfit.errors.UnsupportedError: logs are read-only. Use trainer.log('auc', value), or change
     a copy, dict(logs).
     """
 
@@ -45,8 +45,8 @@ class Logs(Mapping[str, float]):
         if type(value) is not float:
             if self._ended and callable(value):
                 raise SettingError(
-                    f"logs[{name!r}] was not read while its hook ran: keep a copy, dict(logs),"
-                    " rather than the logs."
+                    f"logs[{name!r}] cannot be read after its hook has returned. Keep a copy,"
+                    " dict(logs), instead of the logs."
                 )
             value = self._values[name] = float(value() if callable(value) else value)
         return value
@@ -66,16 +66,16 @@ class Logs(Mapping[str, float]):
 
     def __setitem__(self, name: str, value: object) -> NoReturn:
         raise UnsupportedError(
-            f"logs are read-only: use trainer.log({name!r}, value), or change a copy, dict(logs)."
+            f"logs are read-only. Use trainer.log({name!r}, value), or change a copy, dict(logs)."
         )
 
     def __delitem__(self, name: str) -> NoReturn:
-        raise UnsupportedError("logs are read-only: change a copy, dict(logs).")
+        raise UnsupportedError("logs are read-only. Change a copy, dict(logs).")
 
     def add(self, name: str, value: SupportsFloat) -> None:
         """Add the `value` of a `name`, or replace it; for `trainer.log`.
 
-        SettingError: the name is no string, or the value no number.
+        SettingError: the name is not a string, or the value is not a number.
         """
         try:
             number = float(value)
@@ -89,9 +89,9 @@ class Logs(Mapping[str, float]):
         self._values[name] = number
 
     def replace(self, values: Mapping[str, float]) -> None:
-        """Take the values of rank 0, where several processes train together.
+        """Take over the values of rank 0 when several processes train together.
 
-        - `values`: name -> number.
+        - `values`: name -> number, the values of rank 0.
         """
         self._values = {**values}
 

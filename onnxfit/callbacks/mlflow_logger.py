@@ -20,7 +20,7 @@ from onnxfit.registry import check_arguments
 __all__ = ["MLflowLogger"]
 
 
-# MLflow looks a run up by its id, in some stores as the name of a folder.
+# MLflow looks a run up by its id, which is the name of a folder in some stores.
 RUN_ID = ValueType(
     "the id of an MLflow run",
     lambda value: isinstance(value, str) and bool(re.fullmatch(r"[a-zA-Z0-9][\w-]{0,255}", value)),
@@ -30,21 +30,21 @@ RUN_ID = ValueType(
 class MLflowLogger(StatefulCallback):
     """Write every `fit` as a run of MLflow: its parameters, and every epoch's metrics.
 
-    - `experiment`: the name of the experiment, which is created if there is none.
+    - `experiment`: the name of the experiment, which is created if it does not exist.
     - `run_name`: the name of the run; None lets MLflow choose one.
     - `tracking_uri`: a server, or a database such as "sqlite:///mlflow.db"; None for MLflow's own
       setting.
     - `tags`: name -> value, the tags of the run.
-    - `parameters`: name -> value, written besides optimizer, learning rate, loss, batch size and
-      epochs.
-    - `log_model`: where training ends normally, write the inference model as the artifact
+    - `parameters`: name -> value, written in addition to optimizer, learning rate, loss, batch size
+      and epochs.
+    - `log_model`: if training ends normally, write the inference model as the artifact
       `model.onnx`.
 
     Metrics are at step `epoch`, from 0. The run ends as FINISHED, as FAILED after an exception, or
     as KILLED after Ctrl-C. A resumed fit continues its run. Characters that MLflow does not allow
     in names become `_`. MLflow's own active run is not touched. `run_id` is the id of the run.
-    A store or server that fails is a warning, and training goes on without it; where the run could
-    not be created, nothing is written. InstallationError, before training: `mlflow` is not
+    If the store or server fails, a warning says so, and training continues without it. If the run
+    could not be created, nothing is written. InstallationError, before training: `mlflow` is not
     installed.
 
     >>> logger = MLflowLogger("digits", run_name="first", tags={"data": "v2"})
@@ -71,7 +71,7 @@ class MLflowLogger(StatefulCallback):
         self.parameters = dict(parameters or {})
         self.log_model = log_model
         self._client: Any = None
-        # MLflow raises exceptions of many libraries, by the kind of its store.
+        # MLflow raises exceptions of many libraries, depending on the kind of store.
         self._guard = WriteGuard("MLflowLogger", tracking_uri or "the tracking store", (Exception,))
         self._status = "FAILED"
         self.reset()

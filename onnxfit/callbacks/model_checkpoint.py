@@ -1,4 +1,4 @@
-"""Save the training state, or only the weights, as training goes."""
+"""Save the training state, or only the weights, during training."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
 
     - `filepath`: a file, or a template such as "checkpoints/{epoch:03d}-{val_loss:.3f}.ckpt". Its
       fields are `epoch` (counted from 1, as in Keras and in the progress bar), `step`
-      (`trainer.global_step`) and every name in the logs. Missing folders are created. A file of
-      that name is replaced in one move: if the process is killed, it is the old file or the whole
-      new one.
+      (`trainer.global_step`) and every name in the logs. Missing folders are created. An existing
+      file is replaced atomically: if the process is killed, either the old file or the complete new
+      file remains.
     - `monitor`: the metric that ranks checkpoints. NaN ranks worst.
     - `verbose`: 1 prints a line for every checkpoint; 0 is silent.
-    - `save_best_only`: save only where the metric is better than ever before. Where the logs lack
-      it, nothing is saved, with one warning.
+    - `save_best_only`: save only if the metric is better than ever before. If the logs lack it,
+      nothing is saved, with one warning.
     - `save_weights_only`: instead of the training state (`trainer.save`, for `Trainer.load`), write
-      `trainer.get_weights()` as safetensors; or, where `filepath` ends in ".onnx", the inference
-      model of `trainer.export`.
+      `trainer.get_weights()` as safetensors; or, if `filepath` ends in ".onnx", the inference model
+      of `trainer.export`.
     - `adapters_only`: leave the frozen model out of the training state (`trainer.save(path,
       adapters_only=True)`). `Trainer.load(path, model_onnx=...)` then needs the same model.
     - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
@@ -57,27 +57,28 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
       with the running metrics of the epoch.
     - `initial_value_threshold`: save nothing while the metric is not better than this.
     - `every_n_epochs`: save after every n-th epoch, n >= 1.
-    - `every_n_steps`: a number n >= 1: instead of after epochs, save after every n updates, which
-      with accumulated gradients are fewer than the batches.
-    - `top_k`: keep only so many of the best files written in this `fit`, and delete the others;
-      None keeps all, 0 writes none but the last. The file from which training resumed is never
-      deleted, and neither is any file that `filepath` could not name.
+    - `every_n_steps`: a number n >= 1: instead of after epochs, save after every n updates (with
+      accumulated gradients there are fewer updates than batches).
+    - `top_k`: keep only this many of the best files written in this `fit`, and delete the others.
+      None keeps all files; 0 writes only the file of `save_last`. The file from which training
+      resumed is never deleted, and neither is any file whose name does not fit `filepath`.
     - `save_last`: each time a checkpoint is due, also write "last" with the suffix of `filepath`,
       in the same folder.
-    - `background`: training waits only for a copy of its state in memory and goes on while the copy
-      is written. A file is complete when the next one is begun, and all are when `fit` returns or
-      raises. False: a file is complete when the hook returns, so other callbacks may read it.
+    - `background`: training waits only for a copy of its state in memory, and continues while the
+      copy is written. A file is complete when the next save begins, and all files are complete when
+      `fit` returns or raises. False: a file is complete when the hook returns, so other callbacks
+      may read it.
 
-    Afterwards `best_model_path` and `best_model_score` are the best file and its metric,
-    `last_model_path` the file written last. A checkpoint contains the state of every callback as it
-    is after the epoch, this one included. Every `fit` begins with a fresh state unless a saved
-    state was loaded. Of several processes, rank 0 writes the files, and all know their paths; with
-    `average_every=k`, `save_freq` and `every_n_steps` are multiples of k.
+    Afterwards `best_model_path` and `best_model_score` are the best file and its metric, and
+    `last_model_path` is the file written last. A checkpoint contains the state that every callback,
+    including this one, has after the epoch. Every `fit` begins with a fresh state unless a saved
+    state was loaded. With several processes, rank 0 writes the files, and all processes know their
+    paths. With `average_every=k`, `save_freq` and `every_n_steps` must be multiples of k.
 
-    SettingError: a setting is out of its range, or, before the first step, no figure that decides
-    what is saved can ever be called `monitor`. UnknownNameError (a KeyError) at the first save:
-    the template names a metric that the logs lack. CheckpointError: a file could not be written;
-    with `background=True` it is raised by the next save or at the end of training.
+    SettingError: a setting is out of its range, or, before the first step, `monitor` decides what
+    is saved and names nothing that the `fit` can compute. UnknownNameError (a KeyError), at the
+    first save: the template names a metric that the logs lack. CheckpointError: a file could not be
+    written; with `background=True`, the next save or the end of training raises it.
 
     >>> best = ModelCheckpoint("best.ckpt", monitor="val_accuracy", save_best_only=True)
     >>> ModelCheckpoint("model.onnx")  # doctest: +ELLIPSIS
@@ -87,7 +88,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     """
 
     phase: ClassVar[str] = "checkpoint"
-    # All decide by the same logs, so that all know the paths; rank 0 alone writes.
+    # All ranks decide by the same logs, so that all know the paths. Only rank 0 writes.
     ranks: ClassVar[str] = "all"
     remembered = (
         "best_model_path",
@@ -149,32 +150,34 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         require_save_freq("ModelCheckpoint", self.save_freq)
         if self.save_freq != "epoch" and self.every_n_steps is not None:
             raise SettingError(
-                "ModelCheckpoint takes save_freq (batches) or every_n_steps (updates), not both."
+                "ModelCheckpoint got both save_freq (batches) and every_n_steps (updates). Pass one"
+                " of them."
             )
         if self.top_k == 0 and not self.save_last:
             raise SettingError(
-                "ModelCheckpoint with top_k=0 saves nothing: add save_last=True, or drop it."
+                "ModelCheckpoint(top_k=0) would never save a checkpoint. Pass save_last=True, or"
+                " remove the callback."
             )
         if self.adapters_only and self.save_weights_only:
             raise SettingError(
-                "ModelCheckpoint takes save_weights_only or adapters_only, not both: the weights"
-                " alone are those of the adapters."
+                "ModelCheckpoint got both save_weights_only=True and adapters_only=True. Pass"
+                " save_weights_only=True alone, which already saves only the adapters' weights."
             )
         if self.filepath.endswith(".onnx") and not self.save_weights_only:
             raise SettingError(
-                "ModelCheckpoint needs save_weights_only=True to write ONNX, got"
-                f" {self.filepath!r}."
+                "ModelCheckpoint needs save_weights_only=True to write ONNX, got filepath="
+                f"{self.filepath!r}. Pass it, or use the suffix .ckpt."
             )
         fields = file_template.fields(self.filepath)
         if any(not field or field.isdigit() for field in fields):
             raise SettingError(
-                "ModelCheckpoint fills its filepath by name, as in '{epoch}-{val_loss:.3f}.ckpt',"
-                f" got {self.filepath!r}."
+                "ModelCheckpoint needs a name in every field of filepath, as in"
+                f" '{{epoch}}-{{val_loss:.3f}}.ckpt', got {self.filepath!r}."
             )
         if self.top_k is not None and self.top_k > 1 and not fields:
             raise SettingError(
-                f"ModelCheckpoint with top_k={self.top_k} needs a filepath with a field, such as"
-                f" {{epoch}}, got {self.filepath!r}."
+                f"ModelCheckpoint(top_k={self.top_k}) writes several files and needs a filepath"
+                f" with a field, such as {{epoch}}, got {self.filepath!r}."
             )
 
     @property
@@ -183,7 +186,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
 
     @property
     def folder(self) -> Path:
-        """The innermost folder of `filepath` whose name has no field."""
+        """Innermost folder of `filepath` whose name has no field."""
         folder = Path(self.filepath).parent
         while file_template.fields(str(folder)):
             folder = folder.parent
@@ -191,17 +194,17 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
 
     @property
     def last_path(self) -> str:
-        """The file of `save_last`, in `folder`."""
+        """Path of the file that `save_last` writes, in `folder`."""
         name = Path(self.filepath).name
         literal = "".join(text for text, *_ in file_template.parts(name))
         return str(self.folder / f"last{Path('_' + literal).suffix}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state.
+        """Restore a saved state.
 
         - `state`: the dict that `state_dict` returned.
 
-        CheckpointError: a value is of another type, or a path is none of this callback's files.
+        CheckpointError: a value has another type, or a path is not a file of this callback.
         """
         path = ValueType(f"a file of the template {self.filepath!r}", self._is_own)
         score = optional(NUMBER)
@@ -217,10 +220,10 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         super().load_state_dict(state)
 
     def _is_own(self, path: Any) -> bool:
-        """Return whether a value from a file is a path that this callback writes to."""
+        """Return whether a value read from a file is a path that this callback may write."""
         if not isinstance(path, str) or len(path) > MAX_PATH_CHARACTERS:
             return False
-        # `last_path` has the separators of the system on which the state was saved.
+        # A saved `last_path` has the separators of the system on which it was saved.
         is_last = path.replace("\\", "/") == self.last_path.replace("\\", "/")
         return is_last or bool(file_template.pattern(self.filepath).fullmatch(path))
 
@@ -230,8 +233,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         parent = os.path.realpath(Path(path).parent)
         if not Path(parent).is_relative_to(folder):
             raise CheckpointError(
-                f"ModelCheckpoint does not delete {path!r}: a link leads from {str(self.folder)!r}"
-                f" to {parent!r}."
+                f"ModelCheckpoint does not delete {path!r}: a symbolic link leads out of its folder"
+                f" {str(self.folder)!r} to {parent!r}."
             )
         try:
             Path(path).unlink(missing_ok=True)
@@ -258,7 +261,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         self.best_model_path: str | None = None
         self.best_model_score: float | None = None
         self.last_model_path: str | None = None
-        # [path, score], the best first: this fit's files that top_k has kept.
+        # [path, score] of the files of this fit that top_k keeps, the best first.
         self.kept: list[list[Any]] = []
         self.step = -1  # the step at which a checkpoint was last due
         self.written: list[str] = []  # the files of that step
@@ -272,8 +275,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         self.monitor.start(self.trainer)
         if self.trainer.is_main:
             remove_leftovers(Path(self.last_path).parent)
-        # A loaded state whose step is the trainer's was read from one of the files of that step:
-        # training resumes from it, so it must not be deleted.
+        # If the loaded state has the trainer's step, it was read from one of the files of that
+        # step. Training resumes from that file, so it must not be deleted.
         resumed = self.written if self.step == self.trainer.global_step else []
         self._protected = {os.path.realpath(path) for path in resumed}
         self.step = self.trainer.global_step
@@ -341,15 +344,15 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
             return not at_epoch_end and self.trainer.global_batch % self.save_freq == 0
         if self.every_n_steps is None:
             return at_epoch_end and (self._epoch + 1) % self.every_n_epochs == 0
-        # Not twice at one step: with accumulated gradients several batches have the same step, and
-        # the end of an epoch may bring a last update.
+        # Do not save twice at one step: with accumulated gradients several batches have the same
+        # step, and the end of an epoch may bring a last update.
         step = self.trainer.global_step
         return step != self.step and step % self.every_n_steps == 0
 
     def _score(self, logs: Logs) -> float | None:
-        """Return the monitored metric, or None where it is NaN or absent.
+        """Return the monitored metric, or None if it is NaN or absent.
 
-        The monitor warns of an absent metric only where the metric decides what is saved.
+        The monitor warns about an absent metric only if the metric decides what is saved.
         """
         decides = self._monitor_decides
         score = self.monitor.read(logs) if decides else logs.get(self.monitor.name)
@@ -369,7 +372,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         return self.top_k > 0 and score is not None and self.monitor.better(score, self.kept[-1][1])
 
     def _rank(self, path: str, score: float | None) -> None:
-        """Insert a file among those kept, behind its equals; mark the worst ones for deletion."""
+        """Insert a file among the kept files, behind equal scores; mark the worst for deletion."""
         if not self.top_k:
             return
         self.kept = [entry for entry in self.kept if entry[0] != path]
@@ -408,7 +411,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
             ) from None
 
     def _writer(self) -> Callable[[str], object]:
-        """Return a function that writes the training of this moment to a path, at any time."""
+        """Return a function that writes the current training state to a path, even later."""
         if not self.save_weights_only:
             return self.trainer.snapshot(adapters_only=self.adapters_only).write
         if self.filepath.endswith(".onnx"):

@@ -1,4 +1,4 @@
-"""Read a monitored metric and compare its values; shared by the callbacks that monitor one."""
+"""Read a monitored metric and compare its values, for all callbacks that monitor a metric."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Monitor:
     - `min_delta` >= 0: a value must be better by more than this.
 
     NaN is never better than anything, and any other value is better than None.
-    SettingError: an unknown mode, a negative or NaN `min_delta`.
+    SettingError: the mode is unknown, or `min_delta` is negative or NaN.
 
     >>> monitor = Monitor("EarlyStopping", "val_loss", "min", min_delta=0.5)
     >>> monitor.better(3.5, 4.0), monitor.better(3.4, 4.0), monitor.better(float("nan"), None)
@@ -37,7 +37,7 @@ class Monitor:
 
     def __init__(self, owner: str, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
-            raise SettingError(f"{owner} needs mode 'auto', 'min' or 'max', got {mode!r}.")
+            raise SettingError(f"{owner} needs mode to be 'auto', 'min' or 'max', got {mode!r}.")
         require_at_least(owner, 0, min_delta=min_delta)
         self.owner = owner
         self.name = name
@@ -47,18 +47,18 @@ class Monitor:
         self._warned = False
 
     def start(self, trainer: Trainer) -> None:
-        """Resolve mode "auto" for this trainer's metrics, and warn again of a missing metric."""
+        """Resolve mode "auto" for this trainer's metrics, and allow a new warning."""
         self.direction = trainer.monitor_mode(self.name) if self.mode == "auto" else self.mode
         self._warned = not trainer.is_main
 
     def require(self, callbacks: CallbackList, *, at_batches: bool = False) -> None:
         """Raise SettingError if the running `fit` can never compute the metric.
 
-        A metric that another callback may log passes, and so does one that is computed after some
-        epochs only.
+        No error is raised if another callback may log the metric, or if the metric is computed
+        after some epochs only.
 
-        - `callbacks`: those of the `fit`.
-        - `at_batches`: the metric is read at the ends of batches, not of epochs.
+        - `callbacks`: the callbacks of the `fit`.
+        - `at_batches`: whether the metric is read at the ends of batches instead of epochs.
         """
         figures = callbacks.batch_figures if at_batches else callbacks.figures
         if figures is None or self.name in figures or any(map(may_log, callbacks)):
@@ -66,29 +66,29 @@ class Monitor:
         own = self.name.removeprefix("val_")
         if own != self.name and own in figures:
             problem = "this fit has no validation data"
-            fix = "pass validation_data or validation_split"
+            fix = "Pass validation_data or validation_split"
             if at_batches:
-                problem = "batches have no validation figures"
-                fix = "save after epochs"
+                problem = "validation runs after epochs, not after batches"
+                fix = "Save after epochs"
             raise SettingError(
-                f"{self.owner} monitors {self.name!r}, and {problem}: {fix}, or monitor {own!r}."
+                f"{self.owner} monitors {self.name!r}, but {problem}. {fix}, or monitor {own!r}."
             )
         near = nearest_name(self.name, figures)
         hint = f" Did you mean {near!r}?" if near else ""
         raise SettingError(
             f"{self.owner} monitors {self.name!r}, which this fit never computes.{hint} It computes"
-            f" {listed_names(figures, self.name)}; Trainer(..., metrics=[...]) adds metrics."
+            f" {listed_names(figures, self.name)}. Add metrics with Trainer(..., metrics=[...])."
         )
 
     def read(self, logs: Logs) -> float | None:
-        """Return the metric's value, or None, with one warning a `fit`, where `logs` lack it."""
+        """Return the metric's value. If `logs` lack it, return None, with one warning per `fit`."""
         if self.name in logs:
             return logs[self.name]
         if not self._warned:
             self._warned = True
             warn_user(
-                f"{self.owner} monitors {self.name!r}, which was not computed here; available:"
-                f" {', '.join(logs) or 'nothing'}. Such epochs are passed over."
+                f"{self.owner} monitors {self.name!r}, which this epoch did not compute. Available:"
+                f" {', '.join(logs) or 'nothing'}. Epochs without the metric are skipped."
             )
         return None
 
@@ -101,18 +101,18 @@ class Monitor:
         return value > reference + self.min_delta
 
     def beyond(self, value: float, threshold: float) -> bool:
-        """Return whether `value` is strictly better than `threshold`; `min_delta` plays no role."""
+        """Return whether `value` is strictly better than `threshold`, ignoring `min_delta`."""
         return value < threshold if self.direction == "min" else value > threshold
 
     def worse(self, value: float, threshold: float) -> bool:
-        """Return whether `value` is strictly worse than `threshold`; `min_delta` plays no role."""
+        """Return whether `value` is strictly worse than `threshold`, ignoring `min_delta`."""
         return value > threshold if self.direction == "min" else value < threshold
 
 
 def may_log(callback: Callback) -> bool:
     """Return whether a callback may add figures to the logs.
 
-    Those of onnxfit say so; every hook that is written elsewhere may.
+    Callbacks of onnxfit declare it; any other callback with an overridden hook may.
     """
     if callback.logs_figures:
         return True

@@ -1,4 +1,4 @@
-"""Let Optuna prune the trial that a fit belongs to."""
+"""Let Optuna prune the trial of a fit."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class OptunaPruning(Callback):
     - `trial`: the `optuna.Trial` that Optuna passes to the objective.
     - `monitor`: the figure to report, at step `epoch`, from 0. An epoch without it is not reported.
 
-    If the pruner decides so, the epoch still ends as usual: History, checkpoints and loggers have
-    it, and the weights are those of its end. Then training stops, and `fit` raises
-    `optuna.TrialPruned`, which the objective lets pass. Callbacks see it as an exception: loggers
-    of runs mark the run as failed, and BackupAndRestore keeps its backups, so that each trial needs
-    a `backup_dir` of its own.
+    If the pruner prunes the trial, the epoch still ends as usual: History, checkpoints and loggers
+    record it. Then training stops, and `fit` raises `optuna.TrialPruned`, which the objective must
+    not catch. Callbacks see an exception: loggers mark the run as failed, and BackupAndRestore
+    keeps its backups, so each trial needs its own `backup_dir`.
 
-    Of several processes, rank 0 reports to its trial and asks it, and `fit` raises `TrialPruned` on
-    all of them. Other ranks have no trial: pass them None, and what the trial of rank 0 suggests.
+    With several processes, rank 0 reports to its trial and asks whether to prune, and `fit` raises
+    `TrialPruned` on all ranks. Other ranks have no trial: pass None there, and train with the
+    parameters that the trial of rank 0 suggests.
 
-    InstallationError: `optuna` is not installed. SettingError: the study has several directions,
-    for which Optuna cannot prune. Both are raised before training.
+    InstallationError: `optuna` is not installed. SettingError: the study has several directions, so
+    Optuna cannot prune. Both are raised before training.
 
     >>> def objective(trial):
     ...     rate = trial.suggest_float("rate", 1e-4, 1.0, log=True)
@@ -41,9 +41,9 @@ class OptunaPruning(Callback):
     ...     return history.history["val_loss"][-1]
     """
 
-    # The epoch's last word, after the loggers that stand before it in the list.
+    # The trial is pruned only after the loggers before it in the list have written the epoch.
     phase: ClassVar[str] = "logger"
-    ranks: ClassVar[str] = "all"  # each raises TrialPruned
+    ranks: ClassVar[str] = "all"  # every rank raises TrialPruned
 
     @check_arguments
     def __init__(self, trial: Any, *, monitor: str = "val_loss") -> None:
@@ -60,8 +60,8 @@ class OptunaPruning(Callback):
         directions = getattr(getattr(self.trial, "study", None), "directions", ())
         if len(directions) > 1:
             raise SettingError(
-                "OptunaPruning needs a study of one objective, since Optuna does not prune others:"
-                f" this study has {len(directions)} directions. Leave the callback out."
+                "OptunaPruning needs a study with one objective, because Optuna does not prune"
+                f" others. This study has {len(directions)} directions. Remove the callback."
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:

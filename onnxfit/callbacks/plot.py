@@ -1,4 +1,4 @@
-"""Draw a curve into a PNG file, for callbacks that search for a setting."""
+"""Draw a curve into a PNG file, for callbacks that search for a good setting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plot_curve(
     - `owner`: the callback's class, named in the message of an InstallationError.
     - `x`, `y`: the points of the curve.
     - `suggestion`: the x of the line; None for no line.
-    - `axes`: matplotlib's settings of axes, such as labels and scales.
+    - `axes`: settings of matplotlib's axes, such as labels and scales.
 
     InstallationError: matplotlib is not installed.
     """

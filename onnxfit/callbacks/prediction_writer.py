@@ -18,13 +18,13 @@ __all__ = ["PredictionWriter"]
 
 
 class PredictionWriter(Callback):
-    """Write every batch of `trainer.predict` to a file of its own.
+    """Write every batch of `trainer.predict` to its own file.
 
-    - `output_dir`: the folder of the files `batch-000000.npz`, `batch-000001.npz`, ... Each maps
-      output name -> array, and is written whole or not at all.
+    - `output_dir`: the folder of the files `batch-000000.npz`, `batch-000001.npz`, ... Each file
+      maps output name -> array, and is written atomically.
 
-    Files of an earlier prediction are replaced, and those beyond the last batch of this one are
-    deleted when it ends. CheckpointError: the folder cannot be written.
+    Files of an earlier prediction are replaced. When this prediction ends, earlier files beyond its
+    last batch are deleted. CheckpointError: the folder cannot be written.
 
     >>> writer = PredictionWriter("predictions")  # for trainer.predict(x, callbacks=[writer])
     """
@@ -56,7 +56,7 @@ class PredictionWriter(Callback):
                 batch += 1
         except OSError as error:
             raise CheckpointError(
-                f"{str(self._path(batch))!r} of an earlier prediction cannot be deleted:"
+                f"The file {str(self._path(batch))!r} of an earlier prediction cannot be deleted:"
                 f" {error.strerror or error}."
             ) from error
 

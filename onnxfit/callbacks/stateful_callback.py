@@ -16,10 +16,10 @@ __all__ = ["StatefulCallback"]
 class StatefulCallback(Callback, ABC):
     """Base class of callbacks with a state that checkpoints keep.
 
-    A subclass names the attributes that are its state in `remembered`, and sets their initial
-    values in `reset`. Every `fit` calls `reset`, unless a saved state has been loaded since the
-    last one. Where `remembered` is a dict, it maps each name to the `onnxfit.files.ValueType` that
-    a loaded value must have. CheckpointError: a saved state lacks an attribute, or has one of
+    A subclass lists the attributes of its state in `remembered`, and sets their initial values in
+    `reset`. Every `fit` calls `reset`, unless a saved state has been loaded since the last `fit`.
+    If `remembered` is a dict, it maps each name to the `onnxfit.files.ValueType` that a loaded
+    value must have. CheckpointError: a saved state lacks an attribute, or has an attribute of
     another type.
 
     >>> class CountEpochs(StatefulCallback):
@@ -48,7 +48,7 @@ class StatefulCallback(Callback, ABC):
 
         - `state`: the dict that `state_dict` returned.
 
-        CheckpointError, before anything is set: an attribute is missing, or of another type.
+        CheckpointError, before anything is set: an attribute is missing, or has another type.
         """
         types = self.remembered
         if not isinstance(types, Mapping):
@@ -59,7 +59,7 @@ class StatefulCallback(Callback, ABC):
         self._resumes = True
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Reset the state unless a saved one was loaded; `logs` is empty."""
+        """Reset the state unless a saved state was loaded; `logs` is empty."""
         if not self._resumes:
             self.reset()
 
@@ -69,9 +69,9 @@ class StatefulCallback(Callback, ABC):
 
 
 def _snapshot(value: Any) -> Any:
-    """Return a copy that later changes do not reach.
+    """Return a copy that later changes do not affect.
 
-    Arrays are shared, because callbacks replace them and never write into them.
+    Arrays are shared, because callbacks replace them and never modify them in place.
     """
     if isinstance(value, dict):
         return {key: _snapshot(entry) for key, entry in value.items()}

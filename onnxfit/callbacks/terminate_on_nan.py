@@ -20,7 +20,7 @@ class TerminateOnNaN(Callback):
       `trainer.stop_reason` has the same information, and the epoch ends as usual, so that loggers
       show it.
 
-    The weights are then those before the step.
+    Afterwards the weights have their values from before the step.
 
     >>> stop = TerminateOnNaN(raise_error=True)
     """
@@ -47,8 +47,8 @@ class TerminateOnNaN(Callback):
         trainer.revert_step()
         if self.raise_error:
             raise DivergenceError(
-                f"TerminateOnNaN: {reason}. The weights are those before the step. Try a lower"
-                " learning rate or clip_norm."
+                f"TerminateOnNaN: {reason}. The weights from before the step were restored. Try a"
+                " lower learning rate, or clip_norm."
             )
         trainer.stop_reason = f"TerminateOnNaN: {reason}."
         trainer.stop_training = True

@@ -13,13 +13,13 @@ __all__ = ["ThresholdStop"]
 class ThresholdStop(Callback):
     """Stop after the epoch in which a monitored metric reaches a threshold.
 
-    - `monitor`: a name in the logs of an epoch's end. Epochs whose logs lack it are passed over.
-    - `threshold`: training stops where the value is as good as this, or better. NaN reaches
-      nothing.
+    - `monitor`: a name in the logs of an epoch's end. Epochs whose logs lack it are skipped.
+    - `threshold`: training stops if the value is as good as this, or better. NaN never reaches the
+      threshold.
     - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
 
-    `trainer.stop_reason` names the metric. SettingError: an unknown mode, or, before the first
-    step, a `monitor` that the `fit` can never compute.
+    `trainer.stop_reason` names the metric. SettingError: the mode is unknown, or, before the first
+    step, `monitor` names nothing that the `fit` can compute.
 
     >>> stop = ThresholdStop("val_accuracy", threshold=0.95)
     """
@@ -43,7 +43,7 @@ class ThresholdStop(Callback):
             return
         if value == self.threshold or self.monitor.beyond(value, self.threshold):
             self.trainer.stop_reason = (
-                f"ThresholdStop: {self.monitor.name} is {value:.6g} at epoch {epoch + 1}, and"
-                f" {self.threshold:g} was asked for."
+                f"ThresholdStop: {self.monitor.name} is {value:.6g} at epoch {epoch + 1} and has"
+                f" reached the threshold {self.threshold:g}."
             )
             self.trainer.stop_training = True

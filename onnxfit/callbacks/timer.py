@@ -1,4 +1,4 @@
-"""Measure the duration of training, and stop it in time."""
+"""Measure the duration of training, and stop training after a given time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ class Timer(StatefulCallback):
     """Stop training after a given time, and measure how long it took.
 
     - `duration`: seconds > 0, or a timedelta; None only measures.
-    - `interval`: "batch" looks at the clock after every batch; "epoch" only after epochs, so that
+    - `interval`: "batch" checks the clock after every batch; "epoch" only after epochs, so that
       every epoch is complete.
 
     `elapsed` and `remaining` are seconds. They count the whole fit with validation and callbacks,
-    and the time before an interruption from which training resumed. Of several processes, the clock
-    of rank 0 stops all of them. SettingError: a setting is out
-    of its range.
+    and the time before an interruption from which training resumed. With several processes, the
+    clock of rank 0 stops all of them. SettingError: a setting is out of its range.
 
     >>> Timer(duration=0)
     Traceback (most recent call last):
@@ -43,7 +42,7 @@ class Timer(StatefulCallback):
         if seconds is not None and not seconds > 0:
             raise SettingError(f"Timer needs duration > 0 seconds, got {seconds:g}.")
         if interval not in ("batch", "epoch"):
-            raise SettingError(f"Timer needs interval 'batch' or 'epoch', got {interval!r}.")
+            raise SettingError(f"Timer needs interval to be 'batch' or 'epoch', got {interval!r}.")
         self.duration = seconds
         self.interval = interval
         self._last_reading: float | None = None  # of the clock; None outside a fit
@@ -95,6 +94,6 @@ class Timer(StatefulCallback):
     def _stop_if_over(self) -> None:
         if self.duration is not None and self.elapsed >= self.duration:
             self.trainer.stop_reason = (
-                f"Timer: {self.elapsed:.1f} seconds have passed, of {self.duration:g}."
+                f"Timer: {self.elapsed:.1f} seconds have passed; the limit is {self.duration:g}."
             )
             self.trainer.stop_training = True

@@ -20,7 +20,7 @@ from onnxfit.registry import check_arguments
 
 __all__ = ["WandbLogger"]
 
-# W&B makes the id a part of addresses and of the names of folders.
+# W&B uses the id in addresses and in the names of folders.
 RUN_ID = ValueType(
     "the id of a W&B run",
     lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\w.-]{1,128}", value)),
@@ -35,26 +35,26 @@ class WandbLogger(StatefulCallback):
     """Write every `fit` to a run of Weights & Biases: its parameters and its metrics.
 
     - `project`: the project of the run; None for W&B's own setting.
-    - `run`: a run that you have begun, to which the figures are written. None for the active run
-      (`wandb.run`) if there is one, else for a new run.
-    - `update_freq`: "epoch" for the figures of epochs alone; "batch" for those of updates too, or a
-      number n for those of every n-th update.
-    - `parameters`: name -> value, written besides optimizer, learning rate, loss, batch size and
-      epochs.
-    - `log_model`: where training ends normally, write the inference model as an artifact of type
+    - `run`: a run that you have started; the figures are written to it. None uses the active run
+      (`wandb.run`) if there is one, and otherwise a new run.
+    - `update_freq`: "epoch" writes the figures of epochs alone; "batch" also the figures of every
+      update, and a number n the figures of every n-th update.
+    - `parameters`: name -> value, written in addition to optimizer, learning rate, loss, batch size
+      and epochs.
+    - `log_model`: if training ends normally, write the inference model as an artifact of type
       "model" with the file `model.onnx`.
     - `settings`: further arguments of `wandb.init`, such as `name`, `tags` or `mode="offline"`.
 
-    The figures of an epoch have the names that they have in logs, over `epoch`, from 0. Those of an
-    update are `batch_loss`, `batch_<metric>` and `batch_learning_rate`, over `global_step`.
+    The figures of an epoch have the same names as in the logs, over `epoch`, from 0. The figures of
+    an update are `batch_loss`, `batch_<metric>` and `batch_learning_rate`, over `global_step`. A
+    run that this callback has started is finished when training ends; after an exception it is
+    marked as failed. A resumed fit continues this run under the same id, and may write the last
+    figures again, over the same epoch or update. A run that you have started stays active; finish
+    it yourself. `run_id` is the id of the run. An error of W&B causes a warning, and training
+    continues without it. If a run could not be started, nothing is written.
 
-    A run that this callback has begun is finished when training ends, as failed after an exception.
-    A resumed fit continues it under the same id, and may write its last figures once more, over the
-    same epoch or update. A run that you have begun stays active: finish it
-    yourself. `run_id` is the id of the run. W&B's errors become a warning, and training goes on
-    without it; where a run could not be begun, nothing is written.
-
-    SettingError: `run` together with arguments for a new run, or an `update_freq` out of range.
+    SettingError: `run` is given together with arguments for a new run, or `update_freq` is out of
+    its range.
     InstallationError, before training: `wandb` is not installed.
 
     >>> logger = WandbLogger("digits", name="first", tags=["v2"], update_freq=100)
@@ -83,14 +83,14 @@ class WandbLogger(StatefulCallback):
         self.settings = settings
         if run is not None and self._init_arguments():
             raise SettingError(
-                "WandbLogger needs either a run that has begun or arguments for a new one, got run="
-                f" and {', '.join(self._init_arguments())}."
+                "WandbLogger needs run= (a started run) or arguments for a new run, got run= and"
+                f" {', '.join(self._init_arguments())}. Pass only one of the two."
             )
         self._guard = WriteGuard("WandbLogger", "the run", (Exception,))
         self._active: Any = None
         self._owns_run = False
         self._exit_code = FAILED
-        self._defined: set[str] = set()  # figures whose horizontal axis W&B knows
+        self._defined: set[str] = set()  # figures whose horizontal axis is defined in W&B
         self._rate = 0.0
         self._written_step = 0
         self.reset()
@@ -122,7 +122,7 @@ class WandbLogger(StatefulCallback):
             self._begin(wandb)
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        # When the batch ends, the next rate of a schedule is already in force.
+        # Read the rate now: at the end of the batch, a schedule has already set the next rate.
         self._rate = self.trainer.learning_rate
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
@@ -169,7 +169,7 @@ class WandbLogger(StatefulCallback):
         return {**project, **self.settings}
 
     def _begin(self, wandb: Any) -> None:
-        """Begin a run, or write the parameters into the one that has begun."""
+        """Start a run, or write the parameters to a run that is already active."""
         others = {"epochs": self.params["epochs"], **self.parameters}
         config = hyperparameters(self.trainer, others)
         arguments = self._init_arguments()
@@ -183,8 +183,9 @@ class WandbLogger(StatefulCallback):
         else:
             if arguments:
                 warn_user(
-                    f"WandbLogger writes to the active run {run.id!r} and does not use"
-                    f" {', '.join(arguments)}: finish that run before fit to begin another one.",
+                    f"WandbLogger writes to the active run {run.id!r} and ignores"
+                    f" {', '.join(arguments)}. To start a new run, finish the active run before"
+                    " fit.",
                     UserWarning,
                 )
             run.config.update(config, allow_val_change=True)
@@ -193,10 +194,10 @@ class WandbLogger(StatefulCallback):
         self._active = run
 
     def _log(self, figures: dict[str, float], axis: str, position: int) -> None:
-        """Write figures over an axis of their own.
+        """Write figures over the axis `axis`, at `position`.
 
-        W&B's own step is not set: W&B ignores figures whose step is smaller than the last one, and
-        calls of `wandb.log` elsewhere raise it.
+        W&B's own step is not set: W&B ignores figures with a smaller step than the last one, and
+        other calls of `wandb.log` increase that step.
         """
         if self._active is None:
             return

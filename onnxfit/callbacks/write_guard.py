@@ -10,15 +10,15 @@ __all__: list[str] = []  # no class of the public package
 
 
 class WriteGuard:
-    """Context in which a logger writes: an error becomes a warning, and training goes on.
+    """Context in which a logger writes: an error becomes a warning, and training continues.
 
     - `owner`: the callback's class, named in the warning.
     - `target`: the file, folder or server, named in the warning.
     - `errors`: the exceptions that mean a failure to write. Others are raised.
-    - `verb`: what the logger cannot do with the target, for the warning.
+    - `verb`: the failed action, for the warning, such as "write" or "reach".
 
-    There is one warning between two calls of `reset`. Errors of checkpoints and of data that the
-    user asked for are raised instead, without a guard.
+    There is one warning between two calls of `reset`. Callbacks that write checkpoints or
+    predictions use no guard: their errors are raised.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class WriteGuard:
         self._warned = False
 
     def reset(self) -> None:
-        """Warn again at the next error; called when a fit begins."""
+        """Allow a warning at the next error; called when a fit begins."""
         self._warned = False
 
     def warn(self, error: BaseException) -> None:
-        """Warn of an error, unless there was a warning before."""
+        """Issue a warning for an error, unless there was one since `reset`."""
         if not self._warned:
             self._warned = True
             warn_user(
                 f"{self.owner} cannot {self.verb} {str(self.target)!r}:"
-                f" {str(error).rstrip('.')}. Training goes on, and it is tried again later.",
+                f" {str(error).rstrip('.')}. Training continues, and the logger tries again later.",
                 RuntimeWarning,
             )
 

@@ -1,8 +1,8 @@
 """The command line: `onnxfit --help`.
 
-A module whose `__all__` names a click command of the module's own name adds that command, and
-nothing else has to be edited; the command `add-biases` is in the module `add_biases`. A command's
-module is imported when the command is run.
+Each command is in the module of its own name (`add-biases` in `add_biases`), whose `__all__` lists
+it. Adding a module adds the command; nothing else has to be edited. The module is imported when the
+command is run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onnxfit.errors import OnnxfitError
 
 __all__ = ["main"]
 
-# the order of `onnxfit --help`, which is that of use; other commands follow by name
+# The order in `onnxfit --help`, which follows typical use. Other commands follow by name.
 COMMAND_ORDER = (
     "fit",
     "resume",
@@ -48,10 +48,10 @@ COMMAND_ORDER = (
 
 
 class CommandGroup(click.Group):
-    """Commands that are found by their modules, and whose errors are messages.
+    """Group of the commands, which are found by their modules.
 
-    An error is one message on standard error and an exit code, not a traceback. A warning is one
-    line on standard error. In several processes, rank 0 prints them.
+    An error prints one message on standard error and sets an exit code, without a traceback. A
+    warning prints one line on standard error. With several processes, rank 0 prints them.
     """
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -80,7 +80,7 @@ class CommandGroup(click.Group):
             except OnnxfitError as error:
                 raise click.ClickException(str(error)) from error
             except BrokenPipeError:
-                # Python would fail again when it flushes at its end
+                # Without this, Python would fail again when it flushes at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 ctx.exit(1)
             except OSError as error:
@@ -124,14 +124,14 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 )
 @click.version_option(__version__, prog_name="onnxfit")
 def main() -> None:
-    """Train ONNX models: from a model.onnx and a file of data to a trained.onnx.
+    """Train ONNX models: a model.onnx and a file of data give a trained.onnx.
 
     \b
     onnxfit inspect model.onnx                                     can it be trained?
     onnxfit fit model.onnx -d digits.npz --loss cross_entropy -o trained.onnx
     onnxfit predict trained.onnx -d new.csv -o predictions.csv
 
-    Results go to standard output, progress and warnings to standard error; --json prints results
-    for machines. Exit codes: 0 for success, 1 for a failure, which is one message on standard
-    error, 2 for a wrong option, 130 after Ctrl-C.
+    Results go to standard output, progress and warnings to standard error. --json prints
+    machine-readable results. Exit codes: 0 for success; 1 for a failure, with one message on
+    standard error; 2 for a wrong option; 130 after Ctrl-C.
     """

@@ -1,6 +1,6 @@
 """Read inputs, labels and weights from .npz, .npy and .csv files, and write predictions to them.
 
-NumPy reads the files without pickle, so that an untrusted file runs no code. A .npy is mapped into
+NumPy reads the files without pickle, so an untrusted file runs no code. A .npy is mapped into
 memory, and read batch by batch.
 """
 
@@ -22,27 +22,27 @@ import onnx
 
 from onnxfit.data.mapped import map_array
 from onnxfit.data.npy import READ_ERRORS, read_header
-from onnxfit.errors import DataError
+from onnxfit.errors import DataError, listed_names
 from onnxfit.files import write_atomically
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
 
 Array = npt.NDArray[Any]
-# names that the only input may have in a .npz, besides its own
+# Names that the only input may have in a .npz, in addition to its own.
 X_NAMES = ("X", "x")
-# names that the labels of the only output with a loss may have in a .npz or .csv
+# Names that the labels of the only output with a loss may have in a .npz or .csv.
 Y_NAMES = ("y", "Y", "label", "labels")
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Arrays that a command reads from files.
+    """Description of the arrays that a command reads from files.
 
     - `inputs`: the model's inputs.
     - `outputs`: the outputs whose labels are read.
-    - `labels`: the columns of a .csv with labels, where they have other names than the output.
-    - `predicting`: labels and sample weights are ignored.
+    - `labels`: the columns of a .csv with labels, if their names differ from the output's name.
+    - `predicting`: whether labels and sample weights are ignored.
     """
 
     inputs: Sequence[TensorSpec]
@@ -56,7 +56,7 @@ Data = tuple[dict[str, Array], "dict[str, Array] | None", "Array | None"]
 
 
 def inputs_of(model: onnx.ModelProto) -> list[TensorSpec]:
-    """Return the model's inputs without caches. DataError for an input that is no tensor."""
+    """Return the model's inputs without caches. DataError: an input is not a tensor."""
     graph = without_caches(model).graph
     initializers = {tensor.name for tensor in graph.initializer}
     return [_spec_of(value) for value in graph.input if value.name not in initializers]
@@ -66,8 +66,8 @@ def _spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor_type = value.type.tensor_type
     if not tensor_type.elem_type:
         raise DataError(
-            f"The input {value.name!r} is no tensor, and files hold tensors: use onnxfit from"
-            " Python."
+            f"The input {value.name!r} is not a tensor, but data files can hold tensors only. Use"
+            " onnxfit from Python."
         )
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type))
     if not tensor_type.HasField("shape"):
@@ -82,18 +82,20 @@ def _spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
 def read(paths: Sequence[str], request: DataRequest) -> Data:
     """Return the inputs, labels and sample weights in the files.
 
-    DataError for a file that is damaged, or lacks an array that the model needs.
+    DataError: a file is damaged, or lacks an array that the model needs.
     """
     kinds = {Path(path).suffix.lower() for path in paths}
     if kinds == {".npy"}:
         return _read_npy(paths, request)
     if len(paths) != 1 or kinds - {".npz", ".csv"}:
         raise DataError(
-            "Data is one .npz, one .csv, or a .npy for each array (X.npy, then y.npy), got"
+            "--data must be one .npz, one .csv, or a .npy for each array (X.npy, then y.npy), got"
             f" {', '.join(paths)}."
         )
     if request.labels and kinds != {".csv"}:
-        raise DataError(f"--label names columns of a .csv, and {paths[0]!r} is none.")
+        raise DataError(
+            f"--label names columns of a .csv, but {paths[0]!r} is not a .csv. Remove --label."
+        )
     read_file = _read_csv if kinds == {".csv"} else _read_npz
     try:
         return read_file(paths[0], request)
@@ -135,7 +137,7 @@ def _read_npz(path: str, request: DataRequest) -> Data:
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> Array:
-    """Return an array of a .npz. The header is checked first, since NumPy believes it."""
+    """Return an array of a .npz. The header is checked first, because NumPy trusts it."""
     size = archive.getinfo(name).file_size
     with archive.open(name) as file:
         read_header(cast(BinaryIO, file), size)
@@ -145,7 +147,7 @@ def _read_member(archive: zipfile.ZipFile, name: str) -> Array:
 
 
 def _first_of(names: Sequence[str], key: str, present: Collection[str]) -> dict[str, str]:
-    """Return {key: the first of `names` that is present}; {} if none is."""
+    """Return {key: the first of `names` that is present}, or {} if no name is present."""
     matches = [name for name in names if name in present]
     return {key: matches[0]} if matches else {}
 
@@ -164,8 +166,8 @@ def _read_npy(paths: Sequence[str], request: DataRequest) -> Data:
     if not len(names) <= len(arrays) <= len(names) + may_have_weights:
         optional = f", and {SAMPLE_WEIGHT} if there are any" if may_have_weights else ""
         raise DataError(
-            f"{len(paths)} of {len(names)} arrays: give a .npy for each, in this order:"
-            f" {', '.join(names)}{optional}."
+            f"Got {len(paths)} .npy files, but the model needs {len(names)} arrays. Pass a .npy for"
+            f" each, in this order: {', '.join(names)}{optional}."
         )
     count = len(request.inputs)
     x = dict(zip(names[:count], arrays))
@@ -205,16 +207,16 @@ def _read_csv(path: str, request: DataRequest) -> Data:
 
 
 def _columns(path: str) -> dict[str, Array]:
-    """Return the columns of a table of numbers under a line of names."""
+    """Return the columns of a table of numbers whose first line has the names."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         header = [name.strip() for name in next(csv.reader(file), [])]
         if not header or len(set(header)) < len(header) or "" in header:
             raise DataError(
-                f"{path!r} needs a first line with a name of its own for each column, got"
+                f"{path!r} needs a first line with a unique name for each column, got"
                 f" {', '.join(header) or 'nothing'}."
             )
         with warnings.catch_warnings():
-            # numpy warns of a file without rows, for which there is an error below
+            # numpy warns about a file without rows, but an error below reports it
             warnings.simplefilter("ignore")
             table = np.loadtxt(
                 file, delimiter=",", ndmin=2, comments=None, dtype=np.float64, quotechar='"'
@@ -223,7 +225,7 @@ def _columns(path: str) -> dict[str, Array]:
         raise DataError(f"{path!r} has no rows.")
     if table.shape[1] != len(header):
         raise DataError(
-            f"{path!r} has {len(header)} names in its first line, and {table.shape[1]} columns."
+            f"{path!r} has {len(header)} names in its first line, but {table.shape[1]} columns."
         )
     return dict(zip(header, table.T))
 
@@ -234,14 +236,14 @@ def _label_columns(path: str, header: Sequence[str], request: DataRequest) -> di
         missing = [name for name in request.labels if name not in header]
         if missing and not request.predicting:
             raise DataError(
-                f"{path!r} has no column {', '.join(map(repr, missing))} for labels; it has"
-                f" {', '.join(header)}."
+                f"{path!r} has no column {', '.join(map(repr, missing))} for labels. Its columns"
+                f" are {listed_names(header, missing[0])}."
             )
         if len(request.outputs) != 1 and not request.predicting:
             outputs = ", ".join(request.outputs) or "none"
             raise DataError(
-                f"--label is for a model with one output that has a loss; these are {outputs}. Call"
-                " the columns as they are."
+                f"--label needs a model with one output that has a loss. The outputs with a loss"
+                f" are {outputs}. Give the columns of labels the names of these outputs."
             )
         return {request.outputs[0]: [name for name in request.labels if name in header]}
     columns = {output: [output] for output in request.outputs if output in header}
@@ -259,12 +261,13 @@ def _check_names(
     known: Collection[str],
     request: DataRequest,
 ) -> None:
-    """DataError for inputs and labels that a file lacks, and for names that nothing reads.
+    """Raise DataError for inputs and labels that a file lacks, and for unused names.
 
-    Names that nothing reads may be misspelt.
+    Unused names may be misspelt.
 
     - `kind`: "array" or "column".
-    - `names`: all names in the file. `known`: the names that are read.
+    - `names`: all names in the file.
+    - `known`: the names that are read.
     - `matched`: the inputs and outputs that have an array or column.
     """
     inputs = [str(spec) for spec in request.inputs if spec.name not in matched]
@@ -279,24 +282,24 @@ def _check_names(
     if outputs:
         problems.append(f"no {kind} with the labels of {', '.join(outputs)}")
     if surplus:
-        problems.append(f"{kind}s that nothing reads ({', '.join(surplus)})")
+        problems.append(f"{kind}s that the model does not use ({', '.join(surplus)})")
     if not problems:
         return
     hint = "one for each"
     if kind == "column":
-        hint = "name labels by --label"
+        hint = "or select labels with --label"
     elif len(request.inputs) == 1 and len(request.outputs) <= 1:
         hint = "or name them X and y"
     raise DataError(
         f"{path!r} has {' and '.join(problems)}. It has {', '.join(names) or 'nothing'}. "
-        f"Name {kind}s like inputs and outputs, {hint}; {SAMPLE_WEIGHT} is optional."
+        f"Give {kind}s the names of inputs and outputs, {hint}; {SAMPLE_WEIGHT} is optional."
     )
 
 
 def _as_input(array: Array, spec: TensorSpec) -> Array:
-    """Return columns in the type of an input, and in its shape where its sizes are known.
+    """Return columns in the type of an input, and in its shape if its sizes are known.
 
-    In this way, a row of the file can be an image.
+    A row of the file can therefore be an image.
     """
     if spec.dtype.kind == "f":
         array = array.astype(spec.dtype)
@@ -311,9 +314,9 @@ def _as_input(array: Array, spec: TensorSpec) -> Array:
 
 
 def _as_labels(columns: Sequence[Array]) -> Array:
-    """Return the labels of an output, as integers if all are whole.
+    """Return the labels of an output, as integers if all are whole numbers.
 
-    Whole numbers may be classes. A loss that needs floats casts them.
+    Whole numbers may be classes. A loss that needs floats casts the integers.
     """
     array = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
     if np.isfinite(array).all() and np.array_equal(array, np.rint(array)):
@@ -322,7 +325,7 @@ def _as_labels(columns: Sequence[Array]) -> Array:
 
 
 def write(path: Path, outputs: Mapping[str, Array]) -> None:
-    """Write predictions as .npy (one output), .npz (each under its name) or .csv (one row a line).
+    """Write predictions as .npy (one output), .npz (outputs by name) or .csv (a row per line).
 
     The file is written atomically.
     """
@@ -338,21 +341,22 @@ def write(path: Path, outputs: Mapping[str, Array]) -> None:
 
 
 def check_output(path: Path, outputs: Sequence[str]) -> None:
-    """DataError, before anything is computed, for a file that could not hold these outputs."""
+    """Raise DataError if a file cannot hold these outputs, before anything is computed."""
     kind = path.suffix.lower()
     if kind not in (".npy", ".npz", ".csv"):
-        raise DataError(f"Predictions are written as .npy, .npz or .csv, got {str(path)!r}.")
+        raise DataError(f"The file of predictions must be a .npy, .npz or .csv, got {str(path)!r}.")
     if kind == ".npy" and len(outputs) > 1:
         raise DataError(
-            f"A .npy holds one array, and the model has the outputs {', '.join(outputs)}: write a"
-            " .npz or .csv."
+            f"A .npy can hold only one array, but the model has the outputs {', '.join(outputs)}."
+            " Write a .npz or .csv."
         )
 
 
 def as_csv(outputs: Mapping[str, Array]) -> str:
     """Return a line of names, then a line for each row.
 
-    A matrix has a column `<output>_<number>` for each of its own. DataError for other shapes.
+    Each column of a matrix is called `<output>_<number>`. DataError: an output is neither a vector
+    nor a matrix.
     """
     header: list[str] = []
     columns: list[Array] = []
@@ -360,8 +364,8 @@ def as_csv(outputs: Mapping[str, Array]) -> str:
     for name, array in outputs.items():
         if array.ndim not in (1, 2) or len(rows) > 1:
             raise DataError(
-                f"A .csv holds a vector or a matrix with a row for each of the data; {name} is"
-                f" {list(array.shape)}: write a .npz."
+                "A .csv can hold only vectors and matrices with a row for each row of the data, but"
+                f" output {name} has shape {list(array.shape)}. Write a .npz."
             )
         single = array.ndim == 1 or array.shape[1] == 1
         header += [name] if single else [f"{name}_{number}" for number in range(array.shape[1])]
@@ -369,7 +373,7 @@ def as_csv(outputs: Mapping[str, Array]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(header)
-    # the shortest text that gives the same number
+    # the shortest text that reads back as the same number
     table.writerows(zip(*(column.astype(str) for column in columns)))
     return text.getvalue()
 

@@ -1,4 +1,4 @@
-"""`--config`: options from a file, which those on the command line override."""
+"""`--config`: options from a file. Options on the command line override them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError
 
 MAX_DEPTH = 20  # of lists and mappings in YAML
-MAX_CHARACTERS = 3000  # of a number in YAML, so that Python can write it in decimals
+MAX_CHARACTERS = 3000  # of a number in YAML; Python refuses to print much longer integers
 
 
 def config_option(command: Any) -> Any:
@@ -36,7 +36,7 @@ def config_option(command: Any) -> Any:
 def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     """Make the file's options the defaults of this command.
 
-    click then converts and checks them as if they had been typed.
+    click then converts and checks them like options on the command line.
     """
     if path is not None and not ctx.resilient_parsing:
         ctx.default_map = defaults(read(path), ctx.command, path)
@@ -45,7 +45,8 @@ def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Return the dict of options in a file.
 
-    SettingError where it has something else. InstallationError for YAML without PyYAML.
+    SettingError: the file has other contents. InstallationError: YAML needs PyYAML, which is not
+    installed.
     """
     text = path.read_bytes()
     try:
@@ -61,14 +62,14 @@ def read(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(contents, dict):
         raise SettingError(
-            f"{str(path)!r} holds a {type(contents).__name__}, expected options, such as"
+            f"{str(path)!r} contains a {type(contents).__name__}. Expected options, such as"
             " `epochs: 10`."
         )
     return contents
 
 
 def defaults(options: Mapping[Any, Any], command: click.Command, path: Path) -> dict[str, Any]:
-    """Return the options under click's names for them.
+    """Return the options of a file, by click's names.
 
     `batch-size` and `batch_size` are the same option. An option that is null is left out.
     """
@@ -83,11 +84,11 @@ def defaults(options: Mapping[Any, Any], command: click.Command, path: Path) -> 
         name = str(key).replace("_", "-")
         if name not in aliases:
             raise UnknownNameError(
-                f"option of `onnxfit {command.name}`, as {str(path)!r} has it,", key, known
+                f"option of `onnxfit {command.name}`, used in {str(path)!r},", key, known
             )
         parameter = known[aliases[name]]
         if parameter.name in values:
-            raise SettingError(f"{str(path)!r} gives {aliases[name]} twice.")
+            raise SettingError(f"{str(path)!r} gives the option {aliases[name]} twice.")
         if value is not None:
             values[str(parameter.name)] = _as_option_value(value, parameter, name, path)
     return values
@@ -103,12 +104,12 @@ def _as_option_value(value: Any, parameter: click.Parameter, name: str, path: Pa
     """Return a value as click would get it from the command line.
 
     An option that may be repeated takes a list, or a dict whose items become KEY=VALUE.
-    SettingError for any other value.
+    SettingError: the value does not fit the option.
     """
     flag = bool(getattr(parameter, "is_flag", False))
     if flag is not isinstance(value, bool):
         raise SettingError(
-            f"{str(path)!r} has {name}: {reprlib.repr(value)}, expected"
+            f"{str(path)!r} has {name}: {reprlib.repr(value)}. Expected"
             f" {'true or false' if flag else 'a value'}."
         )
     if flag:
@@ -125,9 +126,11 @@ def _as_option_value(value: Any, parameter: click.Parameter, name: str, path: Pa
 
 
 def _typed(value: Any, name: str, path: Path) -> str:
-    """Return a value as a user would type it, so that click does not round 1.5 epochs to 1."""
+    """Return a value as command-line text, so that click does not round 1.5 epochs to 1."""
     if not isinstance(value, (str, int, float)):
-        raise SettingError(f"{str(path)!r} has {name}: {reprlib.repr(value)}, expected one value.")
+        raise SettingError(
+            f"{str(path)!r} has {name}: {reprlib.repr(value)}. Expected a single value."
+        )
     return str(value)
 
 
@@ -144,29 +147,31 @@ def _load_yaml(text: bytes, path: Path) -> Any:
             " .json."
         ) from None
     try:
-        # parse creates nothing at all, and safe_load no objects of other classes, so that an
-        # untrusted file runs no code.
+        # parse creates no objects, and safe_load only plain ones, so an untrusted file runs no
+        # code.
         depth = 0
         for event in yaml.parse(text):
             _require_bounded(event, yaml)
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            # PyYAML takes a time that grows with the square of the depth.
+            # The time of PyYAML grows with the square of the depth.
             if depth > MAX_DEPTH:
-                raise ValueError(f"its lists and mappings are nested more than {MAX_DEPTH} deep.")
+                raise ValueError(
+                    f"its lists and mappings are nested more than {MAX_DEPTH} levels deep."
+                )
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(error) from None
 
 
 def _require_bounded(event: Any, yaml: Any) -> None:
-    """ValueError for the few lines of YAML that fill any memory, and for endless numbers."""
+    """Raise ValueError for YAML that expands without limit, and for extremely long numbers."""
     if isinstance(event, yaml.CollectionStartEvent) and event.anchor:
-        # Forty lines in which each list names the one before twice are a list of 2^40 items.
+        # Forty lines, each a list that refers twice to the previous list, expand to 2^40 items.
         raise ValueError(
-            f"it gives the name {event.anchor!r} to a list or a mapping: write it out where it is"
-            " used."
+            f"it uses the anchor {event.anchor!r} for a list or a mapping. Write the contents out"
+            " where they are used."
         )
     is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
     if is_plain and len(event.value) > MAX_CHARACTERS:
-        raise ValueError(f"{event.value[:20]}... has {len(event.value)} characters.")
+        raise ValueError(f"the number {event.value[:20]}... has {len(event.value)} characters.")

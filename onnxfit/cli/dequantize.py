@@ -1,4 +1,4 @@
-"""`onnxfit dequantize`: the float model of a quantized one."""
+"""`onnxfit dequantize`: convert a quantized model to floats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxfit.quantization.dequantize import dequantize as dequantized
 __all__ = ["dequantize"]
 
 
-@click.command(short_help="Turn a quantized model's integers to floats.")
+@click.command(short_help="Convert a quantized model's integers to floats.")
 @click.argument("model", type=options.EXISTING_FILE)
 @click.option(
     "-o",
@@ -25,7 +25,7 @@ __all__ = ["dequantize"]
 def dequantize(model: str, output: Path) -> None:
     """Write the quantized MODEL as a float model.
 
-    Its weights have the values that the integers stood for.
+    The weights of the float model have the values that the integers represent.
 
     \b
     onnxfit dequantize model.int8.onnx -o model.onnx

@@ -24,7 +24,7 @@ __all__ = ["draw"]
     "--format",
     "file_format",
     type=click.Choice(drawing.FORMATS),
-    help="The format, by default that of the file's suffix, or text if there is no file.",
+    help="The format. By default the file's suffix determines it, or text without a file.",
 )
 @click.option(
     "--depth",
@@ -33,7 +33,7 @@ __all__ = ["draw"]
     help="Draw one box for each scope at depth N; 1 shows the stages of a training step.",
 )
 def draw(model: str, output: Path | None, file_format: str | None, depth: int | None) -> None:
-    """Draw the graph of MODEL, or list it as text: a line per node.
+    """Draw the graph of MODEL, or list it as text with a line per node.
 
     Pictures need pip install "onnxfit[draw]"; text does not.
 

@@ -1,4 +1,4 @@
-"""`onnxfit dynamic-batch`: let the batch of a model have any size."""
+"""`onnxfit dynamic-batch`: allow any batch size in a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxfit.graph.tensors import write_model
 __all__ = ["dynamic_batch"]
 
 
-@click.command(name="dynamic-batch", short_help="Let the batch of a model have any size.")
+@click.command(name="dynamic-batch", short_help="Allow any batch size in a model.")
 @click.argument("model", type=options.EXISTING_FILE)
 @click.argument("output", type=options.NEW_FILE)
 @click.option(
@@ -28,10 +28,10 @@ __all__ = ["dynamic_batch"]
 )
 @click.option("--name", default="batch", show_default=True, help="The name of the batch dimension.")
 def dynamic_batch(model: str, output: Path, axis: tuple[str, ...], name: str) -> None:
-    """Write MODEL, whose file fixes the size of its batch, as OUTPUT for a batch of any size.
+    """Write MODEL, which has a fixed batch size, to OUTPUT with a dynamic batch size.
 
-    The result is compared with MODEL, row by row. Exit code 1, with the node that is in the way, if
-    the batch cannot have another size.
+    The result is compared with MODEL, row by row. If a node prevents another batch size, the
+    command names the node and exits with 1.
 
     \b
     onnxfit dynamic-batch model.onnx any-batch.onnx
@@ -42,7 +42,7 @@ def dynamic_batch(model: str, output: Path, axis: tuple[str, ...], name: str) ->
 
 
 def _axes(texts: tuple[str, ...]) -> dict[str, int | None]:
-    """Return input -> batch axis, from INPUT=AXIS each."""
+    """Return a dict input -> batch axis from texts INPUT=AXIS."""
     axes: dict[str, int | None] = {}
     for text in texts:
         name, equals, axis = text.rpartition("=")
@@ -52,6 +52,6 @@ def _axes(texts: tuple[str, ...]) -> dict[str, int | None]:
             equals = ""
         if not equals:
             raise SettingError(
-                f"--axis is INPUT=AXIS with a whole number, or INPUT=none, got {text!r}."
+                f"--axis must be INPUT=AXIS with a whole number, or INPUT=none, got {text!r}."
             )
     return axes

@@ -36,7 +36,7 @@ def evaluate(
 ) -> None:
     """Print loss and metrics of MODEL, a .onnx or a checkpoint, over all of the data.
 
-    A checkpoint knows its loss and metrics; --loss and --metrics replace them.
+    A checkpoint contains its loss and metrics; --loss and --metrics replace them.
 
     \b
     onnxfit evaluate trained.onnx --data test.npz --loss cross_entropy --metrics accuracy

@@ -26,7 +26,7 @@ __all__ = ["export_training"]
     default=TARGETS[0],
     show_default=True,
     type=click.Choice(TARGETS),
-    help="What will run the training.",
+    help="The host that will run the training.",
 )
 @click.option(
     "-b",
@@ -42,7 +42,7 @@ __all__ = ["export_training"]
     type=click.Choice(GRAPHS),
     help="A graph to write; may be repeated. By default all.",
 )
-@click.option("--sample-weight", is_flag=True, help="Give the losses an input of sample weights.")
+@click.option("--sample-weight", is_flag=True, help="Add an input of sample weights to the losses.")
 def export_training(
     path: str,
     output: str,

@@ -17,7 +17,7 @@ __all__ = ["fit"]
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)
-_NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as JSON
+_NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved as JSON
 
 
 @click.command(short_help="Train a model on data.")
@@ -41,8 +41,9 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     "learning_rate",
     metavar="RATE",
     help=(
-        "Above 0; or a schedule, such as cosine:learning_rate=0.1,decay_steps=1000, counted in"
-        " updates. By default the optimizer's own: 0.01 for sgd, 0.001 for adam."
+        "A number above 0; or a schedule, such as cosine:learning_rate=0.1,decay_steps=1000, with"
+        " steps counted in updates. By default the optimizer's default: 0.01 for sgd, 0.001 for"
+        " adam."
     ),
 )
 @click.option(
@@ -70,10 +71,10 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     multiple=True,
     metavar="SETTING=VALUE,...",
     help=(
-        "Train adapters of low rank beside frozen weights, as in"
-        " rank=8,alpha=16,target=*attn*,dropout=0.05; init=pissa and dora=true are PiSSA and DoRA."
-        " Without target beside every linear layer but the last. --weights then names those that"
-        " train besides. May be repeated, for several targets."
+        "Freeze the weights and train low-rank adapters (LoRA), as in"
+        " rank=8,alpha=16,target=*attn*,dropout=0.05; init=pissa and dora=true select PiSSA and"
+        " DoRA. Without target, every linear layer but the last gets an adapter. --weights then"
+        " names weights to train in addition. May be repeated, for several targets."
     ),
 )
 @click.option(
@@ -82,7 +83,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     metavar="[PATTERN=]NUMBER",
     help=(
         "Add NUMBER times the sum of the squared weights to the loss, or with l1:NUMBER the sum of"
-        " their absolute values; of all weights, or of those that match PATTERN. May be repeated."
+        " their absolute values; of all weights, or of weights that match PATTERN. May be repeated."
     ),
 )
 @options.metrics
@@ -97,15 +98,15 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
     metavar="FRACTION",
     help=(
-        "The same with the last FRACTION of the rows, above 0 and below 1, which are not trained"
-        " on."
+        "Use the last FRACTION of the rows, above 0 and below 1, as validation data instead of"
+        " training data."
     ),
 )
 @click.option(
     "--clip-norm",
     type=_POSITIVE,
     metavar="NORM",
-    help="Scale the gradients so that their common L2 norm is at most NORM, a number above 0.",
+    help="Scale the gradients so that their global L2 norm is at most NORM, a number above 0.",
 )
 @click.option(
     "--clip-value",
@@ -119,12 +120,12 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     default=1,
     show_default=True,
     metavar="N",
-    help="Batches whose gradients are averaged for one update.",
+    help="Number of batches whose gradients are averaged for one update.",
 )
 @click.option(
     "--dynamic-batch",
     is_flag=True,
-    help="Train with batches of any size where MODEL has a fixed one.",
+    help="Allow any batch size if MODEL has a fixed one.",
 )
 @click.option(
     "--seed",
@@ -133,8 +134,8 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     show_default=True,
     metavar="N",
     help=(
-        "A whole number for the order of rows and for dropout: the same seed gives the same"
-        " weights."
+        "A whole number: the random seed of the order of rows and of dropout. The same seed gives"
+        " the same weights."
     ),
 )
 @click.option(
@@ -148,22 +149,22 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     "--quantization",
     metavar="SETTING=VALUE,...",
     help=(
-        "How to train a MODEL of integers: scales=learned trains their scales, too, and observe=100"
-        " lets the ranges of activations follow the first 100 batches. weights=* trains all,"
-        " those of MatMulNBits among them."
+        "How to train a quantized MODEL: scales=learned also trains the scales, and observe=100"
+        " updates the ranges of activations during the first 100 batches. weights=* trains all"
+        " weights, including the weights of MatMulNBits."
     ),
 )
 @click.option(
     "--float-model",
     type=options.EXISTING_FILE,
-    help="The float file that was quantized to MODEL: its weights begin with these floats.",
+    help="The float model that was quantized to MODEL. Training starts from its weights.",
 )
 @click.option(
     "--teacher",
     type=options.EXISTING_FILE,
     help=(
-        "A float model, whose outputs a MODEL of integers learns beside the labels;"
-        " --quantization temperature=2,teacher_weight=0.5 says how."
+        "A float model whose outputs a quantized MODEL learns, in addition to the labels. Set it up"
+        " with --quantization temperature=2,teacher_weight=0.5."
     ),
 )
 @click.option(
@@ -171,7 +172,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     type=click.Choice(list(BACKENDS)),
     default="full",
     show_default=True,
-    help="A step as one graph (full), or as graphs of the forward and the backward pass.",
+    help="Run a step as one graph (full), or as a forward graph and a backward graph.",
 )
 @click.option(
     "--gradient",
@@ -179,8 +180,8 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     default="auto",
     show_default=True,
     help=(
-        "Gradients from the rules of `onnxfit ops` (onnx), from onnxruntime's training build"
-        " (onnxruntime), or from the one that has a gradient for every operator (auto)."
+        "The source of the gradients: the rules that `onnxfit ops` lists (onnx), onnxruntime's"
+        " training build (onnxruntime), or whichever has a gradient for every operator (auto)."
     ),
 )
 @options.device
@@ -211,21 +212,21 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     type=click.Path(),
     metavar="FOLDER/FILE",
     help=(
-        "Save the whole state of the training after every epoch and on Ctrl-C, for `onnxfit"
-        " resume`. {epoch} and {val_loss:.3f} in FILE keep several; a folder alone keeps"
+        "Save the whole training state after every epoch and on Ctrl-C, for `onnxfit resume`. With"
+        " {epoch} or {val_loss:.3f} in FILE, several checkpoints are kept; a folder keeps only"
         " last.onnxfit."
     ),
 )
 @click.option(
     "--overwrite",
     is_flag=True,
-    help=("Delete the checkpoints of an earlier training that --checkpoint names, and begin anew."),
+    help=("Delete the checkpoints of an earlier training that --checkpoint names, and start over."),
 )
 @click.option(
     "--csv",
     type=_NEW_FILE,
     metavar="FILE",
-    help="Write loss and metrics of every epoch to FILE, one epoch a line.",
+    help="Write loss and metrics to FILE, one line per epoch.",
 )
 @click.option(
     "--tensorboard",
@@ -235,7 +236,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
 )
 @ranks.option
 @config_option
-@click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress on standard error.")
 @options.as_json
 @click.pass_context
 def fit(
@@ -246,11 +247,11 @@ def fit(
     as_json: bool,
     **fit_options: Any,
 ) -> None:
-    """Train MODEL, a .onnx file, and print the loss and metrics of its last epoch, or of the best
-    with --early-stopping.
+    """Train MODEL, a .onnx file, and print the loss and metrics of the last epoch, or of the best
+    epoch with --early-stopping.
 
     After Ctrl-C (or a request to terminate), training stops at the end of the batch or validation.
-    With --checkpoint, `onnxfit resume` later goes on as if nothing had happened.
+    With --checkpoint, `onnxfit resume` continues it exactly.
 
     \b
     onnxfit fit model.onnx --data digits.npz --loss cross_entropy --optimizer adam \\
@@ -259,24 +260,25 @@ def fit(
     """
     if not any(fit_options[name] for name in ("output", "adapter_output", "checkpoint")):
         raise click.UsageError(
-            "Nothing would be left of the training: give --output trained.onnx, --checkpoint FILE,"
+            "The trained model would not be saved. Pass --output trained.onnx, --checkpoint FILE,"
             " or both."
         )
     if fit_options["adapter_output"] and not fit_options["lora"]:
         raise click.UsageError(
-            "--adapter-output writes the adapters of --lora, which is not given: add --lora rank=8."
+            "--adapter-output writes the adapters of --lora, but --lora is missing. Add --lora"
+            " rank=8."
         )
     if fit_options["validation_data"] and fit_options["validation_split"]:
-        raise click.UsageError("Give --validation-data or --validation-split, not both.")
+        raise click.UsageError("Pass --validation-data or --validation-split, not both.")
     number = fit_options.pop("ranks")
     fit_options = job.with_absolute_paths(fit_options)
     layout = None
     if fit_options["checkpoint"]:
         layout = job.CheckpointLayout(fit_options["checkpoint"])
     if ranks.to_launch(number):
-        job.trainer_settings(fit_options)  # refuses what is wrong before anything starts
+        job.trainer_settings(fit_options)  # raises errors of settings before anything starts
         if layout and not overwrite:
-            _delete_checkpoints(layout, overwrite)  # refuses those of an earlier training
+            _delete_checkpoints(layout, overwrite)  # raises an error if some exist
         ranks.launch(ctx.meta[ranks.ARGUMENTS], number)
     if layout and ranks.is_main():
         _delete_checkpoints(layout, overwrite)
@@ -288,9 +290,9 @@ def _delete_checkpoints(layout: job.CheckpointLayout, overwrite: bool) -> None:
     paths = layout.checkpoints()
     if paths and not overwrite:
         raise SettingError(
-            f"{str(layout.folder)!r} has a checkpoint of an earlier training, {paths[0].name}:"
-            " `onnxfit resume` goes on with it, --overwrite deletes it and begins anew; or give"
-            " this training another folder."
+            f"{str(layout.folder)!r} has a checkpoint of an earlier training, {paths[0].name}."
+            " Continue that training with `onnxfit resume`, delete its checkpoints with"
+            " --overwrite, or choose another folder."
         )
     for path in filter(is_checkpoint, paths):
         path.unlink()

@@ -28,7 +28,7 @@ __all__ = ["inspect"]
     type=click.Choice(SOURCES),
     default="auto",
     show_default=True,
-    help="Where gradients come from.",
+    help="The source of the gradients.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(model: str, weights: tuple[str, ...], gradient: str, as_json: bool) -> None:

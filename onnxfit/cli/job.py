@@ -32,7 +32,7 @@ from onnxfit.files import write_atomically
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
-Options = dict[str, Any]  # of `onnxfit fit`, by click's names, with the values that were given
+Options = dict[str, Any]  # options of `onnxfit fit`, by click's names, with the given values
 WRITTEN_OPTIONS = ("csv", "output", "adapter_output", "tensorboard")
 PATH_OPTIONS = (
     "model",
@@ -43,7 +43,7 @@ PATH_OPTIONS = (
     "checkpoint",
     *WRITTEN_OPTIONS,
 )
-# passed on to Trainer as they are
+# Options passed unchanged to Trainer.
 TRAINER_OPTIONS = (
     "backend",
     "gradient",
@@ -60,9 +60,9 @@ TRAINER_OPTIONS = (
 class CheckpointLayout:
     """The files of `--checkpoint`: checkpoints whose names fill a template, and their options.
 
-    All lie in one folder. The template may be a folder, for one file `last.onnxfit`.
+    All files are in one folder. The template may be a folder, for one file `last.onnxfit`.
 
-    - `path`: the template of the checkpoints' names, with the folder.
+    - `path`: the template of the checkpoints' names, including the folder.
     - `interrupted`: the checkpoint that is written after Ctrl-C.
     - `options_path`: the JSON file with the options of the training.
     """
@@ -75,15 +75,15 @@ class CheckpointLayout:
         self.folder = path.parent
         if file_template.fields(str(self.folder)):
             raise SettingError(
-                "--checkpoint takes fields such as {epoch} in the name of the file, not of its"
-                f" folder; got {template!r}."
+                "--checkpoint may have fields such as {epoch} in the name of the file, but not of"
+                f" its folder, got {template!r}."
             )
         if path.suffix == ".onnx":
             raise SettingError(
-                f"--checkpoint writes a whole training state and no .onnx, got {template!r};"
-                " --output writes the model."
+                f"--checkpoint writes a training state, not an .onnx file, got {template!r}. Use"
+                " --output to write the model."
             )
-        # of the file, with fields by their names
+        # name of the file, with fields by their names
         name = "".join(text + (field or "") for text, field, _ in file_template.parts(path.name))
         self.interrupted = self.folder / (name if name == path.name else f"interrupted-{name}")
         self.options_path = self.folder / f"{name}.json"
@@ -103,7 +103,7 @@ class CheckpointLayout:
         return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
 
     def write_options(self, fit_options: Options, *, finished: bool = False) -> None:
-        """Write the options, and whether the training is finished, beside the checkpoints."""
+        """Write the options, and whether the training is finished, next to the checkpoints."""
         if not ranks.is_main():
             return
         contents = {"onnxfit": "fit", "finished": finished, "options": fit_options}
@@ -114,8 +114,8 @@ class CheckpointLayout:
 def read_options(path: Path) -> tuple[Options, bool]:
     """Return the options of the training at `path`, and whether it is finished.
 
-    `path` is one of its checkpoints, or the folder of them. CheckpointError where there are no
-    options, or those of several trainings.
+    `path` is one of its checkpoints, or their folder. CheckpointError: the folder has no options,
+    or options of several trainings.
     """
     folder = path if path.is_dir() else path.parent
     candidates = []
@@ -129,37 +129,38 @@ def read_options(path: Path) -> tuple[Options, bool]:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue  # not a file of `onnxfit fit`
     if len(candidates) != 1:
-        problem = "has none"
+        problem = "has no such options"
         if candidates:
             names = ", ".join(options_path.name for options_path, *_ in candidates)
-            problem = f"has those of {len(candidates)} ({names}): name a checkpoint"
+            problem = f"has options of {len(candidates)} trainings ({names}). Name a checkpoint"
         raise CheckpointError(
-            f"`onnxfit fit --checkpoint` notes its options beside its checkpoints; {str(folder)!r}"
-            f" {problem}."
+            "`onnxfit fit --checkpoint` saves its options next to its checkpoints, but"
+            f" {str(folder)!r} {problem}."
         )
     ((_, fit_options, finished),) = candidates
     return fit_options, finished
 
 
 def _layout(fit_options: Options, folder: Path) -> CheckpointLayout:
-    """Return the layout of options found in `folder`, which may have been moved there.
+    """Return the checkpoint layout of options found in `folder`, which may have been moved.
 
-    Of the noted path only the name counts. CheckpointError where that is no name of a file.
+    Only the name in the saved path counts. CheckpointError: this name is not the name of a file.
     """
     folder = folder.resolve()
     layout = CheckpointLayout(str(folder / CheckpointLayout(fit_options["checkpoint"]).path.name))
-    if layout.folder != folder:  # the name is `..`, or that of a folder
+    if layout.folder != folder:  # the name is `..`, or names a folder
         raise CheckpointError(
-            f"The options in {str(folder)!r} name no file there: --checkpoint"
-            f" {fit_options['checkpoint']!r}."
+            f"The options in {str(folder)!r} have --checkpoint {fit_options['checkpoint']!r}, which"
+            " does not name a file in this folder."
         )
     return layout
 
 
 def paths_outside(fit_options: Options) -> list[str]:
-    """Return the options whose files are written outside two folders, each with a path.
+    """Return the options, each with its path, whose files would be outside the allowed folders.
 
-    The two are the folder of `--checkpoint` and the working directory, links resolved.
+    The allowed folders are the folder of `--checkpoint` and the working directory, with symbolic
+    links resolved.
     """
     layout = CheckpointLayout(fit_options["checkpoint"])
     roots = [Path(os.path.realpath(root)) for root in (layout.folder, os.curdir)]
@@ -169,7 +170,7 @@ def paths_outside(fit_options: Options) -> list[str]:
 
     named = [name for name in WRITTEN_OPTIONS if fit_options[name]]
     written = [(f"--{name.replace('_', '-')}", Path(fit_options[name])) for name in named]
-    # Links in the folders of checkpoints and TensorBoard would lead their files to other places.
+    # Symbolic links in the folders of checkpoints and TensorBoard would redirect their files.
     for path in layout.folder.glob("*"):
         if path.is_symlink() and (path == layout.options_path or layout.matches(path)):
             written.append(("--checkpoint", path))
@@ -177,16 +178,16 @@ def paths_outside(fit_options: Options) -> list[str]:
         for name in ADAPTER_FILES:
             path = Path(fit_options["adapter_output"]) / name
             written += [("--adapter-output", path)] if path.is_symlink() else []
-    # A folder that is outside is refused itself. Searching it could take as long as searching "/".
+    # A folder that is itself outside is not searched, because it could be as large as "/".
     if fit_options["tensorboard"] and not is_outside(Path(fit_options["tensorboard"])):
-        # Runs are folders below, and TensorBoard itself passes over files that are links.
+        # Runs are subfolders, and TensorBoard itself skips files that are links.
         below = Path(fit_options["tensorboard"]).glob("*")
         written += [("--tensorboard", path) for path in below if path.is_symlink()]
     return [f"{option} {os.fspath(path)!r}" for option, path in written if is_outside(path)]
 
 
 def with_absolute_paths(fit_options: Options) -> Options:
-    """Return options that mean the same in another working folder."""
+    """Return options that mean the same in another working directory."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -203,10 +204,10 @@ def with_absolute_paths(fit_options: Options) -> Options:
 
 
 def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None = None) -> None:
-    """Train as the options say, and print the loss and metrics.
+    """Train with the given options, and print the loss and metrics.
 
-    The training begins from the checkpoint `start`, if there is one. After Ctrl-C the state is
-    saved where the options have a checkpoint, and the process exits with 130.
+    If the checkpoint `start` is given, training continues from it. After Ctrl-C the state is saved
+    if the options have a checkpoint, and the process exits with 130.
     """
     layout = None
     if fit_options["checkpoint"]:
@@ -238,7 +239,7 @@ def _trainer(fit_options: Options) -> Trainer:
 
 
 def _loaded(start: Path, fit_options: Options) -> Trainer:
-    """Return the Trainer of a checkpoint, with the teacher that the checkpoint does not hold."""
+    """Return the Trainer of a checkpoint, with the teacher, which a checkpoint does not contain."""
     teacher = fit_options["teacher"]
     if teacher is None:
         return Trainer.load(start)
@@ -247,7 +248,7 @@ def _loaded(start: Path, fit_options: Options) -> Trainer:
 
 
 def trainer_settings(fit_options: Options) -> dict[str, Any]:
-    """Return the arguments of Trainer; an error for names and settings that do not exist."""
+    """Return the arguments of Trainer. UnknownNameError: a name or setting does not exist."""
     return {
         "weights": list(fit_options["weights"]) or None,
         "loss": settings.parse_loss(fit_options["loss"]),
@@ -296,7 +297,7 @@ def _fit(
 ) -> History:
     """Train until the end, or until a signal ends the process."""
     interruption = Interruption()
-    # One of several ranks may be told to end while it saves what a signal to another has stopped.
+    # A rank may get a signal while it saves the state after a signal to another rank.
     with interruption.listening():
         try:
             return trainer.fit(
@@ -319,7 +320,7 @@ def _print_report(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Print the loss and metrics of the last epoch, or of the best with early stopping."""
+    """Print the loss and metrics of the last epoch, or of the best epoch with early stopping."""
     epochs = history.epoch
     best = len(epochs) - 1
     if stopping and stopping.best_epoch in epochs:
@@ -355,8 +356,8 @@ class Interrupted(KeyboardInterrupt):
 class Interruption(Callback):
     """Callback that stops training after a signal, at the end of the batch or validation.
 
-    A second signal stops at once, wherever the process is. Of several ranks, all stop at the same
-    batch, whichever of them received a signal.
+    A second signal stops the process at once. With several ranks, all stop at the same batch, no
+    matter which rank received the signal.
     """
 
     # Loggers are called for the same batch or epoch when training is resumed.
@@ -364,11 +365,11 @@ class Interruption(Callback):
     ranks: ClassVar[str | None] = "all"
 
     def __init__(self) -> None:
-        self.signal = 0  # of this process
+        self.signal = 0  # number of the signal that this process received
         self._signal_of_all = 0
 
     def reads_batch(self, batch: int) -> bool:
-        # Until an update, each of several ranks accumulates gradients of its own.
+        # Between updates, the ranks have different accumulated gradients.
         if (batch + 1) % self.trainer.accumulate == 0:
             self._signal_of_all = ranks.signal_of_all(self.signal)
         return self._signal_of_all != 0
@@ -377,7 +378,7 @@ class Interruption(Callback):
         self._raise(self.signal if self.trainer.world_size == 1 else self._signal_of_all)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        # At the end of the last epoch, training ends without an interruption.
+        # After the last epoch, training ends normally, so there is nothing to interrupt.
         if not self.trainer.stop_training and epoch + 1 < self.params["epochs"]:
             self._raise(ranks.signal_of_all(self.signal))
 
@@ -387,7 +388,7 @@ class Interruption(Callback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Catch signals inside the block, except those that the process ignores (nohup)."""
+        """Catch signals inside the block, except signals that the process ignores (nohup)."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         numbers = [signal.SIGINT, signal.SIGTERM] if in_main_thread else []
         handlers = {number: signal.getsignal(number) for number in numbers}
@@ -410,19 +411,19 @@ class Interruption(Callback):
 def _save_and_exit(
     trainer: Trainer, fit_options: Options, layout: CheckpointLayout | None, number: int
 ) -> NoReturn:
-    """Save the state, say how to go on, and exit as a process that the signal ended."""
+    """Save the state, print how to continue, and exit with the status of a signal."""
     if layout and trainer.is_main:
         path = layout.interrupted
         trainer.save(path)
         option = " --allow-paths-outside" if paths_outside(fit_options) else ""
         if trainer.world_size > 1:
             option += f" --ranks {trainer.world_size}"
-        ranks.say(f"Interrupted; the state is in {path}. To go on:")
+        ranks.say(f"Interrupted. The training state was saved to {path}. To continue:")
         ranks.say(f"  onnxfit resume {shlex.quote(str(path))}{option}")
     elif not layout:
         ranks.say(
-            "Interrupted; nothing is saved. With --checkpoint FILE, `onnxfit resume` could go on"
-            " from here."
+            "Interrupted. Nothing was saved. With --checkpoint FILE, `onnxfit resume` could"
+            " continue from here."
         )
     ranks.wait_for_main("the end of an interrupted fit")
     raise SystemExit(128 + number)

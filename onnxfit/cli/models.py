@@ -36,9 +36,9 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def model_of(path: str) -> onnx.ModelProto:
-    """Return the model of a .onnx, or the trained one of a checkpoint.
+    """Return the model of a .onnx, or the trained model of a checkpoint.
 
-    Outputs that are no tensors are left out. ModelError where none remains.
+    Outputs that are not tensors are left out. ModelError: no output remains.
     """
     model = (
         checkpoint.load(path, WITHOUT_CODE).trained_model()
@@ -47,14 +47,14 @@ def model_of(path: str) -> onnx.ModelProto:
     )
     tensors = [value for value in model.graph.output if value.type.HasField("tensor_type")]
     if not tensors:
-        raise ModelError(f"No output of {path} is a tensor.")
+        raise ModelError(f"{path} has no output that is a tensor.")
     del model.graph.output[:]
     model.graph.output.extend(tensors)
     return model
 
 
 def write_edited(source: str, output: Path, model: onnx.ModelProto) -> None:
-    """Write a model that was made of the file `source`, and say how many weights it has now."""
+    """Write a model that was made from the file `source`, and print its number of weights."""
     write_model(output, model)
     count = len(all_weights(to_ir(model)))
     click.echo(f"{source} -> {output}: {count} weight{'s' if count != 1 else ''}")
@@ -65,8 +65,8 @@ def predict(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return a dict output -> array with a row for each row of `x`.
 
-    The model is run as it is, so that it needs neither weights nor a loss nor gradients. DataError
-    for an output whose sizes differ between batches, which no array holds.
+    The model is run unchanged, so it needs neither weights nor a loss nor gradients. DataError: the
+    sizes of an output differ between batches, so that no array can hold all rows.
     """
     target = Device.parse(device)
     session = BoundSession(
@@ -82,21 +82,22 @@ def predict(
 
 
 def _one_array(name: str, outputs: npt.NDArray[Any] | list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the outputs of all batches. DataError if they did not fit into one array."""
+    """Return the outputs of all batches. DataError: they do not fit into one array."""
     if isinstance(outputs, list):
         sizes = sorted({array.shape[1:] for array in outputs})
         raise DataError(
-            f"No array holds all rows of output {name!r}: its sizes differ between batches, such as"
-            f" {sizes[0]} and {sizes[-1]}. Predict in Python, where Trainer.predict returns a list."
+            f"The rows of output {name!r} do not fit into one array: its sizes differ between"
+            f" batches, such as {sizes[0]} and {sizes[-1]}. Use Trainer.predict in Python, which"
+            " returns a list."
         )
     return outputs
 
 
 def require_loss(trainer: Trainer) -> Trainer:
-    """Return the trainer; SettingError if it has no loss, before its data is read."""
+    """Return the trainer. SettingError, before its data is read: it has no loss."""
     if not trainer.objectives and all(v.name != LOSS for v in trainer.model.graph.output):
         raise SettingError(
-            f"The model has no output {LOSS!r} of its own. Name a loss, such as --loss"
+            f"No loss was given, and the model has no output {LOSS!r}. Pass a loss, such as --loss"
             " cross_entropy."
         )
     return trainer

@@ -17,7 +17,7 @@ __all__ = ["ops"]
 @click.option("--markdown", is_flag=True, help="Print the page docs/operators.md.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def ops(operators: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """List the operators of ONNX and how each is differentiated: all, or those in OPERATORS.
+    """List how the operators of ONNX are differentiated: all operators, or only OPERATORS.
 
     \b
     onnxfit ops
@@ -25,7 +25,7 @@ def ops(operators: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     """
     if markdown and (operators or as_json):
         raise click.UsageError(
-            "--markdown prints the whole page: it goes with neither OPERATORS nor --json."
+            "--markdown prints the whole page and cannot be combined with OPERATORS or --json."
         )
     if markdown:
         click.echo(coverage.as_markdown(), nl=False)

@@ -23,8 +23,9 @@ data = click.option(
     type=EXISTING_FILE,
     help=(
         "The data: a .npz whose arrays have the names of the model's inputs and outputs, or X and"
-        " y, and perhaps sample_weight; a .csv of numbers under a line of names; or a .npy for each"
-        " array, X.npy before y.npy, by repeating this option. A .npy may be larger than memory."
+        " y, and optionally sample_weight; a .csv of numbers whose first line has the names; or,"
+        " by repeating this option, a .npy for each array, X.npy before y.npy. A .npy may be larger"
+        " than memory."
     ),
 )
 label = click.option(
@@ -32,8 +33,8 @@ label = click.option(
     multiple=True,
     metavar="COLUMN",
     help=(
-        "The column of a .csv with the labels; may be repeated. By default the one with the name of"
-        " the model's output, or y or label."
+        "The column of a .csv with the labels; may be repeated. By default the column with the name"
+        " of the model's output, or y or label."
     ),
 )
 loss = click.option(
@@ -71,13 +72,13 @@ device = click.option(
     default="cpu",
     show_default=True,
     metavar="NAME",
-    help="cpu, cuda, cuda:N, webgpu, openvino, ..., if the installed onnxruntime has it.",
+    help="cpu, cuda, cuda:N, webgpu, openvino, ..., if the installed onnxruntime supports it.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def print_figures(figures: Mapping[str, Any], as_json: bool) -> None:
-    """Print loss and metrics, one a line, or as one JSON object."""
+    """Print loss and metrics, one per line, or as one JSON object."""
     if as_json:
         click.echo(json.dumps(plain(figures), indent=2))
         return
@@ -93,7 +94,7 @@ def print_figures(figures: Mapping[str, Any], as_json: bool) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return nested figures in the types of JSON.
+    """Return nested figures as JSON values.
 
     Floats that are not finite become the strings NaN, Infinity and -Infinity.
     """

@@ -39,11 +39,10 @@ def predict(
     device: str,
     as_json: bool,
 ) -> None:
-    """Compute the outputs of MODEL, a .onnx or a checkpoint, for every row of the data, in its
-    order. Labels are ignored.
+    """Compute the outputs of MODEL, a .onnx or a checkpoint, for every row of the data, in order.
 
-    MODEL need not be one that can be trained. With --output, a line for each output says what was
-    written.
+    Labels are ignored. MODEL need not be trainable. With --output, the command prints a line for
+    each output that it wrote.
 
     \b
     onnxfit predict trained.onnx --data new.csv --output predictions.npy

@@ -1,4 +1,4 @@
-"""`onnxfit quantization-report`: what each layer of an integer model costs."""
+"""`onnxfit quantization-report`: the quantization error of each layer of an integer model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxfit.quantization.report import RANKINGS, check_suffix
 __all__ = ["quantization_report"]
 
 
-@click.command(short_help="Report what each layer of an integer model costs.")
+@click.command(short_help="Report the quantization error of each layer.")
 @click.argument("float_model", type=options.EXISTING_FILE)
 @click.argument("int_model", type=options.EXISTING_FILE)
 @options.data
@@ -29,26 +29,26 @@ __all__ = ["quantization_report"]
     multiple=True,
     metavar="[OUTPUT=]NAME",
     help=(
-        "Also report how much the loss rises: cross_entropy, mean_squared_error, ... (an unknown"
-        " name lists all); for several outputs OUTPUT=NAME, once for each. It needs labels."
+        "Also report how much this loss rises: cross_entropy, mean_squared_error, ... (an unknown"
+        " name lists all); for several outputs OUTPUT=NAME, once for each. The data needs labels."
     ),
 )
 @click.option(
     "--worst",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Print the names of the N worst layers, one a line, instead of the table.",
+    help="Print the names of the N worst layers, one per line, instead of the table.",
 )
 @click.option(
     "--by",
     type=click.Choice(RANKINGS),
-    help="What --worst compares, by default loss_increase, or alone_snr without a loss.",
+    help="The figure that --worst compares; by default loss_increase, or alone_snr without a loss.",
 )
 @click.option(
     "-o",
     "--output",
     type=options.NEW_FILE,
-    help="A file to write as well: .svg for a picture, .txt for the table with all rows.",
+    help="A file to write in addition: .svg for a picture, .txt for the table with all rows.",
 )
 @options.batch_size
 @config_option
@@ -65,9 +65,10 @@ def quantization_report(
     batch_size: int,
     as_json: bool,
 ) -> None:
-    """List the layers of INT_MODEL, which was made of FLOAT_MODEL, the worst first.
+    """List the layers of INT_MODEL, which was quantized from FLOAT_MODEL, the worst layer first.
 
-    INT_MODEL has QuantizeLinear and DequantizeLinear, as onnxruntime's quantize_static writes it.
+    INT_MODEL must have QuantizeLinear and DequantizeLinear, as onnxruntime's quantize_static writes
+    them.
 
     \b
     onnxfit quantization-report float.onnx int8.onnx --data test.npz --loss cross_entropy

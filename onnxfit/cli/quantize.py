@@ -1,4 +1,4 @@
-"""`onnxfit quantize`: a model with integers in the place of floats."""
+"""`onnxfit quantize`: convert a model's floats to integers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["quantize"]
 NONE = "none"
 
 
-@click.command(short_help="Turn a model's floats to integers.")
+@click.command(short_help="Convert a model's floats to integers.")
 @click.argument("model", type=options.EXISTING_FILE)
 @click.argument("data", nargs=-1, type=options.EXISTING_FILE)
 @options.label
@@ -35,27 +35,27 @@ NONE = "none"
     type=click.Choice([*INTEGER_TYPES]),
     default="int8",
     show_default=True,
-    help="The integers of the weights.",
+    help="The integer type of the weights.",
 )
 @click.option(
     "--activations",
     type=click.Choice([*ACTIVATIONS, NONE]),
     default="int8",
     show_default=True,
-    help="The integers of what the layers read and compute; none leaves it in float.",
+    help="The integer type of the layers' inputs and outputs; none leaves them in float.",
 )
 @click.option(
     "--per-channel/--no-per-channel",
     default=True,
     show_default=True,
-    help="A scale for each output channel of a weight, or one for the whole weight.",
+    help="Use a scale for each output channel of a weight, or one scale for the whole weight.",
 )
 @click.option(
     "--method",
     type=click.Choice([*METHODS]),
     default="minmax",
     show_default=True,
-    help="How the range of an activation follows from the data.",
+    help="How to find the range of an activation from the data.",
 )
 @click.option(
     "--exclude",
@@ -76,11 +76,11 @@ def quantize(
     exclude: tuple[str, ...],
     batch_size: int,
 ) -> None:
-    """Write MODEL with integers in the place of floats, four to eight times smaller.
+    """Write MODEL with integers instead of floats, which is four to eight times smaller.
 
-    DATA are some hundred rows like those of the model's use: a .npz, a .csv, or a .npy for each
-    input, as for `onnxfit predict`. The ranges of the activations are measured over them. Without
-    activations there are none.
+    DATA is a few hundred representative rows: a .npz, a .csv, or a .npy for each input, as for
+    `onnxfit predict`. The ranges of the activations are measured on DATA. With --activations none,
+    DATA is not needed.
 
     \b
     onnxfit quantize model.onnx calibration.npz -o model.int8.onnx

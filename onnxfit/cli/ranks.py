@@ -1,7 +1,7 @@
-"""The processes (ranks) in which a command runs: `--ranks` starts them, and rank 0 speaks for all.
+"""The processes (ranks) in which a command runs: `--ranks` starts them, and rank 0 prints.
 
 A command that mpiexec started in several processes runs in each of them. Rank 0 prints and writes
-files. All ranks end together, with the exit status that one process would have.
+files. All ranks exit together, with the exit status of a single process.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from onnxfit.distributed.world import World
 from onnxfit.errors import InstallationError, SettingError
 
 ARGUMENTS = "onnxfit.arguments"  # in click's contexts: those of the whole command line
-# Commands that share their work among the ranks. The others run on rank 0 alone: a prediction, too,
-# uses all cores of one machine by its threads.
+# Commands that share their work among the ranks. Other commands run on rank 0 alone: a prediction,
+# for example, uses all cores of one machine through threads.
 SHARED_COMMANDS = ("fit", "resume", "evaluate")
-# The variable with the folder in which `--ranks` and rank 0 leave each other messages. Signals
-# cannot serve: mpiexec answers Ctrl-C by killing the ranks, and it comments on an exit status.
+# The variable with the folder in which `--ranks` and rank 0 exchange messages. Signals would not
+# work: mpiexec answers Ctrl-C by killing the ranks, and prints comments on an exit status.
 FOLDER = "ONNXFIT_RANKS_FOLDER"
 SIGNAL, STATUS = "signal", "status"  # files in that folder, each with a number
-# Seconds in which the ranks that have the same error arrive at it.
+# Seconds within which all ranks with the same error raise it.
 SECONDS_BETWEEN_ERRORS = 5.0
-PAUSE = 0.005  # seconds between two looks at the other ranks
+PAUSE = 0.005  # seconds between two checks of the other ranks
 
 option = click.option(
     "--ranks",
@@ -52,17 +52,17 @@ option = click.option(
 
 
 def to_launch(ranks: int | None) -> bool:
-    """Return whether this process shall start `ranks` others; one that mpiexec started does not.
+    """Return whether this process must start `ranks` others; not if mpiexec started this process.
 
-    SettingError where mpiexec started another number.
+    SettingError: mpiexec started another number of processes.
     """
     if not is_launched(os.environ):
         return ranks is not None and ranks > 1
     launched = launched_ranks(os.environ)
     if ranks not in (None, launched):
         raise SettingError(
-            f"--ranks {ranks} cannot start processes, since mpiexec started this command in"
-            f" {launched}: leave out --ranks, or mpiexec."
+            f"--ranks {ranks} cannot start processes, because mpiexec already started this command"
+            f" in {launched} processes. Remove --ranks, or run the command without mpiexec."
         )
     return False
 
@@ -70,8 +70,8 @@ def to_launch(ranks: int | None) -> bool:
 def launch(arguments: Sequence[str], ranks: int) -> NoReturn:
     """Run onnxfit with these arguments in several processes, and exit with their status.
 
-    The first Ctrl-C, or request to terminate, is a message to rank 0, which saves the training. A
-    second one ends all ranks at once.
+    The first Ctrl-C, or request to terminate, sends a message to rank 0, which saves the training.
+    A second one ends all ranks at once.
     """
     if find_spec("mpi4py") is None:
         raise InstallationError('--ranks needs MPI: pip install "onnxfit[mpi]".')
@@ -91,14 +91,14 @@ def launch(arguments: Sequence[str], ranks: int) -> NoReturn:
         finally:
             del os.environ[FOLDER]
         noted = _number(Path(folder) / STATUS)
-    if received and status:  # the ranks were ended, and perhaps what they said was lost
+    if received and status:  # the ranks were killed, and their output may be lost
         click.echo("Interrupted.", err=True)
         noted = 128 + received[0]
     raise SystemExit(status if noted is None else noted)
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs onnxfit with these arguments, as this process was started."""
+    """Return the command that runs onnxfit with these arguments in the way of this process."""
     own = sys.orig_argv
     count = len(arguments)
     if count < len(own) and own[len(own) - count :] == list(arguments):
@@ -110,7 +110,7 @@ def command_line(arguments: Sequence[str]) -> list[str]:
 
 
 def is_main() -> bool:
-    """Return whether this process prints and writes files: rank 0, or one process alone."""
+    """Return whether this process prints and writes files: rank 0, or a single process."""
     return world_of().is_main
 
 
@@ -121,12 +121,12 @@ def say(message: str) -> None:
 
 
 def takes_part(command: str | None) -> bool:
-    """Return whether this process runs a command: rank 0 runs all, others those that share."""
+    """Return whether this process runs a command: rank 0 runs all, others only shared commands."""
     return command in SHARED_COMMANDS or is_main()
 
 
 def signal_of_all(own: int) -> int:
-    """Return a signal that a rank has received, 0 for none; the same on all ranks.
+    """Return a signal that any rank has received, 0 for none; the result is equal on all ranks.
 
     - `own`: the signal of this rank, 0 for none.
     """
@@ -142,15 +142,15 @@ def signal_of_all(own: int) -> int:
 
 
 def wait_for_main(name: str) -> None:
-    """Wait until rank 0 is here, too.
+    """Wait until rank 0 has reached this point.
 
-    - `name`: the place, for the messages of ranks that wait elsewhere.
+    - `name`: the name of this point, for the messages of ranks that wait at another point.
     """
     world_of().from_main(name, None)
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
-    """Run a command on one of several ranks, and exit. Messages and results are those of rank 0."""
+    """Run a command on one of several ranks, and exit. Only rank 0 prints messages and results."""
     world = _world()
     show: Callable[[], None] | None = None
     try:
@@ -170,16 +170,16 @@ def run(command: Callable[[], Any]) -> NoReturn:
 def _world() -> World:
     world = world_of()
     launched = launched_ranks(os.environ)
-    if world.size != launched:  # each would train alone, and write the same files
+    if world.size != launched:  # each process would train alone, and write the same files
         raise SystemExit(
-            f"Error: mpiexec started {launched} processes, which mpi4py does not connect: use the"
-            ' mpiexec of its MPI library. pip install "onnxfit[mpi]" brings both.'
+            f"Error: mpiexec started {launched} processes, but mpi4py does not connect them. Use"
+            ' the mpiexec of its MPI library: pip install "onnxfit[mpi]" installs both.'
         )
     return world
 
 
 def _finish(world: World, status: int, show: Callable[[], None] | None) -> NoReturn:
-    """Exit together with the other ranks; a rank that fails alone ends them."""
+    """Exit together with the other ranks; a rank that fails alone ends all others."""
     if show is not None and world.is_main:
         show()
     folder = Path(os.environ.get(FOLDER, os.devnull))
@@ -203,9 +203,9 @@ def _finish(world: World, status: int, show: Callable[[], None] | None) -> NoRet
 
 
 def _statuses(world: World, status: int, takes_note: bool) -> list[int] | None:
-    """Return the statuses of all ranks, and whether rank 0 leaves a note of them.
+    """Return the statuses of all ranks, and whether rank 0 writes them to a file.
 
-    None where this rank failed, and the others do something else.
+    The result is None if only this rank failed, while the others are still at work.
     """
     from mpi4py import MPI
 
@@ -213,7 +213,7 @@ def _statuses(world: World, status: int, takes_note: bool) -> list[int] | None:
     own[world.rank] = status
     own[-1] = world.is_main and takes_note
     everyone = np.zeros_like(own)
-    # The world's messages go by a duplicate of this communicator, and cannot meet these.
+    # The world uses a duplicate of this communicator, so its messages cannot mix with these.
     request = MPI.COMM_WORLD.Iallreduce(own, everyone)
     until = time.monotonic() + SECONDS_BETWEEN_ERRORS
     while not request.Test():
@@ -224,7 +224,7 @@ def _statuses(world: World, status: int, takes_note: bool) -> list[int] | None:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is no file, or nothing in it yet."""
+    """Return the number in a file, or None if the file does not exist or is still empty."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`onnxfit replace-head`: a new last layer for another number of classes."""
+"""`onnxfit replace-head`: replace the last layer for another number of classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxfit.cli.models import write_edited
 __all__ = ["replace_head"]
 
 
-@click.command(name="replace-head", short_help="Put a new last layer at the end of a model.")
+@click.command(name="replace-head", short_help="Replace the last layer of a model.")
 @click.argument("model", type=options.EXISTING_FILE)
 @click.argument("output", type=options.NEW_FILE)
 @click.option(
@@ -27,7 +27,7 @@ __all__ = ["replace_head"]
     "--of",
     "of_output",
     metavar="NAME",
-    help="The model's output that the layer computes. By default the only one.",
+    help="The model's output that the layer computes. By default the only output.",
 )
 @click.option(
     "--seed",
@@ -35,10 +35,10 @@ __all__ = ["replace_head"]
     default=0,
     show_default=True,
     metavar="N",
-    help="Decides the random weights of the new layer.",
+    help="The seed of the random weights of the new layer.",
 )
 def replace_head(model: str, output: Path, classes: int, of_output: str | None, seed: int) -> None:
-    """Write MODEL to OUTPUT with a new last layer, drawn at random.
+    """Write MODEL to OUTPUT with a new last layer, whose weights are random.
 
     \b
     onnxfit replace-head model.onnx flowers.onnx --classes 7

@@ -1,4 +1,4 @@
-"""`onnxfit resume`: go on with a training that was stopped."""
+"""`onnxfit resume`: continue a training that was stopped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import click
 from onnxfit.cli import job, options, ranks
 from onnxfit.cli.fit import fit
 from onnxfit.cli.models import WITHOUT_CODE
-from onnxfit.errors import CheckpointError
+from onnxfit.errors import CheckpointError, listed_names
 from onnxfit.files import NUMBER, TEXT, ValueType, list_of, optional, require_types
 from onnxfit.training import checkpoint
 
 __all__ = ["resume"]
 
-# options of `fit` that are not saved for `resume`, since they are for one call
+# Options of `fit` that are not saved for `resume`, because they apply to one call only.
 NOT_SAVED = {"overwrite", "quiet", "as_json", "ranks"}
 PATH = ValueType("a path", lambda value: TEXT.accepts(value) and "\0" not in value)
 TRUE_OR_FALSE = ValueType("true or false", lambda value: isinstance(value, bool))
@@ -25,7 +25,7 @@ TEXT_OR_NUMBER = ValueType(
 )
 
 
-@click.command(short_help="Go on with a training that was stopped.")
+@click.command(short_help="Continue a training that was stopped.")
 @click.argument(
     "path", type=click.Path(exists=True, path_type=Path), metavar="FOLDER_OR_CHECKPOINT"
 )
@@ -34,18 +34,18 @@ TEXT_OR_NUMBER = ValueType(
     "--epochs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Train up to N epochs in all, instead of as many as `fit` was told.",
+    help="Train up to N epochs in total, instead of the number given to `fit`.",
 )
 @click.option(
     "--allow-paths-outside",
     is_flag=True,
     help=(
-        "Write --output, --csv and --tensorboard where that `fit` did, even outside of the folder"
-        " of the checkpoints and the working directory."
+        "Write --output, --csv and --tensorboard to the same paths as `fit`, even outside of the"
+        " folder of the checkpoints and the working directory."
     ),
 )
 @ranks.option
-@click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress on standard error.")
 @options.as_json
 @click.pass_context
 def resume(
@@ -58,16 +58,16 @@ def resume(
     as_json: bool,
     **others: Any,
 ) -> None:
-    """Go on where `onnxfit fit --checkpoint` was stopped: by Ctrl-C, by a crash, or because it was
-    done and --epochs asks for more.
+    """Continue an `onnxfit fit --checkpoint` that was stopped by Ctrl-C or a crash, or a finished
+    one for more --epochs.
 
-    Training starts from the newest whole checkpoint of a folder, or from the one named, with the
-    options and data of that `fit`, which are noted beside it. On the CPU the trained model is then
-    the same, bit for bit, as if training had never been stopped; on another number of --ranks than
-    before, within rounding.
+    Training starts from the newest complete checkpoint of a folder, or from the given checkpoint,
+    with the options and data of that `fit`, which are saved next to it. On the CPU, the trained
+    model is bit for bit the same as if training had never stopped; with another number of --ranks,
+    it is the same within rounding.
 
-    The noted options are data and run no code. The model and data that they name are read, wherever
-    they are. Files are written, and replaced, in the folder of the checkpoints and in the working
+    The saved options are data and run no code. The model and data that they name are read from any
+    path. Files are written, and replaced, in the folder of the checkpoints and in the working
     directory only, unless --allow-paths-outside is given.
 
     \b
@@ -78,8 +78,8 @@ def resume(
     missing = known - NOT_SAVED - fit_options.keys()
     if missing:
         raise CheckpointError(
-            f"The options beside {str(path)!r} were noted by another onnxfit: they lack"
-            f" {', '.join(sorted(missing))}."
+            f"The options next to {str(path)!r} were saved by another version of onnxfit: they lack"
+            f" {listed_names(sorted(missing))}."
         )
     fit_options = {
         str(parameter.name): _checked(parameter, fit_options[str(parameter.name)], path)
@@ -89,14 +89,14 @@ def resume(
     outside = job.paths_outside(fit_options)
     if outside and not allow_paths_outside:
         raise CheckpointError(
-            f"The options beside {str(path)!r} write outside of that folder and of the working"
-            f" directory: {', '.join(outside)}. If you trust them, give --allow-paths-outside, or"
-            " start in the folder where the training was started."
+            f"The options next to {str(path)!r} would write files outside of this folder and of the"
+            f" working directory: {', '.join(outside)}. If you trust them, pass"
+            " --allow-paths-outside, or run the command where the training was started."
         )
     if finished and (epochs is None or epochs <= fit_options["epochs"]):
         raise CheckpointError(
-            "This training is finished: there is nothing to resume. --epochs N above"
-            f" {fit_options['epochs']} trains on."
+            "This training is finished, so there is nothing to resume. To train longer, pass"
+            f" --epochs N with N above {fit_options['epochs']}."
         )
     fit_options["epochs"] = epochs or fit_options["epochs"]
     if ranks.to_launch(others["ranks"]):
@@ -105,14 +105,15 @@ def resume(
     if path.is_dir():
         start = _newest(job.CheckpointLayout(fit_options["checkpoint"]))
     if not quiet:
-        message = f"From {start}." if start else "There is no checkpoint yet: from the beginning."
+        beginning = "No checkpoint was saved yet. Training starts from the beginning."
+        message = f"Training continues from {start}." if start else beginning
         ranks.say(message)
     job.run(fit_options, quiet=quiet, as_json=as_json, start=start)
 
 
 def _checked(parameter: click.Parameter, value: Any, path: Path) -> Any:
-    """Return a noted option as click would give it to `fit`; CheckpointError for another value."""
-    place = f"The options beside {str(path)!r}"
+    """Return a saved option as click gives it to `fit`. CheckpointError: the value is wrong."""
+    place = f"The options next to {str(path)!r}"
     is_path = parameter.name in job.PATH_OPTIONS
     entry = PATH if is_path else TEXT_OR_NUMBER
     if getattr(parameter, "is_flag", False):
@@ -121,7 +122,7 @@ def _checked(parameter: click.Parameter, value: Any, path: Path) -> Any:
     if not parameter.required and parameter.to_info_dict()["default"] is None:
         expected = optional(expected)
     require_types(place, {parameter.name: value}, {str(parameter.name): expected})
-    if is_path:  # a file is looked for when it is read: a checkpoint needs no model beside it
+    if is_path:  # whether a file exists is checked when it is read; some may not be needed
         return value
     try:
         return parameter.type_cast_value(click.Context(fit), value)
@@ -130,12 +131,12 @@ def _checked(parameter: click.Parameter, value: Any, path: Path) -> Any:
 
 
 def _newest(layout: job.CheckpointLayout) -> Path | None:
-    """Return the newest checkpoint that is whole, or None."""
+    """Return the newest complete checkpoint, or None."""
     for path in layout.checkpoints():
         try:
             checkpoint.load(path, WITHOUT_CODE)
         except CheckpointError as error:
-            ranks.say(f"Warning: {error} It is skipped.")
+            ranks.say(f"Warning: {error} This checkpoint is skipped.")
         else:
             return path
     return None

@@ -1,4 +1,4 @@
-"""Losses, metrics, penalties, optimizers and schedules from the text of an option.
+"""Losses, metrics, penalties, optimizers and schedules, parsed from the text of an option.
 
 The text is NAME, or NAME:SETTING=VALUE,SETTING=VALUE.
 """
@@ -19,20 +19,20 @@ from onnxfit.registry import registry
 
 
 def parse_loss(texts: Sequence[str]) -> Any:
-    """Return the argument `loss` of Trainer, from NAME, or OUTPUT=NAME for each of several."""
+    """Return the argument `loss` of Trainer, from NAME, or OUTPUT=NAME for several outputs."""
     by_output: dict[str | None, Any] = {}
     for text in texts:
         output, name = _split_key(text)
         if output in by_output:
             raise SettingError(
-                f"--loss is given twice for {output or 'the output'}; several outputs are --loss"
-                " OUTPUT=NAME each."
+                f"--loss was given twice for {output or 'the output'}. For several outputs, pass"
+                " --loss OUTPUT=NAME once for each."
             )
         by_output[output] = _instance("loss", name, losses.Loss) if ":" in name else name
     if len(by_output) > 1 and None in by_output:
         raise SettingError(
-            "--loss is one NAME for the only output, or OUTPUT=NAME for each of several; got"
-            f" {' and '.join(texts)}."
+            "--loss must be one NAME for the only output, or OUTPUT=NAME for each of several"
+            f" outputs, got {' and '.join(texts)}."
         )
     return by_output.get(None, by_output or None)
 
@@ -46,8 +46,8 @@ def parse_metrics(texts: Sequence[str]) -> Any:
         by_output.setdefault(output, []).append(metric)
     if len(by_output) > 1 and None in by_output:
         raise SettingError(
-            "--metrics is NAME for the only output, or OUTPUT=NAME for each of several; got"
-            f" {' and '.join(texts)}."
+            "--metrics must be NAME for the only output, or OUTPUT=NAME for each of several"
+            f" outputs, got {' and '.join(texts)}."
         )
     return by_output.get(None, by_output)
 
@@ -55,7 +55,7 @@ def parse_metrics(texts: Sequence[str]) -> Any:
 def parse_penalty(texts: Sequence[str]) -> Any:
     """Return the argument `penalty` of Trainer.
 
-    A text is NUMBER (L2) or l1:NUMBER for every weight, or PATTERN=... for those that match.
+    A text is NUMBER (L2) or l1:NUMBER for every weight, or PATTERN=... for weights that match.
     """
     by_pattern: dict[str, Any] = {}
     for text in texts:
@@ -67,14 +67,14 @@ def parse_penalty(texts: Sequence[str]) -> Any:
             number = None
         if number is None or factor is None:
             raise SettingError(
-                "--penalty is [PATTERN=]NUMBER, [PATTERN=]l1:NUMBER or [PATTERN=]l2:NUMBER, got"
-                f" {text!r}."
+                "--penalty must be [PATTERN=]NUMBER, [PATTERN=]l1:NUMBER or [PATTERN=]l2:NUMBER,"
+                f" got {text!r}."
             )
         terms = by_pattern.setdefault(pattern or "*", {})
         kind = factor[1] or "l2"
         if kind in terms:
             raise SettingError(
-                f"--penalty is given twice for {pattern or 'every weight'}: {text!r}."
+                f"--penalty was given twice for {pattern or 'every weight'}: {text!r}."
             )
         terms[kind] = number
     # The first pattern that matches a weight applies, so "*" comes last.
@@ -90,7 +90,7 @@ def parse_optimizer(text: str, learning_rate: str | None) -> optimizers.Optimize
     try:
         rate: Any = float(learning_rate)
     except ValueError:
-        rate = _instance("schedule, and no number,", learning_rate, schedules.Schedule)
+        rate = _instance("schedule or number", learning_rate, schedules.Schedule)
     return dataclasses.replace(optimizer, learning_rate=rate)
 
 
@@ -118,7 +118,7 @@ def parse_lora(texts: Sequence[str]) -> list[LoRA] | None:
     for text in texts:
         settings = _settings(text, "--lora", known)
         if "target" in settings and not isinstance(settings["target"], tuple):
-            settings["target"] = str(settings["target"])  # a name may be a number
+            settings["target"] = str(settings["target"])  # a name may look like a number
         adapters.append(LoRA(**settings))
     return adapters or None
 
@@ -127,14 +127,14 @@ def _split_key(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:
     """Return the KEY of [KEY=]VALUE, or None, and the VALUE."""
     match = re.fullmatch(rf"(?:({key})=)?(.+)", text, re.DOTALL)
     if match is None:
-        raise SettingError("A name is missing: the text is empty.")
+        raise SettingError("The value of the option is empty. Expected a name.")
     return match[1], match[2]
 
 
 def _instance(kind: str, text: str, base: Any) -> Any:
     """Return an instance of the class that `text` names, with its settings.
 
-    UnknownNameError for names and settings that do not exist.
+    UnknownNameError: a name or setting does not exist.
     """
     name, _, entries = text.partition(":")
     known = registry(base.__module__, base)
@@ -148,15 +148,17 @@ def _instance(kind: str, text: str, base: Any) -> Any:
     except TypeError as error:
         # a setting without a default is missing, or a value is of another type
         raise SettingError(
-            f"{text!r} does not make a {kind}: {error}. Settings: {', '.join(allowed)}."
+            f"{text!r} is not a valid {kind}: {error}. Its settings are {', '.join(allowed)}."
         ) from None
 
 
 def _settings(text: str, name: str, allowed: Sequence[str], before: str = "") -> dict[str, Any]:
-    """Return the settings that SETTING=VALUE,SETTING=VALUE stands for.
+    """Return the settings in a text SETTING=VALUE,SETTING=VALUE.
 
-    - `name`: the name of the object that they belong to.
-    - `before`: the text before them in the option.
+    - `text`: the text of the settings.
+    - `name`: the name of the object with these settings.
+    - `allowed`: the names of its settings.
+    - `before`: the text before the settings in the option.
     """
     settings = {}
     for entry in re.split(r",(?![^\[]*\])", text) if text else []:
@@ -165,14 +167,14 @@ def _settings(text: str, name: str, allowed: Sequence[str], before: str = "") ->
             raise UnknownNameError(f"setting of {name}", setting, allowed)
         if not equals:
             raise SettingError(
-                f"{before + text!r} gives {setting} no value: {before}{setting}=VALUE."
+                f"{before + text!r} gives {setting} no value. Pass {before}{setting}=VALUE."
             )
         settings[setting] = _value(value)
     return settings
 
 
 def _value(text: str) -> Any:
-    """Return a number, true, false, null or [list] as JSON has them; anything else is text."""
+    """Return the value of a text: a number, true, false, null or [list] of JSON, or else text."""
     try:
         value = json.loads(text)
     except ValueError:

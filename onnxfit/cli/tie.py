@@ -1,4 +1,4 @@
-"""`onnxfit tie`: one weight for several layers."""
+"""`onnxfit tie`: share one weight among several layers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnxfit.cli.models import write_edited
 __all__ = ["tie"]
 
 
-@click.command(short_help="Let a weight train as one with another.")
+@click.command(short_help="Share one weight among several layers.")
 @click.argument("model", type=options.EXISTING_FILE)
 @click.argument("output", type=options.NEW_FILE)
 @click.argument("pairs", nargs=-1, required=True, metavar="NAME=OTHER...")
 def tie(model: str, output: Path, pairs: tuple[str, ...]) -> None:
-    """Write MODEL to OUTPUT with the weight OTHER, or its transposed, in the place of NAME.
+    """Write MODEL to OUTPUT with the weight NAME replaced by OTHER, or by its transpose.
 
     \b
     onnxfit tie model.onnx tied.onnx lm_head.weight=embedding.weight
@@ -27,6 +27,6 @@ def tie(model: str, output: Path, pairs: tuple[str, ...]) -> None:
     for pair in pairs:
         name, equals, other = pair.partition("=")
         if not (name and equals and other):
-            raise click.BadParameter(f"{pair!r} is not of the form NAME=OTHER.")
+            raise click.BadParameter(f"Expected NAME=OTHER, got {pair!r}.")
         weights[name] = other
     write_edited(model, output, editing.tie(model, weights))

@@ -21,14 +21,14 @@ __all__ = ["untie"]
     multiple=True,
     metavar="PATTERN",
     help=(
-        "A shared tensor's name or pattern; may be repeated, !PATTERN excludes. By default all that"
-        " do not look shared on purpose, as the table of an embedding does."
+        "A shared tensor's name or pattern; may be repeated, !PATTERN excludes. By default all"
+        " shared tensors, except those that look shared on purpose, such as an embedding table."
     ),
 )
 def untie(model: str, output: Path, names: tuple[str, ...]) -> None:
     """Write MODEL to OUTPUT with a copy of each shared weight for each layer that reads it.
 
-    Exporters write equal tensors once, such as the zero biases of a network before its training.
+    Exporters write equal tensors only once, such as the zero biases of an untrained network.
 
     \b
     onnxfit untie model.onnx own.onnx

@@ -1,9 +1,9 @@
-"""Data: arrays, loaders and iterables become batches that fit the model's inputs.
+"""Data: conversion of arrays, loaders and iterables to batches that fit the model's inputs.
 
 Data that does not fit raises a DataError, which says why.
 
-To add a kind of data, add a module with its classes in `__all__`. `fit` finds a `Source` there, and
-asks it which data it accepts; a `Loader` is accepted without a source of its own.
+To add a kind of data, add a module with its classes in `__all__`. `fit` finds each `Source` there,
+and asks it which data it accepts. A `Loader` needs no source of its own.
 """
 
 from onnxfit.data.adapter import DataAdapter

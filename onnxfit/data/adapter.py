@@ -1,4 +1,4 @@
-"""The data adapter, which matches data with a model's inputs and labels, and converts it."""
+"""The data adapter, which matches data with a model's inputs and labels, and converts the data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LABEL_KEYS = ("label", "labels", "y")  # names that data sets have for their onl
 
 @dataclass(frozen=True)
 class MatchedData:
-    """Data matched with a model, neither read nor checked yet.
+    """Data matched with a model, but neither read nor checked yet.
 
     `inputs` maps each input's name, and `labels` each output's name, to the value passed for it.
     """
@@ -54,7 +54,7 @@ class MatchedData:
         return [*self.inputs.items(), *labels, *weights]
 
     def map(self, function: Callable[[str, Any], Any]) -> MatchedData:
-        """Return the same with `function(name, value)` in the place of each value."""
+        """Return a copy with each value replaced by `function(name, value)`."""
         weights = self.sample_weight
         return MatchedData(
             {name: function(name, value) for name, value in self.inputs.items()},
@@ -72,25 +72,27 @@ class ConvertedData:
     scalars: Columns
 
     def signature(self, rows: int) -> str:
-        """Return the names, types and shapes of a batch of so many rows, as one string."""
+        """Return the names, types and shapes of a batch of `rows` rows, as one string."""
         return signature_of(self.columns, self.scalars, rows)
 
 
 class DataAdapter:
-    """Fits data to a model: matches it with inputs and labels by name, checks it and casts it.
+    """Adapter of data to a model: it matches data by name with inputs and labels, checks and casts.
 
     - `inputs`: the TensorSpecs of the model's inputs, in the model's order.
     - `targets`: a dict output -> Target of the outputs that need labels, in the model's order.
       Prediction and calibration ignore it.
     - `purpose`: "training", "validation", "evaluation", "prediction" or "calibration". Messages
       name it; loaders shuffle for training only; prediction and calibration ignore labels and
-      sample weights. Prediction accepts NaN, and calibration refuses infinite numbers, too.
-    - `seed`: decides the order of rows where they are shuffled. A loader's own seed comes first.
+      sample weights. Prediction accepts NaN; calibration also rejects infinite numbers.
+    - `seed`: the seed of the order of rows, if they are shuffled. A loader's own seed takes
+      precedence.
     - `class_weight`: a dict class number -> weight, for a model with one output that needs labels.
     - `ranks`: processes that share each batch. A model with a fixed batch dimension of b rows then
       needs batches of b * ranks rows.
 
-    SettingError: class weights that are no finite numbers, or are for another number of outputs.
+    SettingError: the class weights are not finite numbers, or the model does not have exactly one
+    output that needs labels.
     """
 
     @check_arguments
@@ -116,8 +118,9 @@ class DataAdapter:
     def shared_by(self, ranks: int, *, converts_shares: bool = False) -> DataAdapter:
         """Return an adapter for batches that `ranks` processes share.
 
-        - `converts_shares`: `batch` and `matched_batch` get the share of one rank, not the rows of
-          all.
+        - `ranks`: the number of processes.
+        - `converts_shares`: whether `batch` and `matched_batch` get the share of one rank instead
+          of the rows of all ranks.
         """
         adapter = copy(self)
         adapter.ranks = ranks
@@ -140,20 +143,20 @@ class DataAdapter:
           once. Arrays on disk (`np.memmap`, paths of .npy and .npz files), `ParquetLoader`,
           `ImageFolder`, Hugging Face datasets, objects with `__len__` and `__getitem__` of
           batches, iterables of batches and functions that return an iterator are checked and cast
-          batch by batch. `Prefetch` of data that gives batches does the same in a thread.
-        - `y`, `sample_weight`: labels and weights beside arrays. Data that gives batches brings its
-          own.
-        - `batch_size`: rows of a batch, where the data does not come in batches.
-        - `shuffle`: give the rows of arrays, and batches that have numbers, a new order every
-          epoch. Iterables keep their own order, and loaders decide by themselves.
+          batch by batch. `Prefetch` does the same in a thread, for data that comes in batches.
+        - `y`, `sample_weight`: labels and weights for arrays. Data that comes in batches contains
+          its own.
+        - `batch_size`: rows of a batch, if the data does not come in batches.
+        - `shuffle`: give the rows of arrays, and batches that can be indexed, a new order every
+          epoch. Iterables keep their own order, and loaders have their own setting.
 
-        DataError: the data does not fit the model. SettingError: arguments that exclude each other.
+        DataError: the data does not fit the model. SettingError: two arguments exclude each other.
         """
         source_type = source_class(x)
         if source_type is None:
             kind = "None" if x is None else f"of type {type(x).__name__}"
             raise DataError(
-                f"The {self.purpose} data is {kind}: expected arrays, a dict or list of arrays, an"
+                f"The {self.purpose} data is {kind}. Expected arrays, a dict or list of arrays, an"
                 " onnxfit.DataLoader, an iterable of batches, or a function that returns an"
                 " iterator of batches."
             )
@@ -168,7 +171,7 @@ class DataAdapter:
 
     @property
     def fixed_input(self) -> TensorSpec | None:
-        """The first input whose batch dimension is a number, or None."""
+        """First input whose batch dimension is a number, or None."""
         return next(
             (spec for spec in self.inputs if spec.shape and isinstance(spec.shape[0], int)), None
         )
@@ -176,30 +179,30 @@ class DataAdapter:
     def batch(self, item: Any) -> Batch:
         """Return the batch for an item of a loader or an iterable.
 
-        - `item`: `(x,)`, `(x, y)`, `(x, y, sample_weight)`, an array, or a dict of inputs with the
-          labels beside them.
+        - `item`: `(x,)`, `(x, y)`, `(x, y, sample_weight)`, an array, or a dict of inputs that also
+          contains the labels.
 
-        DataError where it does not fit the model.
+        DataError: the item does not fit the model.
         """
         elements: Sequence[Any] = (item,)
         if isinstance(item, (tuple, list)):
             if not 1 <= len(item) <= 3:
                 raise DataError(
-                    f"a batch is (x,), (x, y) or (x, y, sample_weight), got {len(item)} items. "
-                    "Several inputs are a tuple or dict inside: ((a, b), y)."
+                    "a batch must be (x,), (x, y) or (x, y, sample_weight), got a tuple of"
+                    f" {len(item)} items. Pass several inputs as a tuple or dict: ((a, b), y)."
                 )
             elements = item
         return self.matched_batch(self.match(*elements))
 
     def matched_batch(self, matched: MatchedData) -> Batch:
-        """Return a batch of `matched`, the result of `match`. DataError where it does not fit."""
+        """Return a batch of `matched`, the result of `match`. DataError: it does not fit."""
         data = self.convert(matched)
         rows = data.rows
         self._check_fixed_rows(rows)
         return Batch(rows, data.signature(rows), data.columns, data.scalars, slice(0, rows))
 
     def _check_fixed_rows(self, rows: int) -> None:
-        """DataError where the model's batch dimension is fixed at another number of rows."""
+        """Raise DataError if the model's batch dimension is fixed at another number of rows."""
         fixed = self.fixed_input
         if fixed is None or fixed.shape is None:
             return
@@ -211,16 +214,16 @@ class DataAdapter:
         kind = "share of a batch" if self._converts_shares else "batch"
         shares = "" if self.ranks == 1 else f" ({each} for each of {self.ranks} ranks)"
         raise DataError(
-            f"the batch dimension of input {fixed} is fixed, and this {kind} has {rows} rows."
-            f" Make batches of {needed}{shares}, and leave out a shorter last one"
+            f"the batch dimension of input {fixed} is fixed, but this {kind} has {rows} rows."
+            f" Make batches of {needed} rows{shares}, and drop a shorter last batch"
             " (drop_last=True)."
         )
 
     def match(self, x: Any, y: Any = None, sample_weight: Any = None) -> MatchedData:
         """Match `x`, `y` and `sample_weight` with inputs and outputs, without reading them.
 
-        DataError for data that is missing, or that the model does not take. SettingError for sample
-        weights beside class weights.
+        DataError: data is missing, or the model does not take it. SettingError: there are both
+        sample weights and class weights.
         """
         x, y, sample_weight = self._split_dict(x, y, sample_weight)
         inputs = self._match_inputs(x)
@@ -229,13 +232,13 @@ class DataAdapter:
             sample_weight = self._without_targets("sample weights", None)
         if sample_weight is not None and self.class_weight is not None:
             raise SettingError(
-                "Give class_weight or sample_weight, not both: multiply the class weights into"
-                " sample_weight."
+                "Pass class_weight or sample_weight, not both. To use both, multiply the class"
+                " weights into sample_weight."
             )
         return MatchedData(inputs, labels, sample_weight)
 
     def convert(self, matched: MatchedData) -> ConvertedData:
-        """Check and cast `matched`, the result of `match`. DataError where it does not fit."""
+        """Check and cast `matched`, the result of `match`. DataError: it does not fit."""
         inputs = [in_shape(as_array(matched.inputs[spec.name], spec), spec) for spec in self.inputs]
         labels = {
             output: as_array(value, _label_name(output)) for output, value in matched.labels.items()
@@ -266,12 +269,12 @@ class DataAdapter:
     def _convert_inputs(
         self, arrays: Sequence[Array], values: Mapping[str, Any]
     ) -> tuple[list[tuple[str, Array]], list[tuple[str, Array]]]:
-        """Return the inputs with rows and those without, in the types of the graph."""
+        """Return the inputs with rows and the inputs without rows, in the types of the graph."""
         columns: list[tuple[str, Array]] = []
         scalars: list[tuple[str, Array]] = []
         narrowed: list[str] = []
         for spec, array in zip(self.inputs, arrays):
-            # A list of numbers has no element type, so that nothing is narrowed.
+            # A list of numbers has no element type, so no warning about narrowing applies.
             typed = hasattr(values[spec.name], "__array__") and array.ndim
             if typed and narrows(array.dtype, spec.dtype):
                 narrowed.append(f"{spec.name!r} is {array.dtype} and was converted to {spec.dtype}")
@@ -281,7 +284,8 @@ class DataAdapter:
         if narrowed and not self._warned:
             self._warned = True
             warn_user(
-                f"{'; '.join(narrowed)}. Convert once with astype to save time and silence this."
+                f"{'; '.join(narrowed)}. Convert the data once with astype, which saves time and"
+                " silences this warning."
             )
         return columns, scalars
 
@@ -291,7 +295,7 @@ class DataAdapter:
         for output, array in labels.items():
             if not array.ndim:
                 raise DataError(
-                    f"{_label_name(output)} is a single number, expected one label a row."
+                    f"{_label_name(output)} is a single number. Expected one label per row."
                 )
             array = in_c_order(self.targets[output].prepare(array))
             self._check_numbers(array, _label_name(output))
@@ -299,19 +303,22 @@ class DataAdapter:
         return columns
 
     def _check_numbers(self, array: Array, name: object) -> None:
-        """DataError for NaN, except in prediction; in calibration also for infinite numbers.
+        """Raise DataError for NaN, except in prediction; in calibration also for infinite numbers.
 
-        A model may handle NaN, but a gradient of NaN is NaN, and so is a range of values.
+        A model may handle NaN in prediction. In training and calibration, NaN would spread to the
+        gradients and to the ranges of values.
         """
         if self.purpose == "prediction" or not is_float(array.dtype) or not array.size:
             return
-        # The minimum is NaN if any element is, and computing it needs no array of booleans.
+        # The minimum is NaN if any element is NaN, and computing it needs no array of booleans.
         if np.isnan(array.min()):
             rows = np.isnan(array).reshape(len(array) if array.ndim else 1, -1)
-            raise DataError(f"{name} is NaN in row {int(rows.any(axis=1).argmax())}.")
+            raise DataError(f"{name} has NaN in row {int(rows.any(axis=1).argmax())}.")
         if self.purpose == "calibration" and np.isinf((array.min(), array.max())).any():
             rows = np.isinf(array).reshape(len(array) if array.ndim else 1, -1)
-            raise DataError(f"{name} is infinite in row {int(rows.any(axis=1).argmax())}.")
+            raise DataError(
+                f"{name} has an infinite number in row {int(rows.any(axis=1).argmax())}."
+            )
 
     def _split_dict(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """Return x, y and sample_weight, with labels and weights taken out of a dict of inputs."""
@@ -360,8 +367,8 @@ class DataAdapter:
             return {} if y is None else self._without_targets("labels", {})
         if y is None:
             raise DataError(
-                f"The {self.purpose} data has no labels, and the loss of"
-                f" {', '.join(map(repr, self.targets))} needs them: pass y, or batches (x, y)."
+                f"The {self.purpose} data has no labels, but the loss of"
+                f" {', '.join(map(repr, self.targets))} needs labels. Pass y, or batches (x, y)."
             )
         outputs = {target.input: output for output, target in self.targets.items()}
         labels = {
@@ -370,20 +377,20 @@ class DataAdapter:
         }
         if set(labels) != set(self.targets):
             raise DataError(
-                f"The labels are for {', '.join(map(repr, labels)) or 'nothing'}; "
-                f"the outputs with a loss are {', '.join(map(repr, self.targets))}."
+                f"The labels are for {', '.join(map(repr, labels)) or 'no output'}, but the"
+                f" outputs with a loss are {', '.join(map(repr, self.targets))}."
             )
         return {output: labels[output] for output in self.targets}
 
     def _without_targets(self, kind: str, default: T) -> T:
         """Return `default` in prediction and calibration, which ignore labels and weights.
 
-        DataError otherwise, since they would be lost silently.
+        DataError, for other purposes: labels or weights would be ignored silently.
         """
         if self.purpose not in WITHOUT_LABELS:
             raise DataError(
-                f"The model computes its own loss, so that {kind} have no place: feed them as"
-                f" inputs. The inputs are {'; '.join(map(str, self.inputs))}."
+                f"The model computes its own loss and cannot use {kind} from y or sample_weight."
+                f" Pass them as inputs. The inputs are {'; '.join(map(str, self.inputs))}."
             )
         return default
 
@@ -397,6 +404,6 @@ def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise SettingError(
-                f"{type(data).__name__} gives batches, which bring their own labels and weights:"
-                f" leave out {name}."
+                f"{type(data).__name__} gives batches, which must contain their labels and weights."
+                f" Remove the argument {name}."
             )

@@ -1,4 +1,4 @@
-"""Columns of Parquet and Arrow files, read by pyarrow a group of rows at a time."""
+"""Columns of Parquet and Arrow files, read with pyarrow one group of rows at a time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import as_array
 from onnxfit.data.optional import import_optional
-from onnxfit.errors import DataError
+from onnxfit.errors import DataError, listed_names
 
 
 class ColumnFile(ABC):
     """A file of columns, with its rows in groups.
 
-    The file is opened for every group anew, so that there may be any number of files.
+    The file is opened again for every group, so that the number of files is not limited.
 
-    - `names`: all columns of the file; `columns`: those that are read.
-    - `groups`, `rows`: how many there are.
+    - `names`: all columns of the file; `columns`: the columns to read.
+    - `groups`, `rows`: the number of groups and of rows.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class ColumnFile(ABC):
     def read(self, group: int, max_rows: int) -> Iterator[dict[str, Array]]:
         """Yield the columns of a group, in tables of at most `max_rows` rows.
 
-        DataError for columns that are not numbers.
+        DataError: a column does not consist of numbers.
         """
         with file_errors(self.path):
             for batch in self.record_batches(group, max_rows):
@@ -48,7 +48,7 @@ class ColumnFile(ABC):
 
     @abstractmethod
     def record_batches(self, group: int, max_rows: int) -> Iterator[Any]:
-        """Yield the group in record batches, of about `max_rows` rows where the format allows."""
+        """Yield the group in record batches of about `max_rows` rows, if the format allows it."""
 
 
 class ParquetFile(ColumnFile):
@@ -73,8 +73,8 @@ class ParquetFile(ColumnFile):
 class ArrowFile(ColumnFile):
     """An Arrow file in the IPC format, whose groups are its record batches.
 
-    The file is mapped into memory, so that only the bytes of the columns asked for are read, unless
-    they are compressed.
+    The file is mapped into memory. Unless it is compressed, only the bytes of the requested columns
+    are read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,9 +102,9 @@ FORMATS: dict[str, type[ParquetFile] | type[ArrowFile]] = {
 
 
 def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) -> list[ColumnFile]:
-    """Return the files, and those in the folders, of which `columns` will be read.
+    """Return the files, including the files in the folders, whose `columns` will be read.
 
-    DataError where a file lacks a column, or there are no rows.
+    DataError: a file lacks a column, or there are no rows.
     """
     file_paths: list[Path] = []
     for path in map(Path, paths):
@@ -115,30 +115,32 @@ def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) ->
     files: list[ColumnFile] = []
     for path in file_paths:
         if path.suffix not in FORMATS:
-            raise DataError(f"{str(path)!r} is none of {', '.join(FORMATS)}.")
+            raise DataError(
+                f"The suffix of {str(path)!r} is unknown. Expected one of {', '.join(FORMATS)}."
+            )
         with file_errors(path):
             file = FORMATS[path.suffix](path)
         missing = [name for name in columns if name not in file.names]
         if missing:
             raise DataError(
-                f"{str(path)!r} has no column {', '.join(map(repr, missing))}; it has"
-                f" {', '.join(map(repr, file.names))}."
+                f"{str(path)!r} has no column {', '.join(map(repr, missing))}. Its columns are"
+                f" {listed_names(map(repr, file.names), missing[0])}."
             )
         file.columns = columns
         files.append(file)
     if not any(file.rows for file in files):
         raise DataError(
-            f"No rows in {', '.join(repr(str(path)) for path in paths) or 'no files'}"
-            f" ({', '.join(FORMATS)})."
+            f"Found no rows in {listed_names(repr(str(path)) for path in paths) or 'no files'}."
+            f" Files that can be read are {', '.join(FORMATS)}."
         )
     return files
 
 
 def lists(file: ColumnFile, group: int, max_rows: int) -> Iterator[tuple[Array, Array]]:
-    """Yield the lists in the only column of a group, whatever their lengths.
+    """Yield the lists of any length in the only column of a group.
 
-    They come in tables of about `max_rows` lists, as the values of all lists and the length of
-    each. DataError for a column without lists, and for nulls.
+    Each item has about `max_rows` lists, as the values of all these lists and the length of each.
+    DataError: the column does not contain lists, or has nulls.
     """
     compute = import_optional("pyarrow.compute", "parquet", "pyarrow")
     (name,) = file.columns
@@ -147,10 +149,10 @@ def lists(file: ColumnFile, group: int, max_rows: int) -> Iterator[tuple[Array, 
         for batch in file.record_batches(group, max_rows):
             column = batch.column(name)
             if not _is_list(column):
-                raise DataError(f"{title} has {column.type}, expected a list in each row.")
+                raise DataError(f"{title} has type {column.type}. Expected a list in each row.")
             values = column.flatten()
             if column.null_count or values.null_count:
-                raise DataError(f"{title} has nulls: fill them, or leave these rows out.")
+                raise DataError(f"{title} has nulls. Fill them, or remove these rows.")
             lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
             yield as_array(values.to_numpy(zero_copy_only=False), title), lengths
 
@@ -171,7 +173,7 @@ def _numbers(column: Any, name: str) -> Array:
     shape = [len(column)]
     while True:
         if column.null_count:
-            raise DataError(f"{name} has nulls: fill them, or leave these rows out.")
+            raise DataError(f"{name} has nulls. Fill them, or remove these rows.")
         if hasattr(column, "to_numpy_ndarray"):  # tensors of one shape
             array = column.to_numpy_ndarray()
             return as_array(array.reshape(*shape, *array.shape[1:]), name)
@@ -193,7 +195,7 @@ def _is_list(column: Any) -> bool:
 
 
 def _list_lengths(column: Any, name: str) -> list[int]:
-    """Return the one length of the lists in a column, if it has any. DataError for several."""
+    """Return the common length of the lists in a column, if any. DataError: the lengths differ."""
     compute = import_optional("pyarrow.compute", "parquet", "pyarrow")
     lengths: list[int] = compute.unique(compute.list_value_length(column)).to_pylist()
     if len(lengths) > 1:

@@ -1,7 +1,7 @@
 """Random changes to the images of a training epoch, by a library or by built-in functions.
 
-Every image gets a random generator of its own, made of the seed, the epoch and its row, so that a
-fit that resumes sees the same images as one that was never interrupted.
+Every image gets its own random generator, derived from the seed, the epoch and its row. A resumed
+fit therefore sees the same images as an uninterrupted fit.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from onnxfit.data.optional import import_optional
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.registry import shortened
 
-# An augmentation of images (height, width, channels) of uint8. Its generator is named by a string,
-# since NumPy imports its random numbers when they are first asked for.
+# An augmentation of uint8 images (height, width, channels). The type of its generator is a string,
+# because NumPy imports its module of random numbers only when it is first used.
 Augmentation = Callable[[Array, "np.random.Generator"], Any]
 
-LEAST_SIDE = 0.7  # of a cropped image, as a fraction of the whole one
-STREAM = 1  # tells the random numbers of images from those of the order of rows
+LEAST_SIDE = 0.7  # of a cropped image, as a fraction of the original side
+STREAM = 1  # separates the random numbers of images from those of the order of rows
 MAX_SEED = 2**32
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by the number of channels
-# One thread at a time may seed the generators that belong to the whole process.
+# Only one thread at a time may seed the generators of the whole process.
 _process_generators = threading.Lock()
 
 
 def get_augmentation(augment: Any) -> Augmentation:
-    """Return the function that `augment` means: a name, a function, a transform, or a list of them.
+    """Return the function for `augment`, which is a name, a function, a transform or a list.
 
-    SettingError for anything else.
+    SettingError: `augment` is something else.
     """
     if isinstance(augment, str):
         return _by_name(augment)
@@ -51,8 +51,8 @@ def get_augmentation(augment: Any) -> Augmentation:
             return _Torchvision(augment)
         return _Function(augment)
     raise SettingError(
-        "augment is a name, a function of an image, a transform of albumentations or torchvision,"
-        f" or a list of them, got {shortened(augment)}."
+        "augment must be a name, a function of an image, a transform of albumentations or"
+        f" torchvision, or a list of them, got {shortened(augment)}."
     )
 
 
@@ -67,17 +67,17 @@ def _by_name(name: str) -> Augmentation:
 
 
 def flip(image: Array, rng: np.random.Generator) -> Array:
-    """Return the image with left and right exchanged, in one of two cases."""
+    """Return the image with left and right exchanged, with probability 1/2."""
     return image[:, ::-1] if rng.random() < 0.5 else image
 
 
 def flip_vertical(image: Array, rng: np.random.Generator) -> Array:
-    """Return the image with top and bottom exchanged, in one of two cases."""
+    """Return the image with top and bottom exchanged, with probability 1/2."""
     return image[::-1] if rng.random() < 0.5 else image
 
 
 def crop(image: Array, rng: np.random.Generator) -> Array:
-    """Return a part of the image at a random place, of its proportions."""
+    """Return a random part of the image with the same proportions."""
     share = rng.uniform(LEAST_SIDE, 1)
     height, width = (max(1, math.ceil(share * size)) for size in image.shape[:2])
     top = rng.integers(image.shape[0] - height + 1)
@@ -86,7 +86,7 @@ def crop(image: Array, rng: np.random.Generator) -> Array:
 
 
 class _Sequence:
-    """Augmentations one after the other."""
+    """Several augmentations, applied one after the other."""
 
     def __init__(self, augmentations: list[Augmentation]) -> None:
         self.augmentations = augmentations
@@ -98,12 +98,12 @@ class _Sequence:
 
 
 class _Albumentations:
-    """A transform of albumentations, whose generators are its own."""
+    """A transform of albumentations, which has its own random generators."""
 
     def __init__(self, transform: Any) -> None:
         if not hasattr(transform, "set_random_state"):
             raise SettingError(
-                "augment needs an albumentations whose transforms have set_random_state: pip"
+                "augment needs a newer albumentations, whose transforms have set_random_state: pip"
                 " install --upgrade albumentations."
             )
         self.transform = transform
@@ -145,8 +145,8 @@ class _Function:
         ]
         if len(required) > 2:
             raise SettingError(
-                "augment is called with (image), or with (image, rng), which"
-                f" {getattr(function, '__name__', function)!r} does not take."
+                "augment must be a function that takes (image) or (image, rng), but"
+                f" {getattr(function, '__name__', function)!r} takes other arguments."
             )
         self.takes_generator = len(required) == 2
 
@@ -160,19 +160,19 @@ class _Function:
 def augmented(
     augmentation: Augmentation, image: Array, seed: int, epoch: int, row: int, file: str
 ) -> Array:
-    """Return an image as it is in an epoch, a pure function of seed, epoch and row.
+    """Return the augmented image of an epoch, a pure function of seed, epoch and row.
 
     - `image`: uint8 of shape `(height, width, channels)`.
-    - `file`: its name, for messages.
+    - `file`: the name of the image's file, for messages.
 
-    DataError where the augmentation fails, or returns no image.
+    DataError: the augmentation fails, or its result is not an image.
     """
     rng = np.random.default_rng([seed % 2**64, epoch % 2**64, row, STREAM])
     try:
         return checked_image(augmentation(image, rng), image.shape[2])
     except DataError as error:
         raise DataError(f"{error} The image is {file!r}.") from None
-    except Exception as error:  # each library raises its own
+    except Exception as error:  # each library raises its own errors
         raise DataError(f"augment failed on {file!r}: {type(error).__name__}: {error}") from error
 
 
@@ -188,16 +188,17 @@ def checked_image(result: Any, channels: int) -> Array:
         array = array[..., None]
     if array.ndim != 3 or array.shape[2] != channels or not array.size:
         raise DataError(
-            f"augment returned shape {array.shape}, expected an image (height, width, {channels})."
+            f"augment returned an array of shape {array.shape}. Expected an image of shape (height,"
+            f" width, {channels})."
         )
     if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
         array = np.rint(array * 255).astype(np.uint8)
     if array.dtype != np.uint8:
-        # NaN is neither the least nor the greatest value.
+        # A comparison with NaN is False, so NaN fails this check too.
         raise DataError(
-            f"augment returned {array.dtype} from {array.min():g} to {array.max():g}, expected"
-            " uint8, or floats from 0 to 1. ImageFolder(mean=, std=) normalizes, since validation"
-            " images need it, too."
+            f"augment returned {array.dtype} values from {array.min():g} to {array.max():g}."
+            " Expected uint8, or floats from 0 to 1. To normalize images, use ImageFolder(mean=,"
+            " std=), which normalizes validation images too."
         )
     return array
 

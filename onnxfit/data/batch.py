@@ -19,12 +19,12 @@ class Target(Protocol):
 
     @property
     def input(self) -> str:
-        """The name of the graph input that takes the labels."""
+        """Name of the graph input that takes the labels."""
 
     def prepare(self, y: Array) -> Array:
         """Return the labels `y`, one row per sample, in the shape and type that the loss expects.
 
-        DataError where they do not fit.
+        DataError: the labels do not fit.
         """
 
 
@@ -35,12 +35,12 @@ class Batch:
     - `rows`: the number of rows.
     - `signature`: a string that is equal for two batches of the same names, types and shapes. It
       is a string because a string caches its hash.
-    - `columns`: pairs (graph input, array) of the arrays that have rows. `index` selects this
-      batch's rows of them.
+    - `columns`: pairs (graph input, array) of the arrays that have rows. `index` selects the rows
+      of this batch.
     - `scalars`: pairs (graph input, array) of inputs of rank 0, which are the same for every row.
     - `index`: a slice, or an array of row numbers.
-    - `whole_rows`: the number of rows of the batch of all ranks, where this is the share of one
-      rank; a share may have 0 rows. None where this is the whole batch.
+    - `whole_rows`: if this batch is the share of one rank, the number of rows of the batch of all
+      ranks; a share may have 0 rows. None if this is the whole batch.
     """
 
     rows: int
@@ -57,8 +57,8 @@ class Batch:
     def write(self, buffers: Mapping[str, Array]) -> None:
         """Copy this batch's rows into `buffers`, a dict graph input -> array to write.
 
-        Each buffer has the shape and type of the array it takes. Arrays without a buffer of their
-        name are left out, and other buffers stay as they are.
+        Each buffer has the shape and type of the array written to it. Arrays without a buffer of
+        their name are not written, and other buffers do not change.
         """
         index = self.index
         if isinstance(index, slice):
@@ -68,7 +68,7 @@ class Batch:
         else:
             for name, array in self.columns:
                 if name in buffers:
-                    # "clip" lets numpy write without a buffer of its own; no index is out of range
+                    # "clip" lets numpy write without an internal buffer; no index is out of range
                     array.take(index, 0, buffers[name], "clip")
         for name, array in self.scalars:
             if name in buffers:
@@ -76,6 +76,6 @@ class Batch:
 
 
 def signature_of(columns: Columns, scalars: Columns, rows: int) -> str:
-    """Return the names, types and shapes of a batch of so many rows, as one string."""
+    """Return the names, types and shapes of a batch of `rows` rows, as one string."""
     shapes = (f"{name}:{a.dtype.str}{(rows, *a.shape[1:])}" for name, a in columns)
     return ";".join((*shapes, *(f"{name}:{a.dtype.str}()" for name, a in scalars)))

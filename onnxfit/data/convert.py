@@ -1,4 +1,4 @@
-"""Conversion of one array to the numbers, shape, type and layout that an input of a graph needs."""
+"""Conversion of one array to the numbers, shape, type and layout of a graph's input."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from onnxfit.graph.spec import TensorSpec
 
 
 def as_array(value: Any, name: object) -> Array:
-    """Return `value` as an array of numbers or booleans. DataError for anything else."""
+    """Return `value` as an array of numbers or booleans. DataError: it is something else."""
     if isinstance(value, np.ma.MaskedArray):
         raise DataError(
-            f"{name} is a masked array, whose mask would be lost: fill it first, array.filled(0)."
+            f"{name} is a masked array, whose mask would be lost. Fill it first: array.filled(0)."
         )
     if hasattr(value, "toarray"):
         raise DataError(
-            f"{name} is sparse ({type(value).__name__}), and models take dense arrays: pass"
+            f"{name} is sparse ({type(value).__name__}), but models take dense arrays. Pass"
             " .toarray()."
         )
     try:
         array = np.asarray(value)
-    except Exception as error:  # numpy, torch and others each raise their own
+    except Exception as error:  # numpy, torch and others each raise their own errors
         raise DataError(
-            f"{name} cannot become one array (rows of different lengths?): {error}"
+            f"{name} cannot be converted to one array (rows of different lengths?): {error}"
         ) from error
     # bfloat16 and similar types have kind "V".
     if array.dtype.kind in "biuf" or (array.dtype.kind == "V" and array.dtype.type is not np.void):
@@ -36,13 +36,13 @@ def as_array(value: Any, name: object) -> Array:
         array.dtype.kind, "text"
     )
     raise DataError(
-        f"{name} has element type {array.dtype} ({hint}): pass numbers; np.unique(...,"
-        " return_inverse=True)[1] numbers classes."
+        f"{name} has element type {array.dtype} ({hint}), but expected numbers. Convert class names"
+        " to numbers with np.unique(..., return_inverse=True)[1]."
     )
 
 
 def in_shape(array: Array, spec: TensorSpec) -> Array:
-    """Return the array with the rank of the input. DataError where its shape does not fit.
+    """Return the array with the rank of the input. DataError: its shape does not fit.
 
     The first dimension is the batch, of any size.
     """
@@ -51,7 +51,7 @@ def in_shape(array: Array, spec: TensorSpec) -> Array:
         return array
     if not shape:
         if array.size != 1:
-            raise DataError(f"{spec} is a single number, got an array of shape {array.shape}.")
+            raise DataError(f"{spec} must be a single number, got an array of shape {array.shape}.")
         return array.reshape(())
     if array.ndim and not len(array):
         return array  # the caller reports that there are no rows
@@ -59,14 +59,14 @@ def in_shape(array: Array, spec: TensorSpec) -> Array:
         array = array[..., None]
     if not _fits(array.shape, shape):
         raise DataError(
-            f"{spec} got an array of shape {array.shape}; the first dimension is the batch."
+            f"{spec} got an array of shape {array.shape}. The first dimension is the batch."
             + _channels_hint(array.shape, shape)
         )
     return array
 
 
 def _fits(sizes: Sequence[int], shape: Sequence[int | str | None]) -> bool:
-    """Return whether an array of these sizes is of the input's shape, apart from the batch."""
+    """Return whether an array of these sizes has the input's shape, apart from the batch."""
     return len(sizes) == len(shape) and not any(
         isinstance(expected, int) and expected != size
         for expected, size in zip(shape[1:], sizes[1:])
@@ -74,7 +74,7 @@ def _fits(sizes: Sequence[int], shape: Sequence[int | str | None]) -> bool:
 
 
 def _channels_hint(sizes: Sequence[int], shape: Sequence[int | str | None]) -> str:
-    """Return how to pass images whose channels are on another axis than the model's."""
+    """Return a hint for images whose channels are on another axis than in the model."""
     if len(sizes) != 4:
         return ""
     rows, a, b, c = sizes
@@ -82,14 +82,14 @@ def _channels_hint(sizes: Sequence[int], shape: Sequence[int | str | None]) -> s
         if _fits(moved, shape):
             axes = (0, 2, 3, 1) if last else (0, 3, 1, 2)
             return (
-                f" The model has the channels {'last' if last else 'first'}: pass"
-                f" x.transpose{axes}, or ImageFolder(..., channels_last={last})."
+                f" The model expects channels {'last' if last else 'first'}. Pass"
+                f" x.transpose{axes}, or use ImageFolder(..., channels_last={last})."
             )
     return ""
 
 
 def in_dtype(array: Array, spec: TensorSpec) -> Array:
-    """Return the array in the input's element type. DataError if more than precision is lost."""
+    """Return the array in the input's element type. DataError: more than precision is lost."""
     dtype = spec.dtype
     if array.dtype == dtype:
         return array
@@ -99,13 +99,13 @@ def in_dtype(array: Array, spec: TensorSpec) -> Array:
                 return array.astype(dtype)
         except FloatingPointError:
             raise DataError(
-                f"{spec} got {array.dtype} values beyond the range of {dtype}."
+                f"{spec} got {array.dtype} values outside the range of {dtype}."
             ) from None
     with np.errstate(invalid="ignore"):
         cast = array.astype(dtype)
     if array.dtype.kind != "b" and not np.array_equal(cast, array):
         raise DataError(
-            f"{spec} got {array.dtype} values that {dtype} cannot hold, such as"
+            f"{spec} got {array.dtype} values that {dtype} cannot represent, such as"
             f" {array[cast != array].flat[0]}."
         )
     return cast
@@ -122,11 +122,11 @@ def in_c_order(array: Array) -> Array:
 
 
 def narrows(dtype: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether a cast from `dtype` to `target` makes floats smaller."""
+    """Return whether a cast from `dtype` to `target` reduces the precision of floats."""
     return is_float(dtype) and is_float(target) and dtype.itemsize > target.itemsize
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether the type is one of floats, bfloat16 and similar types included."""
-    # The kind of those is "V", like that of int4, and NumPy is slow to say the name.
+    """Return whether the type is a float type, including bfloat16 and similar types."""
+    # bfloat16 and similar types have kind "V", as int4 has, and reading a dtype's name is slow.
     return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)

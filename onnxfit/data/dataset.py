@@ -1,4 +1,4 @@
-"""Hugging Face datasets, whose columns are named like the model's inputs and labels."""
+"""Hugging Face datasets, whose columns have the names of the model's inputs and labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DatasetSource"]
 
 
 class DatasetSource(RowSource, StreamSource):
-    """A `datasets.Dataset`: rows are selected by their numbers."""
+    """A `datasets.Dataset`, whose rows are selected by their numbers."""
 
     priority: ClassVar[int] = -20
 
@@ -43,7 +43,7 @@ class DatasetSource(RowSource, StreamSource):
 
 
 class IterableDatasetSource(StreamSource):
-    """A `datasets.IterableDataset`, which has an order of its own."""
+    """A `datasets.IterableDataset`, which determines its own order."""
 
     def __init__(self, adapter: DataAdapter, data: Any, batch_size: int) -> None:
         self.adapter = adapter
@@ -60,6 +60,6 @@ class IterableDatasetSource(StreamSource):
             f"a streamed dataset ({type(self._dataset).__name__})",
             self.purpose,
             share.size,
-            "its order may differ between them",
-            "Pass the dataset without streaming, whose rows have numbers",
+            "its order may differ between ranks",
+            "Pass the dataset without streaming",
         )

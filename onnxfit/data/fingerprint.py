@@ -1,4 +1,4 @@
-"""Fingerprints of arrays: cheap evidence that several processes have the same data."""
+"""Fingerprints of arrays: a cheap check that several processes have the same data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-MAX_BYTES_PER_END = 32 * 1024  # of the first rows, and of the last, in a checksum
+MAX_BYTES_PER_END = 32 * 1024  # a checksum covers this much of the first rows, and of the last
 
 
 def fingerprint_of(columns: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the columns' names, and for each its element type, its shape and a checksum.
-
-    They are JSON values.
+    """Return each column's name, element type, shape and checksum, as JSON values.
 
     - `columns`: pairs (name, array), or anything that NumPy reads as an array.
     """
@@ -38,7 +36,7 @@ def _describe(value: Any) -> list[Any]:
 
 
 def _checksum_of_ends(array: np.ndarray[Any, Any]) -> int:
-    """Return the checksum of the first and the last rows, or of parts of large rows."""
+    """Return the checksum of the first and the last rows, or of parts of them if they are large."""
     if not array.size:
         return 0
     if array.nbytes <= 2 * MAX_BYTES_PER_END:

@@ -20,7 +20,7 @@ from onnxfit.data.memory import count_training_rows
 from onnxfit.data.optional import import_optional
 from onnxfit.data.order import batch_indices, permutation
 from onnxfit.data.source import Splittable
-from onnxfit.errors import DataError, SettingError
+from onnxfit.errors import DataError, SettingError, listed_names
 from onnxfit.files import require_path
 from onnxfit.registry import check_arguments, shortened
 
@@ -29,52 +29,53 @@ __all__ = ["ImageFolder"]
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-# Pillow's names of these formats. It decodes others, some of them in programs that it starts.
+# Pillow's names of the allowed formats. For some other formats Pillow starts external programs.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 class ImageFolder(Loader, Splittable):
-    """Images in batches, each in the folder of its class: `root/cat/1.png` is of class "cat".
+    """Images in batches, from one folder per class: `root/cat/1.png` belongs to class "cat".
 
     Batches are `(x, y)`. `x` is float32 of shape `(batch, channels, height, width)`, with
     $(v / 255 - mean) / std$ for values $v$ from 0 to 255. `y` is int64 of shape `(batch,)`, the
-    index of the class in `classes`. A root without folders gives `(x,)`, its own images.
+    index of the class in `classes`. A root without folders gives `(x,)`, the images in the root.
 
     - `root`: the folder with a folder for each class. Images in subfolders count, too; names that
-      begin with a dot are skipped. A file is a BMP, GIF, JPEG, PNG, PPM, TIFF or WebP inside, too.
+      begin with a dot are skipped. The content of a file must be BMP, GIF, JPEG, PNG, PPM, TIFF or
+      WebP, too, not only its suffix.
     - `size`: (height, width) in pixels, to which images are scaled bilinearly.
     - `channels`: 1 (grey), 3 (RGB) or 4 (RGBA), to which images are converted.
     - `channels_last`: make batches of shape `(batch, height, width, channels)`, which models of
       Keras and TensorFlow expect.
     - `mean`, `std`: a number, or one for each channel, in units of the range [0, 1].
-    - `crop`: scale and cut out the middle, so that proportions are kept; otherwise images are
-      squeezed.
+    - `crop`: scale the image and cut out its center, which keeps the proportions. False stretches
+      the image to `size`.
     - `augment`: random changes to the images of training; validation, evaluation and prediction
-      see the images as they are. "flip" (left and right), "flip_vertical", "crop" (a part with 0.7
+      use the unchanged images. "flip" (left and right), "flip_vertical", "crop" (a part with 0.7
       to 1 of each side); a transform of albumentations or torchvision; a function that gets an
-      image, uint8 of shape `(height, width, channels)`, and returns one; or a list of these. The
-      changes come before the image is scaled to `size`, and may change its size.
-    - `classes`: the folders to read, in the order that numbers them. By default all, sorted.
-    - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
+      image, uint8 of shape `(height, width, channels)`, and returns an image; or a list of these.
+      The changes come before the image is scaled to `size`, and may change its size.
+    - `classes`: the folders to read, in the order of the class indices. By default all folders,
+      sorted by name.
+    - `batch_size`: rows of a batch, 1 or more. The last batch may be shorter, unless `drop_last`.
     - `shuffle`: give the images a new order every epoch, which depends on `(seed, epoch)` only.
       Evaluation and prediction keep the order of `files`.
-    - `seed`: an integer; None stands for the trainer's seed, and for 0 without a trainer.
+    - `seed`: an integer; None uses the trainer's seed, or 0 without a trainer.
     - `drop_last`: leave out a last batch that is shorter.
     - `prefetch`: batches that a background thread decodes ahead; 0 for no thread.
 
-    The attribute `files` lists the images, and `labels` has the index of each one's class.
+    The attribute `files` lists the images, and `labels` has the class index of each image.
 
     An augmented image depends on the seed, the epoch and its row only. Transforms of albumentations
-    are given their random numbers. For those of torchvision, and for a function `(image)`, the
-    global generators of Python, NumPy and torch are seeded and restored, so that with `prefetch` no
-    other thread should use them meanwhile. A function with two parameters, `(image, rng)`, gets a
-    NumPy Generator instead. Results are uint8, or floats from 0 to 1; normalize with `mean` and
-    `std`.
+    get their own random numbers. For transforms of torchvision, and for a function `(image)`, the
+    global generators of Python, NumPy and torch are seeded and then restored. With `prefetch`, no
+    other thread should use these generators at the same time. A function with two parameters,
+    `(image, rng)`, gets a NumPy Generator instead. Results must be uint8, or floats from 0 to 1;
+    normalize with `mean` and `std`.
 
-    DataError: no images; while batches are made, an image that cannot be decoded, or has more than
-    8 bits a channel, or that `augment` cannot change. The message names the file. SettingError: an
-    impossible setting.
-    InstallationError: Pillow is missing.
+    DataError: there are no images. DataError, while batches are made: an image cannot be decoded,
+    has more than 8 bits per channel, or `augment` fails; the message names the file. SettingError:
+    a setting is impossible. InstallationError: Pillow is missing.
 
         pictures = onnxfit.ImageFolder("pictures", (24, 32), mean=0.5, std=0.25, batch_size=16)
         trainer.fit(pictures, epochs=5)
@@ -104,10 +105,10 @@ class ImageFolder(Loader, Splittable):
         import_optional("PIL.Image", "images", "Pillow")
         if channels not in MODES:
             raise SettingError(
-                f"ImageFolder needs channels 1 (grey), 3 (RGB) or 4 (RGBA), got {channels}."
+                f"ImageFolder needs channels to be 1 (grey), 3 (RGB) or 4 (RGBA), got {channels}."
             )
         self.size = _checked_size(size)
-        self.channels = int(channels)  # True counts as 1
+        self.channels = int(channels)  # turns True into 1
         self.channels_last = bool(channels_last)
         self.crop = bool(crop)
         self._augmentation = None if augment is None else get_augmentation(augment)
@@ -132,16 +133,18 @@ class ImageFolder(Loader, Splittable):
         missing = [name for name in self.classes if name not in folders]
         if missing:
             raise DataError(
-                f"{str(self.root)!r} has no folder {', '.join(map(repr, missing))}; there are"
-                f" {', '.join(map(repr, folders))}."
+                f"{str(self.root)!r} has no folder {', '.join(map(repr, missing))}. Its folders are"
+                f" {listed_names(map(repr, folders), missing[0]) or 'none'}."
             )
         self.files, self.labels = self._find_images()
         if not self.files:
-            raise DataError(f"{str(self.root)!r} has no images ({', '.join(sorted(SUFFIXES))}).")
+            raise DataError(
+                f"{str(self.root)!r} has no images. Images end in {', '.join(sorted(SUFFIXES))}."
+            )
         super().__init__(len(self.files), batch_size, shuffle, seed, drop_last, prefetch)
 
     def fingerprint(self) -> dict[str, Any]:
-        root = os.fspath(self.root)  # which may differ among machines
+        root = os.fspath(self.root)  # left out, because it may differ among machines
         names = [os.fspath(path).removeprefix(root) for path in self.files]
         return {"files": checksum(*names), "classes": checksum(*self.classes)}
 
@@ -156,17 +159,16 @@ class ImageFolder(Loader, Splittable):
     def split(self, fraction: float, seed: int = 0) -> tuple[ImageFolder, ImageFolder]:
         """Return two loaders, for training and for validation, that share no image.
 
-        The images of validation are chosen at random, as many of each class as the fraction asks
-        for. They keep their order, and are not augmented. `fit(pictures, validation_split=0.2)`
-        does the same.
+        The validation images are chosen at random, the same fraction of each class. They keep their
+        order, and are not augmented. `fit(pictures, validation_split=0.2)` does the same.
 
-        - `fraction`: the fraction of the images that validates, above 0 and below 1.
-        - `seed`: decides the choice.
+        - `fraction`: the fraction of the images used for validation, above 0 and below 1.
+        - `seed`: the seed of the random choice.
 
-        SettingError: a fraction that leaves no image on one side.
+        SettingError: training or validation would get no image.
         """
         training_rows = count_training_rows(self.rows, fraction)
-        # The classes follow each other, so that equal steps take the same fraction of each.
+        # Rows are ordered by class, so equal steps take the same fraction of each class.
         order = np.arange(self.rows)
         for block, label in enumerate(np.unique(self.labels), 1):
             members = np.flatnonzero(self.labels == label)
@@ -183,7 +185,7 @@ class ImageFolder(Loader, Splittable):
         return training, validation
 
     def _select(self, chosen: Array) -> ImageFolder:
-        """Return a loader of the images where `chosen` is True, at its beginning."""
+        """Return a loader of the images where `chosen` is True, at the beginning of epoch 0."""
         loader = copy(self)
         loader.files = [file for file, wanted in zip(self.files, chosen) if wanted]
         loader.labels = self.labels[chosen] if self.classes else self.labels
@@ -191,7 +193,7 @@ class ImageFolder(Loader, Splittable):
         return loader
 
     def _find_images(self) -> tuple[list[Path], Array]:
-        """Return the images in the order of their classes, and the index of each one's class."""
+        """Return the images in the order of their classes, and the class index of each image."""
         if not self.classes:
             return _images(self.root, self.root.iterdir()), np.array([], np.int64)
         files: list[Path] = []
@@ -210,7 +212,7 @@ class ImageFolder(Loader, Splittable):
             yield (x, self.labels[rows]) if self.classes else (x,)
 
     def _read(self, row: int, epoch: int) -> Array:
-        """Return one image as an array of shape `(channels, height, width)`, or channels last."""
+        """Return an image as an array of shape `(channels, height, width)`, or channels last."""
         path = self.files[row]
         image = self._decode(path)
         if self._augmentation is not None:
@@ -232,7 +234,7 @@ class ImageFolder(Loader, Splittable):
         return scaled.transpose(1, 2, 0) if self.channels_last else scaled
 
     def _decode(self, path: Path) -> Any:
-        """Return the image of a file, as Pillow has it, with its channels."""
+        """Return a file's image as a Pillow image with the loader's number of channels."""
         images = import_optional("PIL.Image", "images", "Pillow")
         try:
             with images.open(path, formats=FORMATS) as file:
@@ -240,18 +242,18 @@ class ImageFolder(Loader, Splittable):
                 image = file.convert("RGBA") if file.mode == "P" else file
                 if image.mode[0] in "IF":
                     raise DataError(
-                        f"{str(path)!r} has more than 8 bits a channel (mode {image.mode}): convert"
-                        " it first."
+                        f"{str(path)!r} has more than 8 bits per channel (mode {image.mode})."
+                        " Convert it to 8 bits first."
                     )
                 return image.convert(MODES[self.channels])
         except DataError:
             raise
-        except Exception as error:  # each format's decoder raises its own
+        except Exception as error:  # each format's decoder raises its own errors
             raise DataError(f"{str(path)!r} cannot be read as an image: {error}") from error
 
 
 def _images(root: Path, paths: Iterator[Path]) -> list[Path]:
-    """Return the images in the order of their names, without those hidden below `root`."""
+    """Return the images in the order of their names, without hidden files and folders."""
     return sorted(
         path
         for path in paths
@@ -264,21 +266,21 @@ def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
     try:
         height, width = map(operator.index, size)
     except (TypeError, ValueError):
-        raise SettingError(f"ImageFolder needs size=(height, width), got {size!r}.") from None
+        raise SettingError(f"ImageFolder needs size to be (height, width), got {size!r}.") from None
     if min(height, width) < 1:
-        raise SettingError(f"ImageFolder needs a height and width of at least 1, got {size!r}.")
+        raise SettingError(f"ImageFolder needs size with a height and width >= 1, got {size!r}.")
     return height, width
 
 
 def _per_channel(name: str, value: float | Sequence[float], channels: int) -> Array:
-    """Return a setting as an array of shape `(channels, 1, 1)`. SettingError where it is none."""
+    """Return a setting as an array of shape `(channels, 1, 1)`. SettingError: it does not fit."""
     try:
         numbers = np.asarray(value, np.float32)
     except OverflowError:
         numbers = np.array([np.nan])
     if numbers.shape not in ((), (1,), (channels,)) or not np.isfinite(numbers).all():
         raise SettingError(
-            f"ImageFolder needs {name} to be a number, or one for each of {channels} channels, got"
+            f"ImageFolder needs {name} to be a number, or {channels} numbers, one per channel, got"
             f" {shortened(value)}."
         )
     return np.broadcast_to(numbers, channels).reshape(channels, 1, 1)

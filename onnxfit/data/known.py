@@ -1,4 +1,4 @@
-"""Single batches that skip the checks which an earlier batch like them has passed."""
+"""Single batches, which skip checks that an earlier batch of the same kind has passed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["KnownBatches"]
 ALL_ROWS = 2**62  # a batch size that no data set reaches
 MAX_KNOWN_BATCHES = 16
 
-# What the checks of names, shapes and types depend on, and the arrays that are looked at.
+# The key on which the checks of names, shapes and types depend, and the arrays to check.
 Passed = tuple[tuple[Any, ...], list[Array]]
 
 
@@ -52,13 +52,13 @@ class OneBatch(Source):
 
 @dataclass(frozen=True)
 class Column:
-    """The way of an array from the caller into a batch.
+    """The path of an array from the caller into a batch.
 
     - `input`: the graph input that takes the array.
-    - `position`: of the array among those that the caller passes.
-    - `target`: prepares the array; None where a batch takes the array as it is.
-    - `is_label`: whether the array is labels, which are finite.
-    - `shape`, `dtype`: of the array in the batch.
+    - `position`: the position of the array among the caller's arrays.
+    - `target`: prepares the array; None if the batch takes the array unchanged.
+    - `is_label`: whether the array contains labels, which must be finite.
+    - `shape`, `dtype`: shape and type of the array in the batch.
     """
 
     input: str
@@ -70,11 +70,11 @@ class Column:
 
 
 class KnownBatches:
-    """Makes single batches of data, with fewer checks for data like data that was checked before.
+    """Maker of single batches, with fewer checks for data of a kind that was checked before.
 
-    Data is alike if it has the same names, shapes and element types. Values (NaN, the range of
-    labels) are checked in every batch. The adapter checks everything for data of another kind:
-    sample weights, arrays that need a conversion or do not lie in C order, tables, loaders.
+    Data is of the same kind if it has the same names, shapes and element types. Values (NaN, the
+    range of labels) are checked in every batch. For all other data the adapter checks everything:
+    for sample weights, arrays that need a conversion or are not in C order, tables, and loaders.
 
     Several threads may use one object: an entry of `_known` never changes.
 
@@ -89,7 +89,8 @@ class KnownBatches:
     def source(self, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
         """Return a source of one batch with all rows of `x`, `y` and `sample_weight`.
 
-        If `x` gives batches, the source gives those. The errors are those of `DataAdapter.source`.
+        If `x` gives batches, the source gives the same batches. The errors are the same as of
+        `DataAdapter.source`.
         """
         passed = _passed(x, y) if sample_weight is None else None
         batch = self._batch(*passed) if passed is not None else None
@@ -101,7 +102,7 @@ class KnownBatches:
         return source
 
     def _batch(self, key: tuple[Any, ...], arrays: list[Array]) -> Batch | None:
-        """Return the batch of these arrays, or None where the adapter has to check them."""
+        """Return the batch of these arrays, or None if the adapter must check them."""
         known = self._known.get(key)
         if known is None:
             return None
@@ -127,7 +128,7 @@ class KnownBatches:
         """Remember how the adapter made `batch` of the arrays, unless it changed an input."""
         positions = {id(array): position for position, array in enumerate(arrays)}
         if len(positions) < len(arrays) or batch.scalars:
-            return  # an array that was passed twice has no position of its own
+            return  # an array that was passed twice has no unique position
         matched = self.adapter.match(x, y)
         values = dict(matched.inputs)
         targets: dict[str, Target] = {}
@@ -155,10 +156,10 @@ class KnownBatches:
 
 
 def _has_numbers(array: Array, finite: bool) -> bool:
-    """Return whether no element is NaN, nor infinite if all have to be `finite`."""
+    """Return whether no element is NaN and, with `finite`, no element is infinite."""
     if array.dtype.kind != "f" or not array.size:
         return True
-    least = array.item(array.argmin())  # NaN if any element is, as `argmin` finds NaN first
+    least = array.item(array.argmin())  # NaN if any element is NaN, which `argmin` finds first
     if not finite:
         return bool(least >= -math.inf)
     return bool(least > -math.inf and array.item(array.argmax()) < math.inf)

@@ -1,4 +1,4 @@
-"""Loaders: data with a batch size and an order, for `fit` or for iteration."""
+"""Loaders: data with a batch size and an order of rows, for `fit` or for iteration."""
 
 from __future__ import annotations
 
@@ -40,26 +40,28 @@ class Loader(ABC):
     A subclass implements `batches`, and can then be passed to `fit`.
 
     - `rows`: the number of rows.
-    - `batch_size`: rows of a batch. The last one may be shorter, unless `drop_last`.
+    - `batch_size`: rows of a batch. The last batch may be shorter, unless `drop_last`.
     - `shuffle`: whether `batches` gets a seed. Evaluation and prediction keep the order of the
       rows.
-    - `seed`: an integer; None stands for the trainer's seed, and for 0 where the loader is iterated
-      without a trainer.
+    - `seed`: an integer; None uses the trainer's seed, or 0 if the loader is iterated without a
+      trainer.
     - `drop_last`: leave out a last batch that is shorter.
     - `prefetch`: batches that a background thread prepares ahead; 0 for no thread.
 
     Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, and each complete iteration is the
     next epoch. `state_dict` holds the position in an epoch; after `load_state_dict` the next
-    iteration goes on from there. In `Trainer.fit` the trainer counts the epochs.
+    iteration continues from there. In `Trainer.fit` the trainer counts the epochs.
 
-    Of several ranks (processes), each makes every batch and keeps its own rows. A loader for which
-    that is slow may have a method `shard(rank, size)`, which returns the batches of one rank. Each
-    of its batches counts as one of `size` equal shares, and all ranks need the same number.
+    With several ranks (processes), each rank makes every batch and keeps its own rows. If that is
+    slow, the loader may have a method `shard(rank, size)`, which returns the batches of one rank.
+    Each of these batches counts as one of `size` equal shares, and all ranks need the same number
+    of batches.
 
-    DataError: no batch is left. SettingError: an impossible batch size or number of batches.
+    DataError: an epoch would have no batch. SettingError: the batch size or `prefetch` is
+    impossible.
     """
 
-    # Loaders of onnxfit that read only the rows of one rank take them from `_share`.
+    # Loaders of onnxfit that read only the rows of one rank find its share in `_share`.
     _reads_share: ClassVar[bool] = False
     _share: Share = WHOLE
 
@@ -73,7 +75,7 @@ class Loader(ABC):
         prefetch: int,
     ) -> None:
         if prefetch < 0:
-            raise SettingError(f"prefetch is a number of batches, 0 or more, got {prefetch}.")
+            raise SettingError(f"prefetch must be a number of batches >= 0, got {prefetch}.")
         self.batch_size = checked_batch_size(batch_size)
         self.shuffle = bool(shuffle)
         self.seed = None if seed is None else operator.index(seed)
@@ -82,22 +84,23 @@ class Loader(ABC):
         self._begin_anew(rows)
 
     def _begin_anew(self, rows: int) -> None:
-        """Set the state before the first batch; a copy with other rows has a state of its own."""
+        """Set the state before the first batch; a copy with other rows has its own state."""
         self.rows = rows
         self.epoch = 0
-        self._batch = 0  # batches of the current epoch that were yielded
+        self._batch = 0  # number of batches of the current epoch yielded so far
         self._skip = 0
         self._running: list[PrefetchIterator[Any]] = []
         if not len(self):
             raise DataError(
-                f"drop_last=True leaves nothing: {self.rows} rows are fewer than"
-                f" batch_size={self.batch_size}."
+                f"drop_last=True would drop all rows: {self.rows} rows do not fill a batch of"
+                f" batch_size={self.batch_size}. Pass a smaller batch_size, or drop_last=False."
             )
 
     def batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
         """Return the numbers of the rows of each batch of an epoch, without the first `skip`.
 
-        - `epoch`, `seed`: decide the order; with `seed` None the rows keep theirs.
+        - `epoch`, `seed`: determine the order of rows; with `seed` None the rows keep their order.
+        - `skip`: the number of batches to leave out at the beginning.
         """
         numbers = np.arange(self.rows)
         indices = batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip)
@@ -107,24 +110,24 @@ class Loader(ABC):
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         """Return an iterator over the batches of one epoch.
 
-        - `epoch`: the number of the epoch, from 0, which with `seed` decides the order of rows.
-        - `skip`: the number of batches at the beginning that are left out.
+        - `epoch`: the number of the epoch, from 0; with `seed` it determines the order of rows.
+        - `skip`: the number of batches to leave out at the beginning.
         - `seed`: None keeps the order of the rows.
         """
 
     def bind(self, adapter: DataAdapter) -> Loader:
         """Return the loader that `fit`, `evaluate` or `predict` iterates: by default this one.
 
-        A loader whose batches depend on the model or the purpose overrides it, and returns a copy.
+        If the batches depend on the model or the purpose, override this method and return a copy.
 
         - `adapter`: has the model's `inputs` and `targets`, the `purpose` and the trainer's `seed`.
         """
         return self
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return JSON values that differ where another process has other data; by default none.
+        """Return JSON values that differ if another process has other data; by default none.
 
-        The number of rows and the batch size need not be among them. The values are found without
+        The number of rows and the batch size need not be included. The values must be found without
         reading the data.
         """
         return {}
@@ -148,16 +151,16 @@ class Loader(ABC):
 
     @check_arguments
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be the epoch of number `epoch`, from its beginning."""
+        """Make the next iteration start at the beginning of epoch `epoch`."""
         self.epoch = operator.index(epoch)
         self._batch = 0
         self._skip = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seed, the epoch and the number of its batches that were yielded.
+        """Return the seed, the epoch and the number of batches yielded in this epoch.
 
-        It also has the number of rows and the batch size, since the position has no meaning for
-        other ones. Every value is a plain number or None.
+        The state also has the number of rows and the batch size, because a position is only valid
+        for the same ones. Every value is a plain number or None.
         """
         return {
             "seed": self.seed,
@@ -169,22 +172,22 @@ class Loader(ABC):
 
     @check_arguments
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where another loader was.
+        """Make the next iteration continue from the position of another loader.
 
-        - `state`: the result of that loader's `state_dict`.
+        - `state`: the result of the other loader's `state_dict`.
 
-        SettingError where its number of rows or its batch size differs.
+        SettingError: the number of rows or the batch size differs.
         """
         if not set(state) >= set(self.state_dict()):
             raise SettingError(
-                f"A loader's state has {', '.join(self.state_dict())}, got"
-                f" {shortened(dict(state))}: pass what state_dict returned."
+                f"A loader's state must have {', '.join(self.state_dict())}, got"
+                f" {shortened(dict(state))}. Pass the result of state_dict."
             )
         for name in ("rows", "batch_size"):
             if state[name] != getattr(self, name):
                 raise SettingError(
-                    f"The loader's state has {name} {state[name]}, this loader has"
-                    f" {getattr(self, name)}."
+                    f"The state was saved with {name}={state[name]}, but this loader has"
+                    f" {name}={getattr(self, name)}."
                 )
         self.seed = state["seed"]
         self.set_epoch(state["epoch"])
@@ -214,7 +217,7 @@ class LoaderSource(RowSource, StreamSource):
         if data.shuffle and adapter.purpose == "training":
             seed = adapter.seed if data.seed is None else data.seed
         source: Source
-        if isinstance(data, DataLoader):  # it says itself how to make batches
+        if isinstance(data, DataLoader):  # its own settings say how to make batches
             batching = Batching(data.batch_size, seed, data.drop_last)
             source = array_source(adapter, (data.X, data.y, data.sample_weight), batching)
         else:
@@ -223,7 +226,7 @@ class LoaderSource(RowSource, StreamSource):
 
     def with_batch_size(self, batch_size: int, drop_last: bool = False) -> LoaderSource:
         other = super().with_batch_size(batch_size, drop_last)
-        other._loader = copy(self._loader)  # the caller's own loader stays as it is
+        other._loader = copy(self._loader)  # leave the caller's loader unchanged
         other._loader.batch_size = other.batch_size
         other._loader.drop_last = other._batching.drop_last
         return other
@@ -251,28 +254,27 @@ class DataLoader(Loader):
     """Arrays in batches, in a new order every epoch.
 
     - `X`, `y`: an array, a dict name -> array or a list of arrays (several inputs or outputs), or
-      anything that numpy reads as an array (pandas, torch). All have the same number of rows. The
-      path of a .npy file or an `np.memmap` can stand in the place of an array, and the path of a
-      .npz in the place of a dict. Files may be larger than memory: only the rows of a batch are
-      read.
+      anything that numpy reads as an array (pandas, torch). All have the same number of rows. An
+      array may also be an `np.memmap` or the path of a .npy file, and a dict the path of a .npz
+      file. Files may be larger than memory: only the rows of a batch are read.
     - `sample_weight`: weights of the rows, shape `(n,)` or `(n, 1)`, or of the labels, in their
       shape.
-    - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
+    - `batch_size`: rows of a batch, 1 or more. The last batch may be shorter, unless `drop_last`.
     - `shuffle`: give the rows a new order every epoch, a permutation that depends on `(seed,
-      epoch)` only. Every row comes once an epoch. `Trainer.fit` counts the epochs itself;
+      epoch)` only. Every row comes once per epoch. `Trainer.fit` counts the epochs itself;
       evaluation and prediction keep the order of the arrays.
-    - `seed`: an integer; None stands for the trainer's seed, and for 0 where the loader is iterated
-      without a trainer.
+    - `seed`: an integer; None uses the trainer's seed, or 0 if the loader is iterated without a
+      trainer.
     - `drop_last`: leave out a last batch that is shorter.
     - `prefetch`: batches that a background thread prepares ahead, which helps with memory-mapped
       arrays; 0 for no thread.
 
-    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, built like `X` and `y`, and each
-    complete iteration is the next epoch. `state_dict` holds the position in an epoch; after
-    `load_state_dict` the next iteration goes on from there.
+    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, with the structure of `X` and `y`,
+    and each complete iteration is the next epoch. `state_dict` holds the position in an epoch;
+    after `load_state_dict` the next iteration continues from there.
 
-    DataError: no rows, unequal numbers of rows, or not arrays of numbers. SettingError: an
-    impossible setting.
+    DataError: there are no rows, the numbers of rows differ, or an array does not consist of
+    numbers. SettingError: a setting is impossible.
 
     >>> import numpy as np
     >>> loader = DataLoader(np.arange(5.0), batch_size=2, shuffle=False)
@@ -294,7 +296,7 @@ class DataLoader(Loader):
         prefetch: int = 0,
     ) -> None:
         if sample_weight is not None and y is None:
-            raise DataError("DataLoader got sample weights without labels: y is None.")
+            raise DataError("DataLoader got sample_weight without labels (y is None). Pass y too.")
         self.X = open_paths(X)
         self.y = open_paths(y)
         self.sample_weight = open_paths(sample_weight)
@@ -316,5 +318,5 @@ class DataLoader(Loader):
 
 
 def _rows(index: Any, array: Any) -> Any:
-    """Return the rows of an array. A scalar is the same for every row."""
+    """Return the rows of an array. A scalar is returned unchanged."""
     return array[index] if array.ndim else array

@@ -32,10 +32,10 @@ LOCAL_HEADER_BYTES = 30
 
 
 class MappedSource(RowSource, StreamSource):
-    """Arrays of which some are on disk.
+    """Arrays, some of them on disk.
 
-    Each batch is read, checked and cast when the loop asks for it; at first, only one row is.
-    `array_source` matches arrays and creates this source.
+    Each batch is read, checked and cast when the loop asks for it. At first, only one row is
+    checked. `array_source` matches arrays and creates this source.
     """
 
     def __init__(self, adapter: DataAdapter, matched: MatchedData, batching: Batching) -> None:
@@ -65,8 +65,8 @@ class MappedSource(RowSource, StreamSource):
 def open_paths(data: Any) -> Any:
     """Return data with every path replaced by the contents of the file, mapped read-only.
 
-    A .npy becomes an array, a .npz a dict name -> array. DataError: another kind of file, a .npz
-    that is compressed, arrays of Python objects, a file that is missing or cannot be read.
+    A .npy becomes an array, a .npz a dict name -> array. DataError: a file is of another kind, is a
+    compressed .npz, contains Python objects, is missing, or cannot be read.
     """
     if is_path(data):
         return _map(Path(data))
@@ -99,9 +99,9 @@ def is_mapped(array: Any) -> bool:
 def _map(path: Path) -> Any:
     if path.suffix not in SUFFIXES:
         raise DataError(
-            f"{str(path)!r} is a path, and those of .npy and .npz files can be passed. Columns of"
-            " Parquet and Arrow files come through onnxfit.ParquetLoader, a folder of images"
-            " through onnxfit.ImageFolder."
+            f"{str(path)!r} is a path, but only paths of .npy and .npz files can be passed as data."
+            " Use onnxfit.ParquetLoader for Parquet and Arrow files, and onnxfit.ImageFolder for a"
+            " folder of images."
         )
     try:
         return map_array(path) if path.suffix == ".npy" else _map_archive(path)
@@ -112,13 +112,13 @@ def _map(path: Path) -> Any:
 
 
 def map_array(path: Path) -> Array:
-    """Return the array of a .npy file, mapped read-only. One of READ_ERRORS for damage."""
+    """Return the array of a .npy file, mapped read-only. One of READ_ERRORS: it is damaged."""
     with path.open("rb") as file:
         return _map_at(path, file, path.stat().st_size)
 
 
 def _map_archive(path: Path) -> dict[str, Array]:
-    """Return the arrays of a .npz by name. Each is a .npy file at some offset of the archive."""
+    """Return the arrays of a .npz by name. Each array is a .npy file inside the archive."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         return {
             member.filename.removesuffix(".npy"): _map_member(path, file, member)
@@ -129,7 +129,7 @@ def _map_archive(path: Path) -> dict[str, Array]:
 def _map_member(path: Path, file: BinaryIO, member: zipfile.ZipInfo) -> Array:
     if member.compress_type != zipfile.ZIP_STORED:
         raise DataError(
-            f"{str(path)!r} is compressed, and rows cannot be read from it one by one: pass"
+            f"{str(path)!r} is compressed, so its rows cannot be read one by one. Pass"
             " np.load(path) if it fits into memory, or write it with np.savez instead of"
             " np.savez_compressed."
         )

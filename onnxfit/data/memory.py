@@ -20,7 +20,7 @@ __all__ = ["ArraySource", "validation_split"]
 
 
 class ArraySource(RowSource):
-    """Arrays in memory, which are checked and cast once."""
+    """Arrays in memory, checked and cast once."""
 
     priority: ClassVar[int] = -10
     takes_labels: ClassVar[bool] = True
@@ -59,7 +59,7 @@ def array_source(
 ) -> ArraySource | MappedSource:
     """Return the source for `data`, which is x, y and sample_weight.
 
-    If any array is on disk, batches are read, checked and cast when they come.
+    If any array is on disk, each batch is read, checked and cast when the loop asks for it.
     """
     x, y, sample_weight = map(open_paths, data)
     matched = adapter.match(x, y, sample_weight)
@@ -73,16 +73,16 @@ def validation_split(
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
     """Return training and validation data, each as `(x, y, sample_weight)`.
 
-    The last rows validate, in their order: of n rows, floor(n (1 - fraction)) are trained on, as
-    in Keras. A loader with a method `split`, such as
-    `ImageFolder`, is divided by it.
+    The last rows are used for validation, in their order. Of n rows, the first
+    floor(n (1 - fraction)) are used for training, as in Keras. If a loader has a method `split`, as
+    `ImageFolder` does, this method divides the data.
 
     - `x`, `y`, `sample_weight`: arrays, dicts or lists of arrays, paths of .npy and .npz files;
       `y` and `sample_weight` may be None.
-    - `fraction`: the fraction of the rows that validates, above 0 and below 1.
+    - `fraction`: the fraction of the rows used for validation, above 0 and below 1.
 
-    SettingError: a fraction that leaves no row on one side, or data that gives batches. DataError:
-    unequal numbers of rows.
+    SettingError: training or validation would get no row, or the data comes in batches. DataError:
+    the numbers of rows differ.
 
     >>> import numpy as np
     >>> train, validation = validation_split(np.arange(7), None, None, 0.5)
@@ -98,8 +98,8 @@ def validation_split(
     sample_weight = open_paths(sample_weight)
     if not holds_arrays(x):
         raise SettingError(
-            f"validation_split splits arrays, got {type(x).__name__}: split the data yourself"
-            " and pass validation_data, or pass the arrays with validation_split."
+            f"validation_split can split arrays only, got {type(x).__name__}. Split the data"
+            " yourself and pass validation_data, or pass arrays."
         )
     data = {"x": x, "y": y, "sample_weight": sample_weight}
     arrays = [
@@ -119,27 +119,27 @@ def validation_split(
 
 
 def check_fraction(fraction: float) -> None:
-    """SettingError unless `fraction` is a number between 0 and 1."""
+    """Raise SettingError unless `fraction` is a number between 0 and 1."""
     if not (is_number(fraction) and 0 < fraction < 1):
         raise SettingError(
-            "validation_split is a fraction of the rows, between 0 and 1, got"
+            "validation_split must be a fraction of the rows, between 0 and 1, got"
             f" {shortened(fraction)}."
         )
 
 
 def count_training_rows(rows: int, fraction: float) -> int:
-    """Return how many of the rows are trained on. SettingError where no row is left on a side."""
+    """Return the number of training rows. SettingError: training or validation gets no row."""
     check_fraction(fraction)
-    # Rounded, since 10 * (1 - 0.9) is a little less than 1.
+    # Rounded, because 10 * (1 - 0.9) is slightly less than 1 in floating point.
     train_rows = math.floor(round(rows * (1 - fraction), 9))
     if not 0 < train_rows < rows:
         raise SettingError(
-            f"validation_split={fraction} of {rows} rows leaves no row for"
-            f" {'validation' if train_rows else 'training'}."
+            f"validation_split={fraction} leaves no rows for"
+            f" {'validation' if train_rows else 'training'}: the data has {rows} rows."
         )
     return train_rows
 
 
 def _select(data: Any, rows: slice) -> Any:
-    """Return some rows of every array. Values without rows stay as they are."""
+    """Return some rows of every array. Values without rows are returned unchanged."""
     return None if data is None else map_arrays(data, lambda value: select_rows(value, rows))

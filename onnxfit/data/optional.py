@@ -1,4 +1,4 @@
-"""Late imports of libraries that only some kinds of data need."""
+"""Lazy imports of libraries that only some kinds of data need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from onnxfit.errors import InstallationError
 
 
 def import_optional(module: str, extra: str, library: str) -> Any:
-    """Import and return `module`, which comes with `library`.
+    """Import and return `module`, which is part of `library`.
 
-    If the library is missing, the InstallationError names the `extra` of onnxfit to install.
+    InstallationError: the library is missing; the message names the `extra` of onnxfit to install.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise InstallationError(
-            f'This data needs {library} ({error}): pip install "onnxfit[{extra}]"'
+            f'This kind of data needs {library} ({error}): pip install "onnxfit[{extra}]"'
         ) from error

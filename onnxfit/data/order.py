@@ -16,14 +16,15 @@ from onnxfit.registry import check_arguments, shortened
 __all__ = ["permutation"]
 
 ANY_BATCH = (
-    "For batches of any size: onnxfit.dynamic_batch(model), or Trainer(..., dynamic_batch=True)."
+    "To allow any batch size, use onnxfit.dynamic_batch(model), or Trainer(...,"
+    " dynamic_batch=True)."
 )
 
 
-# Of the function `permutation`. A checkpoint from the middle of an epoch says which one it used;
-# version 1 was NumPy's PCG64.
+# Version of the function `permutation`. A checkpoint from the middle of an epoch stores the version
+# that it used; version 1 was NumPy's PCG64.
 ORDER_VERSION = 2
-# of lowbias32, by C. Wellons (hash-prospector, 2018): pairs of a shift and a factor
+# Pairs of a shift and a factor of lowbias32, by C. Wellons (hash-prospector, 2018).
 ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
 LAST_SHIFT = 16
 GOLDEN = 0x9E3779B9  # 2^32 divided by the golden ratio
@@ -34,18 +35,18 @@ WORD = 2**32
 def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
     """Return the order of rows in an epoch, as an int64 array of shape `(rows,)`.
 
-    The order is a pure function of the arguments, in arithmetic of 32 bits that every language has:
-    the rows are sorted by a hash of their numbers, which no two rows share. docs/data.md has the
-    same function in JavaScript.
+    The order is a pure function of the arguments, in 32-bit arithmetic that every language has: the
+    rows are sorted by a unique hash of their numbers. docs/data.md has the same function in
+    JavaScript.
 
     - `seed`: any integer, taken modulo 2**64.
     - `epoch`: the number of the epoch, from 0; taken modulo 2**64.
-    - `rows`: how many rows there are, below 2**32.
-    - `block`: the number of a block of rows that is shuffled by itself, from 1; 0 for the epoch as
-      a whole. Taken modulo 2**64.
+    - `rows`: the number of rows, below 2**32.
+    - `block`: the number, from 1, of a block of rows that is shuffled on its own; 0 for the whole
+      epoch. Taken modulo 2**64.
 
-    SettingError: one of them is no whole number, `rows` or `block` is below 0, or `rows` is 2**32
-    or more.
+    SettingError: an argument is not a whole number, `rows` or `block` is below 0, or `rows` is
+    2**32 or more.
 
     >>> permutation(0, 0, 8).tolist()
     [5, 2, 4, 6, 1, 7, 0, 3]
@@ -62,7 +63,7 @@ def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
     _mix(bits)
     bits += np.uint32(second)
     _mix(bits)
-    # NumPy sorts 16 bits in linear time, so it sorts twice: by the lower half, then by the upper.
+    # NumPy sorts 16-bit numbers in linear time: sort by the lower half, then by the upper half.
     by_lower = np.argsort(bits.astype(np.uint16), kind="stable")
     bits >>= np.uint32(16)
     return by_lower[np.argsort(bits.astype(np.uint16)[by_lower], kind="stable")]
@@ -80,7 +81,7 @@ def _key(start: int, words: Iterable[int]) -> int:
 
 
 def _mix(bits: Array) -> None:
-    """Replace uint32 numbers by their lowbias32, a function that maps no two to the same number."""
+    """Replace uint32 numbers by their lowbias32, an injective hash function."""
     for shift, factor in ROUNDS:
         bits ^= bits >> np.uint32(shift)
         bits *= np.uint32(factor)
@@ -107,13 +108,13 @@ def count_steps(rows: int, batch_size: int, drop_last: bool) -> int:
 
 
 def checked_batch_size(batch_size: Any) -> int:
-    """Return the batch size as an int. SettingError where it is none, or below 1."""
+    """Return the batch size as an int. SettingError: it is not a whole number >= 1."""
     try:
         size = operator.index(batch_size)
     except TypeError:
-        raise SettingError(f"batch_size is a number of rows, got {batch_size!r}.") from None
+        raise SettingError(f"batch_size must be a number of rows, got {batch_size!r}.") from None
     if size < 1:
-        raise SettingError(f"batch_size is at least 1, got {size}.")
+        raise SettingError(f"batch_size must be >= 1, got {size}.")
     return size
 
 
@@ -126,9 +127,9 @@ def check_fixed(
     loader: str = "DataLoader",
     ranks: int = 1,
 ) -> None:
-    """DataError where the batches to come differ from a model's fixed batch dimension.
+    """Raise DataError if batches would differ from a model's fixed batch dimension.
 
-    - `ranks`: processes that share each batch; the batch dimension is that of one share.
+    - `ranks`: processes that share each batch; the batch dimension applies to one share.
     """
     if fixed is None:
         return
@@ -144,17 +145,17 @@ def check_fixed(
     if rows < needed:
         needs = "" if ranks == 1 else f", of which every batch needs {needed}{shares}"
         raise DataError(
-            f"The batch dimension of input {fixed} is fixed, and the {purpose} data has only"
+            f"The batch dimension of input {fixed} is fixed, but the {purpose} data has only"
             f" {rows} rows{needs}. {ANY_BATCH}"
         )
     fix = f"Pass batch_size={needed}"
     if remainder:
         arguments = "x, y" if loader == "DataLoader" else "..."
         fix += (
-            f"; drop_last=True leaves out the last {remainder} rows:"
+            f", and drop the last {remainder} rows with"
             f" {loader}({arguments}, batch_size={needed}, drop_last=True)"
         )
     raise DataError(
         f"The batch dimension of input {fixed} is fixed: every batch needs {needed} rows{shares},"
-        f" and batches of {size} from {rows} rows do not give that. {fix}. {ANY_BATCH}"
+        f" but got batches of {size} rows from {rows} rows. {fix}. {ANY_BATCH}"
     )

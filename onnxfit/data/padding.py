@@ -1,4 +1,4 @@
-"""Rows of different lengths, such as tokens of texts, in batches that are padded."""
+"""Rows of different lengths, such as tokens of texts, in padded batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Bucket", "Pad"]
 
 TOKENS = "input_ids"
 MASK = "attention_mask"
-MAX_MULTIPLE = 2**16  # batches that are padded further would not fit into memory
+MAX_MULTIPLE = 2**16  # batches with longer rows would not fit into memory
 UNNAMED = ""  # the column of rows without names
 
 
@@ -33,7 +33,7 @@ UNNAMED = ""  # the column of rows without names
 class RaggedColumn:
     """The values of one input, of labels or of weights: an array for each row.
 
-    `lengths` are the sizes of the first axis, None where rows are not padded.
+    `lengths` are the sizes of the first axis, or None if rows are not padded.
     """
 
     name: str
@@ -43,9 +43,9 @@ class RaggedColumn:
 
     @classmethod
     def read(cls, name: str, values: Any) -> RaggedColumn:
-        """Return the column of a sequence with a value for each row. DataError for other data."""
+        """Return the column of a sequence with a value for each row. DataError: other data."""
         if length_of(values) is None:
-            raise DataError(f"{name or 'the data'} is one value, expected one for each row.")
+            raise DataError(f"{name or 'the data'} is a single value. Expected one for each row.")
         arrays = [as_array(value, f"{name} in row {row}") for row, value in enumerate(values)]
         filled = [array for array in arrays if array.size] or arrays[:1]
         for row, array in enumerate(arrays):
@@ -53,7 +53,7 @@ class RaggedColumn:
             if array.ndim != filled[0].ndim or not same_sizes:
                 raise DataError(
                     f"{name or 'the data'} has shape {filled[0].shape} in one row and"
-                    f" {array.shape} in row {row}: only the first axis may differ."
+                    f" {array.shape} in row {row}. Only the first axis may differ."
                 )
         if not arrays:
             return cls(name, arrays, np.dtype(np.float32), None)
@@ -64,9 +64,10 @@ class RaggedColumn:
         return cls(name, arrays, dtype, lengths)
 
     def with_lengths_beside(self, lengths: Array) -> RaggedColumn:
-        """Return the column without lengths if its rows have one size of their own.
+        """Return the column without lengths if all its rows have the same size.
 
-        Rows of one size that are as long as their `lengths` in another column are padded with them.
+        The lengths are kept if they equal `lengths`, the lengths of another column: the rows are
+        then padded together.
         """
         own = self.lengths
         if own is None or np.array_equal(own, lengths) or (own != own[0]).any():
@@ -79,18 +80,19 @@ class RaggedColumn:
         return RaggedColumn(self.name, [self.values[row] for row in rows], self.dtype, lengths)
 
     def padded(self, rows: Array, own: Array, length: int | None, fill: int) -> Array:
-        """Return some rows as one array, with `fill` after the end of shorter ones.
+        """Return some rows as one array, with `fill` after the end of shorter rows.
 
-        - `rows`: those of the batch, which decide the shape.
-        - `own`: those of them that are returned.
-        - `length`: None where all rows have the same shape.
+        - `rows`: the rows of the batch, which determine the shape.
+        - `own`: the subset of `rows` to return.
+        - `length`: the padded length; None if all rows have the same shape.
+        - `fill`: the padding value.
         """
         values = [self.values[row] for row in own]
         if length is None:
             return np.stack(values).astype(self.dtype, copy=False)
         shapes = (self.values[row].shape[1:] for row in rows if self.values[row].size)
         rest = next(shapes, values[0].shape[1:])
-        # Labels may be of a type that does not have the fill, such as uint8 and -100.
+        # The type of the labels may not contain the fill: uint8 has no -100.
         dtype = np.result_type(self.dtype, np.min_scalar_type(fill))
         array = np.full((len(values), length, *rest), fill, dtype)
         for target, value in zip(array, values):
@@ -102,14 +104,14 @@ def check_multiple(multiple: int | None) -> None:
     """Raise SettingError for a `pad_to_multiple_of` out of range."""
     if multiple is not None and not 1 <= multiple <= MAX_MULTIPLE:
         raise SettingError(
-            f"pad_to_multiple_of is from 1 to {MAX_MULTIPLE}, got {shortened(multiple)}."
+            f"pad_to_multiple_of must be from 1 to {MAX_MULTIPLE}, got {shortened(multiple)}."
         )
 
 
 def padded_length(lengths: Array, multiple: int | None) -> int:
     """Return the length to which rows of these lengths are padded."""
     multiple = multiple or 1
-    # A row without tokens still needs a place.
+    # If no row has tokens, the batch still needs one column.
     return -(-max(int(lengths.max()), 1) // multiple) * multiple
 
 
@@ -118,24 +120,27 @@ class Pad(Loader, Splittable):
 
     - `X`: the rows: a list of sequences, of dicts input name -> sequence (as a Hugging Face dataset
       gives them), or a dict name -> list of sequences (as its tokenizers return). A sequence is a
-      list of numbers or an array, of which only the first axis may differ between rows. Inputs with
-      one number in each row, or with one size of their own, are left as they are.
+      list of numbers or an array; only the size of its first axis may differ between rows. Inputs
+      with one number in each row, or with rows of one size, are not padded.
     - `y`: labels: a list with one number or one sequence for each row, or a dict output -> list.
-      Labels among the dicts of `X`, called "labels", "label", "y" or like an output, do as well.
+      The dicts of `X` may contain the labels instead, under "labels", "label", "y" or the name of
+      an output.
     - `sample_weight`: a list with one number for each row, or one sequence, padded with 0.
     - `pad_to_multiple_of`: make the padded length a multiple of this number, so that there are
       fewer shapes to compile; None for the longest row itself.
-    - `pad_token_id`: fills the rows of `input_ids`, or of the first input with lengths. The other
-      inputs are filled with 0.
-    - `label_pad_token_id`: fills labels that are sequences. Give the loss `ignore_index=-100`.
-    - `batch_size`, `shuffle`, `seed`, `drop_last`, `prefetch`: those of `DataLoader`.
+    - `pad_token_id`: the padding of `input_ids`, or of the first input with lengths. The other
+      inputs are padded with 0.
+    - `label_pad_token_id`: the padding of labels that are sequences. Give the loss
+      `ignore_index=-100`.
+    - `batch_size`, `shuffle`, `seed`, `drop_last`, `prefetch`: as for `DataLoader`.
 
-    If the model has an input `attention_mask` and the data has none, the mask is made: 1 for tokens
-    of a row, 0 for padding. Iterating without a trainer gives named rows a mask. `predict` returns
-    the rows in their order; outputs of batches with shorter rows have zeros at their end.
+    If the model has an input `attention_mask` that the data lacks, the loader makes the mask: 1 for
+    tokens of a row, 0 for padding. Iterating without a trainer adds a mask to rows with names.
+    `predict` returns the rows in their order; outputs of batches with shorter rows are filled up
+    with zeros.
 
-    DataError: rows that are no numbers or differ in more than the first axis; labels that are
-    sequences of floats, without weights of their lengths. SettingError: an impossible setting.
+    DataError: rows are not numbers, or differ in more than the first axis; or labels are sequences
+    of floats without weights of the same lengths. SettingError: a setting is impossible.
 
     >>> loader = Pad([[5, 6, 7], [8]], [1, 0], shuffle=False, pad_to_multiple_of=4)
     >>> x, y = next(iter(loader))
@@ -203,13 +208,13 @@ class Pad(Loader, Splittable):
 
     @check_arguments
     def split(self, fraction: float) -> tuple[Pad, Pad]:
-        """Return two loaders, for training and for validation: the last rows validate, in order.
+        """Return two loaders, for training and for validation. The last rows are for validation.
 
         `fit(loader, validation_split=0.2)` does the same.
 
-        - `fraction`: the fraction of the rows that validates, above 0 and below 1.
+        - `fraction`: the fraction of the rows used for validation, above 0 and below 1.
 
-        SettingError: a fraction that leaves no row on one side.
+        SettingError: training or validation would get no row.
         """
         train_rows = count_training_rows(self.rows, fraction)
         training = self._select(range(train_rows))
@@ -219,7 +224,7 @@ class Pad(Loader, Splittable):
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         for rows in self.batch_rows(epoch, skip, seed):
-            # A rank pads its rows to the length of the batch of all ranks.
+            # Each rank pads its rows to the length of the whole batch of all ranks.
             own = self._share.select_rows(rows)
             x: Any = self._padded(self._inputs, rows, own)
             if self._makes_mask and UNNAMED not in x:
@@ -234,7 +239,7 @@ class Pad(Loader, Splittable):
             yield tuple(elements)
 
     def _find_lengths(self) -> Array:
-        """Return the length of each row, in the column that decides it."""
+        """Return the length of each row, from the column that determines it."""
         columns = [c for name, c in self._inputs.items() if name not in (MASK, *LABEL_KEYS)]
         columns.sort(key=lambda column: column.name != TOKENS)
         self._main = next((c.name for c in columns if c.lengths is not None), None)
@@ -242,19 +247,19 @@ class Pad(Loader, Splittable):
             if column.name == self._main and column.lengths is not None:
                 return column.lengths
         raise DataError(
-            f"{type(self).__name__} pads rows that are sequences, and there are none: use"
+            f"{type(self).__name__} needs rows that are sequences, but no input has any. Use"
             " DataLoader."
         )
 
     def _check_labels(self) -> None:
-        """DataError for labels of floats whose padding nothing tells from a label."""
+        """Raise DataError for sequences of float labels, whose padding would look like labels."""
         weighted = self._weights is not None and self._weights.lengths is not None
         inside = [c for name, c in self._inputs.items() if name in self._label_names]
         for column in (*self._labels.values(), *inside):
             if is_float(column.dtype) and column.lengths is not None and not weighted:
                 raise DataError(
                     f"{column.name or 'y'} has sequences of floats, whose padding would count as"
-                    " labels: pass sample_weight, one sequence for each row, which is padded"
+                    " labels. Pass sample_weight with one sequence for each row; it is padded"
                     " with 0."
                 )
 
@@ -283,7 +288,7 @@ class Pad(Loader, Splittable):
         return column.padded(rows, own, length, fill)
 
     def _select(self, rows: Sequence[int]) -> Pad:
-        """Return a loader of some of the rows, at its beginning."""
+        """Return a loader of some of the rows, at the beginning of epoch 0."""
         index = np.array(rows)
         loader = copy(self)
         loader._inputs = {name: column.select(index) for name, column in self._inputs.items()}
@@ -297,13 +302,13 @@ class Pad(Loader, Splittable):
 class Bucket(Pad):
     """Rows of different lengths in padded batches of similar lengths, which need less padding.
 
-    In training, the rows are shuffled and divided into pools; the rows of a pool are sorted by
-    length and divided into batches; the batches come in a random order, a shorter one last. Every
-    row comes once an epoch, and the order depends on `(seed, epoch)` only. Validation, evaluation
-    and prediction keep the order of the rows, and pad as `Pad` does.
+    In training, the rows are shuffled and divided into pools. The rows of a pool are sorted by
+    length and divided into batches. The batches come in a random order, with a shorter batch last.
+    Every row comes once per epoch, and the order depends on `(seed, epoch)` only. Validation,
+    evaluation and prediction keep the order of the rows, and pad as `Pad` does.
 
-    - `pool`: the batches of a pool. More of them need less padding, and mix rows less.
-    - The other arguments are those of `Pad`; there is no `shuffle`.
+    - `pool`: the number of batches in a pool. More batches need less padding, and mix rows less.
+    - The other arguments are the same as for `Pad`, without `shuffle`.
 
     >>> rows = [[1] * length for length in (9, 2, 9, 2, 9, 2)]
     >>> loader = Bucket(rows, batch_size=3)
@@ -356,7 +361,7 @@ def bucketed_rows(
 ) -> Iterator[Array]:
     """Return the row numbers of each batch of an epoch, in batches of similar lengths.
 
-    The first `skip` batches are left out. The other arguments are as `Bucket` describes them.
+    The first `skip` batches are left out. `Bucket` describes the other arguments.
 
     - `lengths`: the length of each row.
     - `size`: rows of a batch.
@@ -371,11 +376,13 @@ def bucketed_rows(
 
 
 def _read_columns(data: Any, name: str) -> dict[str, RaggedColumn]:
-    """Return the columns of data by name; rows without names are one column called `UNNAMED`."""
+    """Return the columns of data by name; rows without names form one column called `UNNAMED`."""
     if isinstance(data, Mapping):
         return {str(key): RaggedColumn.read(str(key), values) for key, values in data.items()}
     if length_of(data) is None:
-        raise DataError(f"{name} is a list of rows or a dict of lists, got {type(data).__name__}.")
+        raise DataError(
+            f"{name} must be a list of rows or a dict of lists, got {type(data).__name__}."
+        )
     rows = list(data)
     if not (rows and isinstance(rows[0], Mapping)):
         return {UNNAMED: RaggedColumn.read(UNNAMED, rows)}
@@ -384,7 +391,7 @@ def _read_columns(data: Any, name: str) -> dict[str, RaggedColumn]:
         if not isinstance(row, Mapping) or set(row) != set(keys):
             given = ", ".join(map(repr, row)) if isinstance(row, Mapping) else type(row).__name__
             raise DataError(
-                f"Row {number} has {given}, and row 0 has {', '.join(map(repr, keys))}: all rows"
-                " need the same."
+                f"Row {number} has {given}, but row 0 has {', '.join(map(repr, keys))}. All rows"
+                " must have the same names."
             )
     return {str(key): RaggedColumn.read(str(key), [row[key] for row in rows]) for key in keys}

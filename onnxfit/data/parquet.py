@@ -1,4 +1,4 @@
-"""Columns of Parquet and Arrow files, read a group of rows at a time."""
+"""Columns of Parquet and Arrow files, read one group of rows at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["ParquetLoader"]
 
-MAX_FILES = 64  # whose rows a fingerprint lists
+MAX_FILES = 64  # a fingerprint lists the rows of at most this many files
 Path = Union[str, os.PathLike[str]]
 Columns = Union[str, Sequence[str], Mapping[str, Union[str, Sequence[str]]]]
 Table = dict[str, Array]  # column -> its values, all with the same number of rows
@@ -30,29 +30,29 @@ Table = dict[str, Array]  # column -> its values, all with the same number of ro
 class ParquetLoader(Loader):
     """Columns of Parquet and Arrow files in batches. The files may be larger than memory.
 
-    - `paths`: a file, several, or a folder of them, read in the order of their names. Suffixes:
-      .parquet and .pq; .arrow and .feather for Arrow's IPC file format. All files have the columns
-      asked for.
-    - `inputs`: the columns that x consists of. A column's name gives its values, of shape
-      `(batch,)`, or `(batch, k)` for a column of lists of length k. A list of names gives those
-      columns side by side, of shape `(batch, columns)`. A model with several inputs takes a dict
-      input name -> one of these.
-    - `labels`: the columns that y consists of, in the same way; None for batches without labels.
+    - `paths`: a file, several files, or a folder, read in the order of their names. Suffixes:
+      .parquet and .pq; .arrow and .feather for Arrow's IPC file format. All files must have the
+      requested columns.
+    - `inputs`: the columns of x. A column's name gives its values, of shape `(batch,)`, or
+      `(batch, k)` for a column of lists of length k. A list of names gives the columns side by
+      side, of shape `(batch, columns)`. A model with several inputs takes a dict input name -> a
+      name or a list of names.
+    - `labels`: the columns of y, in the same form; None for batches without labels.
     - `sample_weight`: the name of the column with the weights of the rows, or None.
-    - `dtype`: the type that floats are cast to, since writers of these files make them double; None
-      keeps their own.
-    - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
+    - `dtype`: the type to which floats are cast, because most such files contain float64; None
+      keeps the type of each column.
+    - `batch_size`: rows of a batch, 1 or more. The last batch may be shorter, unless `drop_last`.
     - `shuffle`: read the groups of rows in a new order every epoch, and shuffle `buffer` rows at a
-      time. Both orders depend on `(seed, epoch)` only, and every row comes once. Files that are
-      sorted by class need small groups and a buffer of many groups.
-    - `buffer`: rows that are read and kept at a time, 1 or more.
-    - `seed`: an integer; None stands for the trainer's seed, and for 0 without a trainer.
+      time. Both orders depend on `(seed, epoch)` only, and every row comes once per epoch. Files
+      that are sorted by class need small groups and a buffer of many groups.
+    - `buffer`: number of rows that are read and kept in memory at a time, 1 or more.
+    - `seed`: an integer; None uses the trainer's seed, or 0 without a trainer.
     - `drop_last`: leave out a last batch that is shorter.
     - `prefetch`: batches that a background thread reads ahead; 0 for no thread.
 
-    DataError: files without rows or without a column asked for; while batches are made, a column
-    with nulls, text or lists of different lengths. The message names file and column. SettingError:
-    an impossible setting. InstallationError: pyarrow is missing.
+    DataError: the files have no rows, or lack a requested column. DataError, while batches are
+    made: a column has nulls, text or lists of different lengths; the message names the file and the
+    column. SettingError: a setting is impossible. InstallationError: pyarrow is missing.
 
         houses = onnxfit.ParquetLoader("houses.parquet", ["height", "width"], labels="price")
         trainer.fit(houses, epochs=5)
@@ -77,7 +77,7 @@ class ParquetLoader(Loader):
         prefetch: int = 2,
     ) -> None:
         if sample_weight is not None and labels is None:
-            raise DataError("ParquetLoader got sample weights without labels.")
+            raise DataError("ParquetLoader got sample_weight without labels. Pass labels too.")
         if buffer < 1:
             raise SettingError(f"ParquetLoader needs buffer >= 1, got {buffer}.")
         self.buffer = buffer
@@ -85,11 +85,12 @@ class ParquetLoader(Loader):
             self.dtype = None if dtype is None else np.dtype(dtype)
         except (TypeError, ValueError):
             raise SettingError(
-                f"ParquetLoader needs a dtype such as np.float32, got {shortened(dtype)}."
+                f"ParquetLoader needs dtype to be a type such as np.float32, got"
+                f" {shortened(dtype)}."
             ) from None
         if self.dtype is not None and not is_float(self.dtype):
             raise SettingError(
-                "ParquetLoader casts floats to dtype, which must be a type of floats, got"
+                "ParquetLoader casts floats to dtype and needs it to be a float type, got"
                 f" {self.dtype}."
             )
         # The columns of x, y and the weights, the elements of a batch.
@@ -127,9 +128,9 @@ class ParquetLoader(Loader):
             yield self._make_batch(remainder, slice(0, _rows(remainder)))
 
     def _blocks(self, epoch: int, seed: int | None) -> Iterator[Table]:
-        """Yield tables of `buffer` rows and a shorter last one.
+        """Yield tables of `buffer` rows; the last table may be shorter.
 
-        With a seed, both the groups that they consist of and their rows come in a new order.
+        With a seed, both the groups and the rows of a table come in a new order.
         """
         number = 0
         ready = Table()
@@ -162,7 +163,7 @@ class ParquetLoader(Loader):
         return in_dtype(array, TensorSpec(name, self.dtype, None))
 
     def _make_batch(self, table: Table, rows: slice) -> tuple[Any, ...]:
-        """Return the batch of some rows, or the share that a rank has of it."""
+        """Return the batch of some rows, or this rank's share of the batch."""
         table = _select(table, self._share.select(rows))
         return tuple(self._element(columns, table) for columns in self._elements)
 
@@ -173,12 +174,12 @@ class ParquetLoader(Loader):
         if isinstance(columns, Mapping):
             return {name: self._element(column, table) for name, column in columns.items()}
         matrices = [table[name].reshape(_rows(table), -1) for name in columns]
-        # NumPy concatenates integers and float32 to float64.
+        # NumPy would concatenate integers and float32 to float64.
         return self._floats(np.concatenate(matrices, axis=1), "columns")
 
 
 def _names(columns: Columns) -> list[str]:
-    """Return every requested column. SettingError where there is none."""
+    """Return every requested column. SettingError: no column is requested."""
     if isinstance(columns, str):
         return [columns]
     if isinstance(columns, Mapping):
@@ -187,8 +188,8 @@ def _names(columns: Columns) -> list[str]:
         names = list(columns)
     if not names:
         raise SettingError(
-            "ParquetLoader needs at least one column for an input and for an output's labels, got"
-            " none."
+            "ParquetLoader needs at least one column for each input and for each output's labels,"
+            " got an empty list."
         )
     return names
 
@@ -202,7 +203,7 @@ def _select(table: Table, index: Any) -> Table:
 
 
 def _concatenate(tables: list[Table]) -> Table:
-    """Return the rows of all tables as one. DataError where lists have another length."""
+    """Return the rows of all tables as one table. DataError: the lengths of lists differ."""
     result = {}
     for name in tables[0]:
         columns = [table[name] for table in tables]

@@ -1,4 +1,4 @@
-"""Batches prepared ahead of the training loop, by a thread in the background."""
+"""Batches prepared ahead of the training loop, by a background thread."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ WAIT_SECONDS = 0.1
 
 
 class Prefetch:
-    """Batches of any kind, of which a background thread keeps some ready.
+    """Batches of any kind that a background thread prepares ahead.
 
-    A source as slow as the training step then costs next to nothing.
+    A source that is as slow as the training step then costs next to no time.
 
-    - `data`: anything that `fit` takes as batches: a list, an iterable, batches with numbers, a
-      torch DataLoader, a function that returns an iterator.
-    - `depth`: how many batches are ready at most, 1 or more.
+    - `data`: anything that `fit` takes as batches: a list, an iterable, batches that can be
+      indexed, a torch DataLoader, or a function that returns an iterator.
+    - `depth`: the maximum number of batches that are ready, 1 or more.
 
-    The thread copies arrays, since some loaders write every batch into the same ones; in `fit` it
-    also checks and casts. Its exceptions are raised where the batch is asked for, with their
-    traceback. It ends with the epoch, and with `close`. Closing waits at most a second for a batch
-    that the thread is making; the next iteration begins when the thread has ended. A thread hides
-    waiting (disk, network) and what numpy, Pillow or pyarrow compute; Python code still competes
-    with the training loop for the interpreter.
+    The thread copies arrays, because some loaders write every batch into the same arrays; in `fit`
+    it also checks and casts them. Its exceptions are raised by the request for the batch, with
+    their traceback. The thread ends with the epoch, or with `close`. Closing waits at most a second
+    for a batch in preparation; the next iteration begins when the thread has ended. A thread hides
+    the time of waiting (disk, network) and of computations in numpy, Pillow or pyarrow; Python code
+    still competes with the training loop for the interpreter.
 
-    SettingError: arrays, which `DataLoader(X, y, prefetch=2)` cuts into batches; a depth below 1.
+    SettingError: the data is an array (use `DataLoader(X, y, prefetch=2)`), or `depth` is below 1.
 
     >>> [x for (x,) in Prefetch(lambda: ((n,) for n in range(3)))]
     [0, 1, 2]
@@ -54,8 +54,8 @@ class Prefetch:
     def __init__(self, data: Any, depth: int = 2) -> None:
         if holds_arrays(data):
             raise SettingError(
-                "Prefetch is for data that gives batches: DataLoader(X, y, prefetch=2) prefetches"
-                " arrays."
+                "Prefetch needs data that comes in batches, got arrays. Use DataLoader(X, y,"
+                " prefetch=2) for arrays."
             )
         if depth < 1:
             raise SettingError(f"Prefetch needs depth >= 1, got {depth}.")
@@ -64,7 +64,7 @@ class Prefetch:
         self._running: list[PrefetchIterator[Any]] = []
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch. TypeError where the data has no length."""
+        """Return the number of batches in an epoch. TypeError: the data has no length."""
         return len(self.data)
 
     def __iter__(self) -> Iterator[Any]:
@@ -72,7 +72,7 @@ class Prefetch:
         if not hasattr(data, "__iter__") and callable(data):
             data = data()
         elif isinstance(data, Iterator):
-            data = islice(data, None)  # an iterator of the caller's own stays open
+            data = islice(data, None)  # the caller's iterator stays open
         return prefetched(copied_items(data), self.depth, self._running, self.data)
 
     def close(self) -> None:
@@ -85,8 +85,8 @@ class PrefetchIterator(Iterator[T]):
 
     Exceptions of the thread are raised here, with their traceback.
 
-    - `owner`: the data that the items are of, which two threads must not iterate at once. A closed
-      iterator's thread that still waits for an item of the same owner ends first.
+    - `owner`: the data that is iterated. Two threads must not iterate it at once: if the thread of
+      a closed iterator still waits for an item of the same owner, that thread ends first.
     """
 
     # Pairs (owner, thread) of closed iterators whose threads had not ended.
@@ -95,12 +95,12 @@ class PrefetchIterator(Iterator[T]):
     def __init__(self, items: Iterable[T], depth: int, owner: object = None) -> None:
         self._ready: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         self._free = threading.Semaphore(depth)
-        self._ended = False  # whether no item is to come
+        self._ended = False  # whether there are no more items
         self._closed = False
         self._owner = items if owner is None else owner
         self._still_running[:] = [entry for entry in self._still_running if entry[1].is_alive()]
         before = [thread for owner, thread in self._still_running if owner is self._owner]
-        # Python does not wait for daemons when it ends.
+        # Python does not wait for daemon threads at exit.
         self._thread = threading.Thread(
             target=self._work, args=(items, before), name="onnxfit prefetch", daemon=True
         )
@@ -151,11 +151,11 @@ class PrefetchIterator(Iterator[T]):
 
 
 class PrefetchedSource(Source):
-    """Another source, whose batches are prepared in the background.
+    """A source that prepares the batches of another source in the background.
 
     - `inner`: the other source.
-    - `depth`: how many batches are ready at most.
-    - `owner`: the data of the caller that `inner` iterates; None for `inner` itself.
+    - `depth`: the maximum number of batches that are ready.
+    - `owner`: the caller's data that `inner` iterates; None for `inner` itself.
     """
 
     def __init__(self, inner: Source, depth: int, owner: object = None) -> None:
@@ -199,9 +199,9 @@ class PrefetchedSource(Source):
 def prefetched(
     items: Iterable[T], depth: int, running: list[PrefetchIterator[T]], owner: object
 ) -> Iterator[T]:
-    """Yield the items, which a thread prepares.
+    """Yield items that a thread prepares ahead.
 
-    `running` lists its iterator meanwhile; `owner` is as for `PrefetchIterator`.
+    While this runs, `running` lists its iterator. `owner` is the same as for `PrefetchIterator`.
     """
     iterator = PrefetchIterator(items, depth, owner)
     running.append(iterator)
@@ -219,12 +219,12 @@ def close_all(running: Iterable[PrefetchIterator[Any]]) -> None:
 
 
 def _copied_batches(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the same batches, of whose arrays no one else has a view."""
+    """Yield the same batches with arrays that share no memory with other code."""
     with closing_generator(batches):
         for batch in batches:
             columns = {name: array[batch.index] for name, array in batch.columns}
             scalars = dict(batch.scalars)
-            if isinstance(batch.index, slice):  # an array of row numbers makes copies
+            if isinstance(batch.index, slice):  # indexing by an array of row numbers copies
                 columns = {name: array.copy() for name, array in columns.items()}
                 scalars = {name: array.copy() for name, array in scalars.items()}
             yield Batch(

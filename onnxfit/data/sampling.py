@@ -1,4 +1,4 @@
-"""The choice of a next token from the logits of a language model."""
+"""The choice of the next token from the logits of a language model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxfit.registry import is_finite, shortened
 
 @dataclass(frozen=True)
 class Sampling:
-    """The likeliest token, or a draw from the likely ones, in the order of `transformers`.
+    """Sampling settings: temperature, then top-k, then top-p, applied as in `transformers`.
 
     - `temperature` >= 0: 0 takes the likeliest token; otherwise a token is drawn from
       softmax(logits / temperature).
     - `top_k` >= 1: draw from the likeliest k tokens only; None draws from all.
-    - `top_p` in (0, 1]: draw from the fewest likeliest tokens whose probabilities add up to
-      `top_p`; None draws from all.
+    - `top_p` in (0, 1]: draw from the smallest set of likeliest tokens whose probabilities add up
+      to `top_p`; None draws from all.
     """
 
     temperature: float = 0.0
@@ -38,7 +38,7 @@ class Sampling:
             raise SettingError(f"{owner} needs 0 < top_p <= 1, got {shortened(self.top_p)}.")
 
     def next_token(self, logits: Array, generator: np.random.Generator) -> int:
-        """Return the token that follows; `logits` has one number for each token."""
+        """Return the next token; `logits` has one number for each token of the vocabulary."""
         if not self.temperature or not np.isfinite(logits).any():
             return int(np.nan_to_num(logits, nan=-np.inf).argmax())
         scores = np.nan_to_num(logits.astype(np.float64), nan=-1e300, posinf=1e300, neginf=-1e300)

@@ -1,4 +1,4 @@
-"""Shares of batches: the rows that one of several ranks (processes) keeps of every batch."""
+"""Shares of batches: the rows of every batch that one of several ranks (processes) keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALONE = "or let each process train by itself: Trainer(..., distribute=None)"
 class Share:
     """The part of every batch that one rank keeps: `numpy.array_split(rows, size)[rank]`.
 
-    The parts are contiguous, and the first ranks have one row more where the rows do not divide.
+    The parts are contiguous. If the rows do not divide evenly, the first ranks have one row more.
 
     - `rank`: the number of the rank, from 0.
     - `size`: the number of ranks.
@@ -38,10 +38,10 @@ class Share:
         return start, start + each + (self.rank < longer)
 
     def select(self, index: slice | Array) -> slice | Array:
-        """Return the row numbers of the part, among the row numbers `index` of a batch.
+        """Return the row numbers of the part, given the row numbers `index` of a batch.
 
-        Where the part is empty, the batch's first row stands in for it: sources make batches of one
-        row or more. `ShardedSource` removes that row.
+        If the part is empty, the first row of the batch is returned instead, because sources make
+        batches of one row or more. `ShardedSource` removes that row.
         """
         if isinstance(index, slice):
             start, stop = self.bounds(index.stop - index.start)
@@ -56,10 +56,10 @@ class Share:
         return rows[start:stop] if stop > start else rows[:1]
 
     def cut(self, batch: Batch, signatures: dict[str, str]) -> Batch:
-        """Return the part of a batch that has the rows of all ranks. Nothing is copied.
+        """Return this rank's part of a batch that has the rows of all ranks. Nothing is copied.
 
-        - `signatures`: signatures of batches -> those of their parts, where they are known. The
-          dict is extended.
+        - `batch`: the batch of all ranks.
+        - `signatures`: a cache, signature of a batch -> signature of its part. It is extended.
         """
         rows = batch.rows
         start, stop = self.bounds(rows)
@@ -79,13 +79,13 @@ WHOLE = Share()
 
 
 def without_rows(batch: Batch, whole_rows: int) -> Batch:
-    """Return a batch of 0 rows of the same columns, the share of a batch of `whole_rows` rows."""
+    """Return a batch with 0 rows and the same columns, as a share of `whole_rows` rows."""
     signature = signature_of(batch.columns, batch.scalars, 0)
     return Batch(0, signature, batch.columns, batch.scalars, slice(0, 0), whole_rows)
 
 
 def checked_share(rank: Any, size: Any) -> Share:
-    """Return the share of a rank. SettingError unless both are ints, and 0 <= rank < size."""
+    """Return the share of a rank. SettingError unless both are integers and 0 <= rank < size."""
     try:
         share = Share(operator.index(rank), operator.index(size))
     except TypeError:
@@ -101,15 +101,15 @@ def checked_share(rank: Any, size: Any) -> Share:
 def data_of_rank(data: Any, share: Share, purpose: str) -> Any:
     """Return `data.shard(rank, size)`, which gives the batches of one rank.
 
-    DataError for a method `shard` of another library, which takes other arguments.
+    DataError: the method `shard` takes other arguments, as in some other libraries.
     """
     try:
         inspect.signature(data.shard).bind(rank=share.rank, size=share.size)
     except TypeError:
         raise DataError(
-            f"{type(data).__name__}.shard of the {purpose} data does not take the arguments rank"
-            f" and size, got {inspect.signature(data.shard)}: wrap the data in an object whose"
-            " shard(rank, size) returns the batches of that rank."
+            f"{type(data).__name__}.shard of the {purpose} data must take the arguments rank and"
+            f" size, got the signature {inspect.signature(data.shard)}. Wrap the data in an object"
+            " whose shard(rank, size) returns the batches of that rank."
         ) from None
     except ValueError:  # a callable without a signature
         pass
@@ -117,8 +117,8 @@ def data_of_rank(data: Any, share: Share, purpose: str) -> Any:
 
 
 def refusal(what: str, purpose: str, size: int, why: str, fix: str) -> DataError:
-    """Return the error for data that cannot be shared out: what it is, why, and how to fix it."""
+    """Return the error for data that cannot be divided among ranks: the reason and a fix."""
     return DataError(
-        f"The {purpose} data is {what}, which cannot be shared out to {size} ranks: {why}.\n"
+        f"The {purpose} data is {what}, which cannot be divided among {size} ranks: {why}.\n"
         f"{fix}; {ALONE}."
     )

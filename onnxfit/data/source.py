@@ -1,4 +1,4 @@
-"""Sources: objects that give the training loop its batches, one class for each kind of data."""
+"""Sources: objects that give batches to the training loop, one class for each kind of data."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ It = TypeVar("It", bound=Iterator[Any])
 
 
 class Splittable(ABC):
-    """Data that can divide itself, for `fit(validation_split=...)`."""
+    """Data that can split itself, for `fit(validation_split=...)`."""
 
     @abstractmethod
     def split(self, fraction: float) -> tuple[Any, Any]:
-        """Return the data for training, and that for validation, a fraction of the rows."""
+        """Return the training data and the validation data, which has a fraction of the rows."""
 
 
 class Source(ABC):
-    """Data that gives batches, those of one epoch at a time.
+    """Base class of data that gives the batches of one epoch at a time.
 
-    A subclass that a module of `onnxfit.data` lists in its `__all__` is used by `fit` for the data
+    `fit` uses every subclass that a module of `onnxfit.data` lists in its `__all__`, for the data
     that its `accepts` recognises.
 
     - `purpose`: "training", "validation", "evaluation", "prediction" or "calibration", for
       messages.
-    - `rows`, `steps` (batches in an epoch) and `batch_size` are None where they are unknown.
+    - `rows`, `steps` (batches in an epoch) and `batch_size` are None if unknown.
     - `re_iterable` is False for data that can be iterated only once.
-    - `priority`: sources of higher priority are asked first. A source for one type of object keeps
-      0; sources for anything that follows a protocol, such as iterables, have less.
-    - `is_sharded`: whether the batches are the share of one rank, made by `shard`. `rows`, `steps`
-      and `batch_size` count the rows of all ranks in any case.
-    - `takes_labels`: whether y and sample_weight may be passed beside the data. Otherwise the data
-      gives batches, which bring their own.
+    - `priority`: sources of higher priority are asked first. A source for one type of object has
+      priority 0; a source for any object with a protocol, such as iterables, has a lower priority.
+    - `is_sharded`: whether the batches are the share of one rank, made by `shard`. In any case,
+      `rows`, `steps` and `batch_size` count the rows of all ranks.
+    - `takes_labels`: whether y and sample_weight may be passed as separate arguments. Otherwise the
+      data gives batches that contain them.
     """
 
     priority: ClassVar[int] = 0
@@ -75,19 +75,20 @@ class Source(ABC):
         """Return a source for data that `accepts` recognised.
 
         - `adapter`: matches, checks and casts; its `batch` turns an item of a loader into a Batch.
-        - `data`: the data, or with `takes_labels` a tuple of it, the labels and the sample weights.
+        - `data`: the data; with `takes_labels`, a tuple of the data, the labels and the sample
+          weights.
         - `batching`: rows of a batch, and the seed of the order of rows, or None to keep the order.
-          Data that comes in batches may ignore it.
+          Data that comes in batches may ignore `batching`.
         """
-        raise NotImplementedError(f"{cls.__name__} accepts no data of its own.")
+        raise NotImplementedError(f"{cls.__name__} accepts no data.")
 
     @abstractmethod
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return an iterator over the batches of one epoch.
 
-        - `epoch`: the number of the data epoch, from 0, which decides the order of rows. It is that
-          of the epoch of `fit`, unless `steps_per_epoch` is set.
-        - `skip`: the number of batches at the beginning that are left out.
+        - `epoch`: the number of the data epoch, from 0, which determines the order of rows. It
+          equals the epoch of `fit`, unless `steps_per_epoch` is set.
+        - `skip`: the number of batches to leave out at the beginning.
         """
 
     def with_batch_size(self, batch_size: int, drop_last: bool = False) -> Source:
@@ -96,8 +97,8 @@ class Source(ABC):
         - `batch_size`: rows of a batch, at least 1.
         - `drop_last`: leave out a shorter last batch, even if this source does not.
 
-        SettingError where the data already comes in batches. DataError where no batch would be
-        left, or the model's batch dimension is fixed at another size.
+        SettingError: the data already comes in batches. DataError: an epoch would have no batch, or
+        the model's batch dimension is fixed at another size.
         """
         raise SettingError(
             f"Cannot change the batch size: the {self.purpose} data already comes in batches. Pass"
@@ -107,34 +108,34 @@ class Source(ABC):
     def shard(self, rank: int, size: int) -> Source:
         """Return a source of the same data whose batches are the share of one rank.
 
-        Of batch i, rank r has the rows `numpy.array_split(rows of the batch, size)[r]`, and
-        `whole_rows` is the number of rows of all ranks. Where the batch is small, a share may have
-        0 rows; every rank gets the same number of batches. No rank needs to ask another. Each batch
-        of data that brings its own method `shard` counts as one of `size` equal shares.
+        Rank r has the rows `numpy.array_split(rows of the batch, size)[r]` of every batch, and
+        `whole_rows` is the number of rows of all ranks. If the batch is small, a share may have 0
+        rows; every rank gets the same number of batches. The ranks do not communicate. If the data
+        has its own method `shard`, each of its batches counts as one of `size` equal shares.
 
         - `rank`: the number of the rank, from 0.
         - `size`: the number of ranks; 1 returns this source.
 
-        DataError for data that may give each rank other batches, such as an iterator. SettingError:
-        an impossible rank or size, or a source that is sharded already.
+        DataError: the data may give each rank other batches, as an iterator may. SettingError: the
+        rank or size is impossible, or this source is already sharded.
         """
         share = checked_share(rank, size)
         if share.size == 1:
             return self
         if self.is_sharded:
             raise SettingError(
-                f"The {self.purpose} data is a share of one rank already: shard the source of the"
-                " whole data."
+                f"The {self.purpose} data is already the share of one rank. Shard the source of the"
+                " whole data instead."
             )
         return self._shard(share)
 
     def _shard(self, share: Share) -> Source:
-        """Return the source of one rank of several. DataError where the data forbids it.
+        """Return the source of one of several ranks. DataError: the data cannot be divided.
 
         A source that gives every rank the same batches returns `ShardedSource(self, share)`.
         """
         raise self._refusal(
-            share, f"of type {type(self).__name__}", "it has no method that shares it out"
+            share, f"of type {type(self).__name__}", "it has no method that divides it"
         )
 
     def _refusal(self, share: Share, what: str, why: str) -> DataError:
@@ -143,16 +144,16 @@ class Source(ABC):
             self.purpose,
             share.size,
             why,
-            "Give it a method shard(rank, size) that returns the batches of that rank; or pass"
+            "Add a method shard(rank, size) that returns the batches of that rank; or pass"
             " arrays, a list of batches, or a loader such as onnxfit.DataLoader",
         )
 
     def fingerprint(self) -> dict[str, Any]:
         """Return JSON values that are equal on two ranks if both have the same data.
 
-        They are found fast: a checksum has at most 64 KiB of an array, and data that is not in
-        memory is not read, but the names of all files count. A sharded source describes the data of
-        all ranks.
+        The values are found fast: a checksum covers at most 64 KiB of an array, and data that is
+        not in memory is not read; instead, the names of all files are included. A sharded source
+        describes the data of all ranks.
         """
         return {
             "kind": type(self).__name__,
@@ -162,24 +163,24 @@ class Source(ABC):
         }
 
     def require_re_iterable(self, epochs: int) -> None:
-        """DataError if data that can be iterated only once is needed for `epochs` > 1."""
+        """Raise DataError if data that can be iterated only once is needed for `epochs` > 1."""
         if epochs > 1 and not self.re_iterable:
             raise DataError(
                 f"The {self.purpose} data is an iterator, which can be iterated only once, but is"
-                f" needed for {epochs} epochs. Pass something that can be iterated anew:"
-                " the function that returns the generator (fit(batches), not fit(batches())), a"
-                " list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
+                f" needed for {epochs} epochs. Pass the function that returns the generator"
+                " (fit(batches), not fit(batches())), a list of batches, or an onnxfit.DataLoader;"
+                " or set steps_per_epoch."
             )
 
     def describe_batch(self, number: int) -> str:
-        """Return the words for a batch in a message.
+        """Return a description of a batch for a message.
 
-        - `number`: that of the batch in its epoch, from 0.
+        - `number`: the number of the batch in its epoch, from 0.
         """
         return f"batch {number} of the {self.purpose} data"
 
     def describe_as(self, other: Source) -> None:
-        """Take over what another source says of its data, for a source that draws from it.
+        """Copy another source's description of its data, for a source that draws from it.
 
         - `other`: the other source.
         """
@@ -189,7 +190,7 @@ class Source(ABC):
         self.batch_size = other.batch_size
         self.re_iterable = other.re_iterable
 
-    def close(self) -> None:  # noqa: B027  most sources hold nothing
+    def close(self) -> None:  # noqa: B027  most sources have no thread to end
         """End background threads."""
 
     def __enter__(self: S) -> S:
@@ -205,11 +206,11 @@ class Source(ABC):
 
 
 class ShardedSource(Source):
-    """The share that one rank has of the batches of another source.
+    """A source of one rank's share of the batches of another source.
 
-    - `inner`: makes every batch with the rows of all ranks. Batches of arrays copy only the rows of
-      this rank, since a batch copies nothing before it is written.
-    - `share`: this rank's.
+    - `inner`: makes every batch with the rows of all ranks. For arrays, only the rows of this rank
+      are copied, because a batch copies nothing before it is written.
+    - `share`: the share of this rank.
     """
 
     is_sharded: bool = True
@@ -238,9 +239,9 @@ class ShardedSource(Source):
 
 @dataclass(frozen=True)
 class Batching:
-    """How rows become batches: their number in a batch, and their order.
+    """The division of rows into batches: their number in a batch, and their order.
 
-    `seed` None keeps the order of the rows; otherwise each epoch has a permutation of its own.
+    `seed` None keeps the order of the rows; otherwise each epoch has its own permutation.
     """
 
     batch_size: int
@@ -249,12 +250,12 @@ class Batching:
 
 
 class RowSource(Source):
-    """Data whose rows have numbers, so that it can be divided into batches of any size.
+    """Base class of data whose rows can be indexed, and so divided into batches of any size.
 
-    - `loader`: the name of the class that messages tell the user to call with drop_last=True.
+    - `loader`: the name of the class that messages recommend, with drop_last=True.
 
-    A subclass that takes the rows of its batches from `indices` can let each rank read its own rows
-    only: its `_shard` returns `self._shard_rows(share)`.
+    If a subclass takes the rows of its batches from `indices`, each rank can read only its own
+    rows: its `_shard` returns `self._shard_rows(share)`.
     """
 
     rows: int
@@ -284,7 +285,7 @@ class RowSource(Source):
         return other
 
     def _set_batching(self, batching: Batching) -> None:
-        """Set the batch size. DataError where the model or the number of rows forbids it."""
+        """Set the batch size. DataError: it does not fit the model or the number of rows."""
         size = batching.batch_size
         check_fixed(
             self.adapter.fixed_input,
@@ -298,8 +299,8 @@ class RowSource(Source):
         steps = count_steps(self.rows, size, batching.drop_last)
         if batching.drop_last and not steps:
             raise DataError(
-                f"drop_last=True leaves nothing of the {self.purpose} data: {self.rows} rows are"
-                f" fewer than batch_size={size}."
+                f"drop_last=True would drop all {self.purpose} data: {self.rows} rows do not fill"
+                f" a batch of batch_size={size}. Pass a smaller batch_size, or drop_last=False."
             )
         self._batching = batching
         self.batch_size = size
@@ -328,7 +329,7 @@ class RowSource(Source):
         if self._share is WHOLE or start == stop:
             return text
         own = f"rows 0 to {stop - start - 1} of rank {self._share.rank}"
-        return f"{text}, whose rows {start} to {stop - 1} are {own}"
+        return f"{text} (its rows {start} to {stop - 1} are {own})"
 
     def whole_rows(self, skip: int) -> Iterator[int]:
         """Return the number of rows of each batch of all ranks, without the first `skip`."""
@@ -337,13 +338,13 @@ class RowSource(Source):
 
     @property
     def _full_rows(self) -> int:
-        """Rows of a full batch; a batch size may exceed the data."""
+        """Number of rows of a full batch; the batch size may exceed the data."""
         return max(min(self.batch_size, self.rows), 1)
 
     def indices(self, epoch: int, skip: int) -> Iterator[slice | Array]:
         """Return the row numbers of each batch of an epoch, without the first `skip`.
 
-        They are those of this rank, where the source reads the rows of one rank only.
+        If the source reads only the rows of one rank, these are the row numbers of that rank.
         """
         indices = batch_indices(
             self.rows, self._full_rows, self.steps, self._batching.seed, epoch, skip
@@ -364,7 +365,7 @@ class RowShareSource(ShardedSource):
                 if batch.rows == stop - start:
                     batch.whole_rows = whole_rows
                     yield batch
-                elif start == stop:  # a row that stands in for none
+                elif start == stop:  # the row that replaces an empty share
                     yield without_rows(batch, whole_rows)
                 else:  # a subclass of a loader made the rows of all ranks
                     yield self._share.cut(batch, {})
@@ -372,7 +373,7 @@ class RowShareSource(ShardedSource):
 
 @cache
 def source_classes() -> tuple[type[Source], ...]:
-    """Return the source classes that the modules of `onnxfit.data` export, in order of priority."""
+    """Return the source classes that modules of `onnxfit.data` export, in order of priority."""
     classes: list[type[Source]] = [
         member
         for member in exported_members("onnxfit.data").values()
@@ -388,9 +389,9 @@ def source_class(data: Any) -> type[Source] | None:
 
 @contextmanager
 def closing_generator(iterator: It) -> Iterator[It]:
-    """Close the iterator at the end if it has a `close`, as generators have.
+    """Close the iterator at the end if it has a method `close`, as generators do.
 
-    An iterator of the caller's own stays open, since sources wrap it in an islice.
+    The caller's own iterator stays open, because sources wrap it in an islice.
     """
     try:
         yield iterator

@@ -1,4 +1,4 @@
-"""Sources of data that gives batches one by one: batches with numbers, iterables, functions."""
+"""Sources of data that comes batch by batch: indexed batches, iterables and functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StreamSource(Source):
         """Return the items of an epoch, one per batch, without the first `skip`."""
 
     def convert(self, item: Any) -> Batch:
-        """Return an item as a Batch. DataError where it does not fit the model."""
+        """Return an item as a Batch. DataError: it does not fit the model."""
         return self.adapter.batch(item)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
@@ -46,15 +46,15 @@ class StreamSource(Source):
         if not number:
             hint = ""
             if not self.re_iterable:
-                hint = " An iterator can be iterated only once: is it used up?"
-            raise DataError(f"The {self.purpose} data gave no batch.{hint}")
+                hint = " It is an iterator, which can be iterated only once. Was it used before?"
+            raise DataError(f"The {self.purpose} data is empty: it gave no batches.{hint}")
 
 
 class RankSource(Source):
-    """Batches that the data's own method `shard` made for one rank, checked by another source.
+    """A source of the batches that the data's own method `shard` made for one rank.
 
-    Only the data knows how many rows the other ranks have. The shares count as equal, so that a
-    batch of n rows is one of `size` equal shares of n * size rows.
+    Only the data knows how many rows the other ranks have. All shares are taken as equal: a batch
+    of n rows counts as one of `size` equal shares of n * size rows.
 
     - `inner`: the batches of this rank.
     - `whole`: the source of the data that was sharded.
@@ -87,7 +87,7 @@ class RankSource(Source):
 def source_of_rank(whole: Source, data: Any, adapter: DataAdapter, share: Share) -> Source | None:
     """Return the source of the batches that `data.shard(rank, size)` returns.
 
-    None for data without a method `shard`. DataError for a method that returns no batches.
+    The result is None for data without a method `shard`. DataError: the method returns no batches.
 
     - `whole`: the source of `data`.
     """
@@ -96,9 +96,9 @@ def source_of_rank(whole: Source, data: Any, adapter: DataAdapter, share: Share)
     batches = data_of_rank(data, share, whole.purpose)
     if isinstance(batches, (str, bytes)) or holds_arrays(batches):
         raise DataError(
-            f"{type(data).__name__}.shard of the {whole.purpose} data returned"
-            f" {type(batches).__name__}, expected the batches of one rank: a list or an iterable of"
-            " them, or a loader."
+            f"{type(data).__name__}.shard of the {whole.purpose} data returned an object of type"
+            f" {type(batches).__name__}. Expected the batches of one rank: a list or iterable of"
+            " batches, or a loader."
         )
     shuffle = getattr(whole, "seed", None) is not None
     inner = adapter.shared_by(1).source(batches, batch_size=1, shuffle=shuffle)
@@ -106,7 +106,7 @@ def source_of_rank(whole: Source, data: Any, adapter: DataAdapter, share: Share)
 
 
 class ProtocolSource(StreamSource):
-    """Objects that give batches by a protocol of Python, whatever their type."""
+    """Objects of any type that give batches by one of Python's protocols."""
 
     def __init__(self, adapter: DataAdapter, data: Any, seed: int | None) -> None:
         self.adapter = adapter
@@ -123,7 +123,7 @@ class ProtocolSource(StreamSource):
             if kind.__name__ == "Dataset" and kind.__module__.startswith("torch.utils.data"):
                 raise DataError(
                     f"The {adapter.purpose} data is a torch Dataset ({type(data).__name__}), which"
-                    " gives single samples: pass torch.utils.data.DataLoader(dataset,"
+                    " gives single samples. Pass torch.utils.data.DataLoader(dataset,"
                     " batch_size=...)."
                 )
         return cls(adapter, data, batching.seed)
@@ -133,11 +133,11 @@ class ProtocolSource(StreamSource):
         return self._shard_whole(share) if source is None else source
 
     def _shard_whole(self, share: Share) -> Source:
-        """Return the source of one rank for data that has no method `shard` of its own."""
-        raise self._refusal(share, self._kind(), "nothing says that every rank gets the same rows")
+        """Return the source of one rank for data without a method `shard`."""
+        raise self._refusal(share, self._kind(), "each rank may get different rows")
 
     def _kind(self) -> str:
-        """Return what the data is, for messages."""
+        """Return a description of the data for messages."""
         return f"an iterable of type {type(self.data).__name__}"
 
     def fingerprint(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class ProtocolSource(StreamSource):
 
 
 class IndexedSource(ProtocolSource):
-    """Batches with numbers: `len(data)` of them, each `data[number]`, as in Keras's PyDataset.
+    """Batches that can be indexed, `data[0]` to `data[len(data) - 1]`, as in Keras's PyDataset.
 
     Shuffling gives the batches a new order every epoch. Keras's hook `on_epoch_end` is called.
     """
@@ -178,7 +178,7 @@ class IndexedSource(ProtocolSource):
 class IterableSource(ProtocolSource):
     """Iterables of batches in their own order, which may depend on the epoch (`set_epoch`).
 
-    An iterator can be iterated only once, and stays open after an epoch that is left early.
+    An iterator can be iterated only once, and stays open after an epoch that ends early.
     """
 
     priority: ClassVar[int] = -40
@@ -213,8 +213,8 @@ class FunctionSource(ProtocolSource):
         batches = self.data()
         if not isinstance(batches, Iterable):
             raise DataError(
-                f"The {self.purpose} data is a function that returned {shortened(batches)},"
-                " expected an iterator of batches: write yield, or return a list."
+                f"The {self.purpose} data is a function that returned {shortened(batches)}."
+                " Expected an iterator of batches. Use yield, or return a list."
             )
         return _skip(iter(batches), skip)
 
@@ -223,7 +223,7 @@ class FunctionSource(ProtocolSource):
 
 
 def iterate_epoch(data: Any, iterable: Any, epoch: int, skip: int) -> Iterator[Any]:
-    """Call `data.set_epoch` if there is one, then iterate, without the first `skip` items."""
+    """Call `data.set_epoch` if it exists, then iterate without the first `skip` items."""
     if hasattr(data, "set_epoch"):
         data.set_epoch(epoch)
     return _skip(iter(iterable), skip)

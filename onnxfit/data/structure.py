@@ -11,21 +11,21 @@ from onnxfit.errors import DataError, SettingError
 
 
 def holds_arrays(data: Any) -> bool:
-    """Return whether data consists of arrays in memory, as opposed to giving batches."""
+    """Return whether data consists of arrays, as opposed to batches."""
     if isinstance(data, Mapping) or hasattr(data, "__array__") or hasattr(data, "toarray"):
         return True
     return isinstance(data, (list, tuple)) and not (data and all(_is_batch(item) for item in data))
 
 
 def _is_batch(item: Any) -> bool:
-    """Return whether an item of a list is a batch, as opposed to an array, a row or a number."""
+    """Return whether an item of a list is a batch, not an array, a row or a number."""
     return isinstance(item, Mapping) or (
         isinstance(item, tuple) and any(hasattr(element, "__len__") for element in item)
     )
 
 
 def is_list_of_arrays(data: Any) -> bool:
-    """Return whether data is a list or tuple of arrays, and not empty."""
+    """Return whether data is a non-empty list or tuple of arrays."""
     return (
         isinstance(data, (list, tuple))
         and len(data) > 0
@@ -36,8 +36,8 @@ def is_list_of_arrays(data: Any) -> bool:
 def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
     """Return the arrays of `data` by name.
 
-    A dict goes by its keys, a list by its order, and an array is for the only name. A table is
-    divided into its columns where there are several names.
+    A dict is matched by its keys and a list by its order; a single array belongs to the only name.
+    If there are several names, a table is divided into its columns.
     """
     if isinstance(data, Mapping):
         return dict(data)
@@ -51,9 +51,9 @@ def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
     if not several or len(data) != len(names):
         got = f"{len(data)} arrays" if several else f"one {type(data).__name__}"
         raise DataError(
-            f"{got} for {len(names)} {kind}{'s' * (len(names) != 1)}: pass a dict by name or a"
+            f"Got {got} for {len(names)} {kind}{'s' * (len(names) != 1)}. Pass a dict by name, or a"
             f" list in the order {', '.join(map(repr, names))}."
-            + (" Rows in a list go through np.stack." if len(names) == 1 else "")
+            + (" Turn a list of rows into one array with np.stack." if len(names) == 1 else "")
         )
     return dict(zip(names, data))
 
@@ -80,9 +80,9 @@ def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def common_rows(arrays: Iterable[tuple[object, Any]], purpose: str) -> int:
-    """Return the number of rows that all the pairs (name, array) share.
+    """Return the common number of rows of all pairs (name, array).
 
-    DataError where the numbers differ, or there are no rows.
+    DataError: the numbers differ, or there are no rows.
     """
     sizes = [(name, rows) for name, array in arrays if (rows := length_of(array)) is not None]
     if not sizes:
@@ -90,23 +90,23 @@ def common_rows(arrays: Iterable[tuple[object, Any]], purpose: str) -> int:
     rows = sizes[0][1]
     if any(size != rows for _, size in sizes):
         raise DataError(
-            f"The {purpose} data has unequal numbers of rows:"
+            f"The arrays of the {purpose} data must have the same number of rows, but"
             f" {', '.join(f'{name} has {size}' for name, size in sizes)}."
         )
     if not rows:
-        raise DataError(f"The {purpose} data is empty: 0 rows.")
+        raise DataError(f"The {purpose} data is empty: it has 0 rows.")
     return rows
 
 
 def select_rows(value: Any, index: Any) -> Any:
-    """Return some rows of an array or table. A value without rows is returned as it is."""
+    """Return some rows of an array or table. A value without rows is returned unchanged."""
     if length_of(value) is None:
         return value
     return value.iloc[index] if hasattr(value, "iloc") else value[index]
 
 
 def length_of(data: Any) -> int | None:
-    """Return the length of data, or None where it has none."""
+    """Return the length of data, or None if it has no length."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
@@ -121,6 +121,7 @@ def split_validation_data(data: Any) -> tuple[Any, Any, Any]:
         return data, None, None
     if len(data) not in (2, 3):
         raise SettingError(
-            f"validation_data is (x, y), (x, y, sample_weight) or a loader, got {len(data)} items."
+            "validation_data must be (x, y), (x, y, sample_weight) or a loader, got a tuple of"
+            f" {len(data)} items."
         )
     return data[0], data[1], data[2] if len(data) == 3 else None

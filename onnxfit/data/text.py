@@ -1,4 +1,4 @@
-"""Token ids of documents in batches, packed into rows of one length or padded."""
+"""Token ids of documents in batches, packed into rows of equal length or padded."""
 
 from __future__ import annotations
 
@@ -27,49 +27,51 @@ POSITIONS = "position_ids"
 LABELS = "labels"
 INPUTS = (TOKENS, MASK, POSITIONS)
 MAX_LENGTH = 2**24  # longer rows would not fit into memory
-IGNORED = -100  # the label that CausalLM leaves out
+IGNORED = -100  # the label that CausalLM ignores
 
 
 class TextLoader(Loader, Splittable):
     """Token ids of documents in batches for a causal language model.
 
-    Packing cuts the documents, one after the other, into rows of `length` tokens, without padding
-    but in the last row. Padding gives each document a row of its own, in batches of similar
-    lengths. Every token comes once an epoch.
+    Packing concatenates the documents and cuts them into rows of `length` tokens; only the last row
+    is padded. Padding gives each document its own row, in batches of similar lengths. Every token
+    comes once per epoch.
 
-    - `data`: the ids of all documents in one array (`np.memmap`, or the path of a .npy file, which
-      is mapped and never read whole); the path of a Parquet or Arrow file, of a folder of them, or
-      a list of paths, with a list of ids in each row; or an iterable of sequences, or of dicts with
-      such a `column`. All but mapped arrays are kept in memory, 4 bytes a token.
+    - `data`: the ids of all documents in one array (an `np.memmap`, or the path of a .npy file,
+      which is mapped and never read whole); the path of a Parquet or Arrow file, of a folder of
+      such files, or a list of paths, with a list of ids in each row; or an iterable of sequences,
+      or of dicts with a `column` of ids. All data except mapped arrays is kept in memory, with 4
+      bytes per token.
     - `length`: tokens of a row. With `pack=False`, longer documents are cut into pieces, and None
-      cuts none.
+      cuts no document.
     - `pack`: pack the documents into rows; False pads them.
     - `eos_token_id`: the id that ends each document of an array; without it, the array is one
-      document. Documents that are given one by one get it at their end if they lack it.
-    - `column`: the column of files and of dicts with the ids.
-    - `pad_token_id`: the id in the places of padding.
-    - `pad_to_multiple_of`: make padded rows as long as a multiple of this number.
-    - `pool`: batches whose padded rows are sorted by length together, as in `Bucket`.
-    - `input_names`: the names of the model's inputs, where they are not `input_ids`,
+      document. If documents come one by one, it is appended to each document that lacks it.
+    - `column`: the name of the column of ids in files, or the key of the ids in dicts.
+    - `pad_token_id`: the id used for padding.
+    - `pad_to_multiple_of`: make the length of padded rows a multiple of this number.
+    - `pool`: number of batches whose padded rows are sorted by length together, as in `Bucket`.
+    - `input_names`: the names of the model's inputs, if they are not `input_ids`,
       `attention_mask` and `position_ids`, such as `{"input_ids": "tokens"}`.
-    - `batch_size`, `shuffle`, `seed`, `drop_last`, `prefetch`: those of `DataLoader`. The order
+    - `batch_size`, `shuffle`, `seed`, `drop_last`, `prefetch`: as for `DataLoader`. The order
       depends on `(seed, epoch)` only.
 
-    A batch is `(inputs, labels)`. The inputs are those of these that the model takes:
+    A batch is `(inputs, labels)`. Of these inputs it has the ones that the model takes:
 
-    - `input_ids`, shape `(batch, tokens)`. A model with one other input may call it anything.
+    - `input_ids`, shape `(batch, tokens)`. If the model has only one other input, its name does not
+      matter.
     - `attention_mask`: of shape `(batch, tokens)`, 1 for tokens and 0 for padding. A model whose
-      mask has 3 or 4 axes gets one for each pair of tokens, shape `(batch, 1, tokens, tokens)`: a
-      token sees itself and the earlier ones of its document. If it has floats, 0 stands for yes,
-      and the least number for no.
-    - `position_ids`: they begin at 0 with each document, and with each row.
+      mask has 3 or 4 axes gets a mask for each pair of tokens, shape `(batch, 1, tokens, tokens)`:
+      a token attends to itself and to the earlier tokens of its document. In a mask of floats, 0
+      allows attention, and the smallest number of the type forbids it.
+    - `position_ids`: positions, which begin at 0 with each document, and with each row.
 
-    The labels are the ids, in their places, for the loss `CausalLM`. They are -100 in the place of
-    padding and of a document's first token, so that no loss crosses the end of a document. A model
-    with an input `labels` of its own gets them there. `predict` ignores them.
+    The labels are the ids at the same positions, for the loss `CausalLM`. They are -100 for padding
+    and for a document's first token, so that no loss crosses the end of a document. If the model
+    has an input `labels`, the labels are passed to this input. `predict` ignores them.
 
-    DataError: no ids, ids that are no integers from 0 to 2**31 - 1, or a document without tokens.
-    SettingError: an impossible setting.
+    DataError: there are no ids, ids are not integers from 0 to 2**31 - 1, or a document has no
+    tokens. SettingError: a setting is impossible.
 
     >>> loader = TextLoader([[1, 2, 3], [4, 5]], 4, eos_token_id=0, shuffle=False)
     >>> x, labels = next(iter(loader))
@@ -102,16 +104,16 @@ class TextLoader(Loader, Splittable):
     ) -> None:
         if length is None and pack:
             raise SettingError(
-                "TextLoader packs documents into rows of one length: say which,"
-                " TextLoader(data, 1024), or pad them with pack=False."
+                "TextLoader packs documents into rows of equal length and needs length, such as"
+                " TextLoader(data, 1024). Or pad the documents with pack=False."
             )
         if length is not None and not 2 <= length <= MAX_LENGTH:
             raise SettingError(
-                f"TextLoader needs a length from 2 to {MAX_LENGTH}, got {shortened(length)}."
+                f"TextLoader needs length from 2 to {MAX_LENGTH}, got {shortened(length)}."
             )
         for name, token in (("pad_token_id", pad_token_id), ("eos_token_id", eos_token_id)):
             if token is not None and not 0 <= token <= MAX_ID:
-                raise SettingError(f"{name} is from 0 to {MAX_ID}, got {shortened(token)}.")
+                raise SettingError(f"{name} must be from 0 to {MAX_ID}, got {shortened(token)}.")
         check_multiple(pad_to_multiple_of)
         if pool < 1:
             raise SettingError(f"TextLoader needs pool >= 1, got {pool}.")
@@ -122,7 +124,7 @@ class TextLoader(Loader, Splittable):
         self.pool = pool
         self._names = {**dict.fromkeys(INPUTS, ""), **_checked_names(input_names)}
         self._names = {name: own or name for name, own in self._names.items()}
-        self._specs: dict[str, TensorSpec] | None = None  # of the inputs that a model takes
+        self._specs: dict[str, TensorSpec] | None = None  # specs of the inputs that the model takes
         self._labels_inside = False
         self._corpus = read_corpus(data, column, eos_token_id)
         size = len(self._corpus.tokens)
@@ -133,7 +135,7 @@ class TextLoader(Loader, Splittable):
         else:
             self._bounds = _cut(self._corpus.document_starts(), size, length)
             rows = len(self._bounds) - 1
-        self._first = 0  # the row with which the rows of this loader begin
+        self._first = 0  # number of the first row of this loader
         super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -156,13 +158,13 @@ class TextLoader(Loader, Splittable):
 
     @check_arguments
     def split(self, fraction: float) -> tuple[TextLoader, TextLoader]:
-        """Return two loaders, for training and for validation: the last rows validate, in order.
+        """Return two loaders, for training and for validation. The last rows are for validation.
 
         `fit(loader, validation_split=0.1)` does the same.
 
-        - `fraction`: the fraction of the rows that validates, above 0 and below 1.
+        - `fraction`: the fraction of the rows used for validation, above 0 and below 1.
 
-        SettingError: a fraction that leaves no row on one side.
+        SettingError: training or validation would get no row.
         """
         train_rows = count_training_rows(self.rows, fraction)
         training, validation = copy(self), copy(self)
@@ -187,7 +189,7 @@ class TextLoader(Loader, Splittable):
         )
 
     def _spans(self, rows: Array) -> tuple[Array, Array]:
-        """Return the places of the first tokens of rows, and those after their last ones."""
+        """Return the position of each row's first token, and the position after its last token."""
         rows = rows + self._first
         if self._bounds is not None:
             return self._bounds[rows], self._bounds[rows + 1]
@@ -235,13 +237,13 @@ class TextLoader(Loader, Splittable):
             return is_token.astype(np.int64)
         if axes not in (3, 4):
             raise DataError(
-                f"TextLoader makes masks of 2, 3 or 4 axes, and the model's input is {spec}: make"
-                " batches of your own."
+                f"TextLoader makes attention masks of 2, 3 or 4 axes, but the model's input is"
+                f" {spec}. Make the batches yourself."
             )
         document = begins.cumsum(axis=1)
         sees = np.tril(document[:, :, None] == document[:, None, :])
         sees &= is_token[:, None, :] & is_token[:, :, None]
-        # Padding sees itself: a softmax over nothing is NaN.
+        # Padding attends to itself, because a softmax over no token would be NaN.
         sees |= np.eye(is_token.shape[1], dtype=bool)
         mask: Array = sees if axes == 3 else sees[:, None]
         if spec is not None and is_float(spec.dtype):
@@ -250,15 +252,15 @@ class TextLoader(Loader, Splittable):
 
 
 def _positions(begins: Array) -> Array:
-    """Return the position of each token after the beginning of its document in the row."""
+    """Return the position of each token, counted from the start of its document in the row."""
     places = np.arange(begins.shape[1])
     return places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
 
 
 def _cut(starts: Array, size: int, length: int | None) -> Array:
-    """Return where each row begins, and where the last one ends.
+    """Return the start of each row, and the end of the last row.
 
-    Each document is a row, or several of at most `length` tokens.
+    Each document is one row, or several rows of at most `length` tokens.
     """
     bounds = np.append(starts, size)
     if length is None:
@@ -274,7 +276,7 @@ def _checked_names(names: Mapping[str, str] | None) -> dict[str, str]:
     unknown = [name for name in given if name not in INPUTS]
     if unknown or not all(isinstance(own, str) and own for own in given.values()):
         raise SettingError(
-            f"input_names maps {', '.join(map(repr, INPUTS))} to names of inputs, got"
+            f"input_names must map {', '.join(map(repr, INPUTS))} to names of inputs, got"
             f" {shortened(given)}."
         )
     return given

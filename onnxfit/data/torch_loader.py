@@ -16,7 +16,7 @@ from onnxfit.errors import DataError
 
 __all__ = ["TorchLoaderSource"]
 
-# Settings that the loader of one rank takes over from the caller's loader.
+# Settings that the loader of one rank copies from the caller's loader.
 SETTINGS = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator",
     "multiprocessing_context", "prefetch_factor", "persistent_workers",
@@ -26,9 +26,9 @@ SETTINGS = (
 class TorchLoaderSource(IterableSource):
     """A `torch.utils.data.DataLoader`.
 
-    One process iterates it as it is. Of several ranks, each fetches only its own rows of the
-    dataset. They come in the order of the dataset, or in onnxfit's order of the epoch if the loader
-    shuffles, since torch's random order differs between ranks.
+    A single process iterates it unchanged. With several ranks, each rank fetches only its own rows
+    of the dataset. The rows come in the order of the dataset, or, if the loader shuffles, in
+    onnxfit's order of the epoch, because torch's random order differs between ranks.
     """
 
     priority: ClassVar[int] = -35
@@ -48,9 +48,9 @@ class TorchLoaderSource(IterableSource):
                 f"{self._kind()} {obstacle}",
                 self.purpose,
                 share.size,
-                "nothing says that every rank gets the same rows",
-                "Make it of a dataset with numbered rows, batch_size and shuffle, or with sampler="
-                "torch.utils.data.DistributedSampler(dataset, size, rank); or give it a method"
+                "each rank may get different batches",
+                "Create it from an indexed dataset with batch_size and shuffle, or with sampler="
+                "torch.utils.data.DistributedSampler(dataset, size, rank); or add a method"
                 " shard(rank, size) that returns the batches of that rank",
             )
         sampler = loader.batch_sampler.sampler
@@ -62,17 +62,18 @@ class TorchLoaderSource(IterableSource):
         return rows._shard_rows(share)
 
     def _shard_distributed(self, sampler: Any, share: Share) -> Source:
-        """Return the source of a loader whose sampler draws the rows of this rank already."""
+        """Return the source of a loader whose sampler already draws the rows of this rank."""
         if (sampler.num_replicas, sampler.rank) != (share.size, share.rank):
             raise DataError(
                 f"The DistributedSampler of the {self.purpose} data draws the rows of rank"
-                f" {sampler.rank} of {sampler.num_replicas}, and this process is rank {share.rank}"
-                f" of {share.size}: pass num_replicas={share.size}, rank={share.rank}."
+                f" {sampler.rank} of {sampler.num_replicas}, but this process is rank {share.rank}"
+                f" of {share.size}. Pass num_replicas={share.size}, rank={share.rank}."
             )
         if self.purpose == "prediction":
             raise DataError(
                 "The prediction data comes from a DistributedSampler, which changes the order of"
-                " the rows: pass a DataLoader without it, of which each rank takes its own rows."
+                " the rows. Pass a DataLoader without this sampler: each rank then takes its own"
+                " rows."
             )
         inner = DistributedLoaderSource(self.adapter.shared_by(1), self.data, None)
         source = RankSource(inner, self, share.size)
@@ -81,7 +82,7 @@ class TorchLoaderSource(IterableSource):
 
 
 class DistributedLoaderSource(IterableSource):
-    """A DataLoader with a DistributedSampler, whose order depends on the epoch it is told."""
+    """A DataLoader with a DistributedSampler, whose `set_epoch` determines the order."""
 
     def items(self, epoch: int, skip: int) -> Iterator[Any]:
         self.data.batch_sampler.sampler.set_epoch(epoch)
@@ -89,7 +90,7 @@ class DistributedLoaderSource(IterableSource):
 
 
 class BatchRows:
-    """A batch sampler of torch: lists of row numbers, set before each epoch."""
+    """A batch sampler for torch: lists of row numbers, set before each epoch."""
 
     batches: tuple[list[int], ...] = ()
 
@@ -101,9 +102,9 @@ class BatchRows:
 
 
 class TorchRowSource(RowSource, StreamSource):
-    """Rows of the dataset of a torch DataLoader, fetched and collated as that loader does it.
+    """Rows of the dataset of a torch DataLoader, fetched and collated as that loader does.
 
-    - `seed`: decides the order of the rows; None keeps it.
+    - `seed`: the seed of the order of the rows; None keeps the order.
     """
 
     def __init__(self, adapter: DataAdapter, loader: Any, seed: int | None) -> None:
@@ -123,18 +124,18 @@ class TorchRowSource(RowSource, StreamSource):
         self._batch_rows.batches = tuple(
             rows[index].tolist() for index in self.indices(epoch, skip)
         )
-        # The iterator keeps these batches, so that another epoch can begin meanwhile.
+        # The iterator has its own list of batches, so that another epoch can begin before it ends.
         return iter(self._loader)
 
 
 def _obstacle(loader: Any) -> str:
-    """Return why ranks cannot each fetch their own rows of a loader, "" if they can."""
+    """Return why ranks cannot each fetch their own rows of a loader, or "" if they can."""
     torch: Any = sys.modules["torch.utils.data"]
     batch_sampler = loader.batch_sampler
     if _is_of_torch(loader.dataset, "IterableDataset"):
         return "of an IterableDataset"
     if type(loader).__iter__ is not torch.DataLoader.__iter__:
-        return "with a method __iter__ of its own"
+        return "with an overridden method __iter__"
     if batch_sampler is None:
         return "with batch_size=None"
     if type(batch_sampler) is not torch.BatchSampler:
@@ -145,7 +146,7 @@ def _obstacle(loader: Any) -> str:
     if type(sampler) not in (torch.SequentialSampler, torch.RandomSampler):
         return f"with the sampler {type(sampler).__name__}"
     draws_some_rows = getattr(sampler, "replacement", False) or len(sampler) != len(loader.dataset)
-    return f"with a {type(sampler).__name__} of other rows" if draws_some_rows else ""
+    return f"with a {type(sampler).__name__} that draws only some rows" if draws_some_rows else ""
 
 
 def _is_of_torch(data: Any, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Sample weights of rows or of single labels, or class weights looked up for each row."""
+"""Sample weights of rows or of single labels, and class weights looked up for each row."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onnxfit.errors import DataError, SettingError
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 LARGEST = float(np.finfo(np.float32).max)
 EXPECTED = (
-    f"0 or a finite number that float32 holds, from {SMALLEST:.2g} to {LARGEST:.2g} in size: divide"
-    " all weights by the same number"
+    f"0 or a finite number that float32 can represent, of magnitude {SMALLEST:.2g} to"
+    f" {LARGEST:.2g}. Divide all weights by the same number"
 )
 
 
 def checked_weights(sample_weight: Any) -> Array:
-    """Return sample weights as float32 of shape `(rows,)` or `(rows, ...)`, without last axes of 1.
+    """Return sample weights as float32 of shape `(rows,)` or `(rows, ...)`, trailing 1s removed.
 
-    DataError for a single number, and for weights that are NaN, infinite or 0 in float32 only.
+    DataError: a single number, or weights that are NaN or infinite, or become 0 in float32.
     Negative weights are allowed, as in Keras.
     """
     array = as_array(sample_weight, "sample_weight")
@@ -31,8 +31,8 @@ def checked_weights(sample_weight: Any) -> Array:
         array = array[..., 0]
     if array.ndim == 0:
         raise DataError(
-            "sample_weight has one number for each row, shape (n,), or for each label, got a single"
-            " number."
+            "sample_weight must have one number for each row, shape (n,), or for each label, got a"
+            " single number."
         )
     with np.errstate(over="ignore", under="ignore"):
         weights = array.astype(np.float32, copy=False)
@@ -40,31 +40,32 @@ def checked_weights(sample_weight: Any) -> Array:
     if wrong.any():
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
         given = "NaN" if np.isnan(array[place]) else f"{array[place].item():g}"
-        raise DataError(f"sample_weight is {given} in row {place[0]}, expected {EXPECTED}.")
+        raise DataError(f"sample_weight is {given} in row {place[0]}. Expected {EXPECTED}.")
     return weights
 
 
 def check_shape_of_weights(weights: Array, labels: Mapping[str, Array]) -> None:
-    """DataError where weights have another shape than the first axes of the labels.
+    """Raise DataError if the shape of the weights differs from the first axes of the labels.
 
-    - `labels`: name -> array. Labels with an axis of classes may have weights without it.
+    - `labels`: name -> array. Labels with an axis of classes may have weights without this axis.
     """
     for name, array in labels.items():
         shape = array.shape
         without_classes = [shape[:axis] + shape[axis + 1 :] for axis in range(1, array.ndim)]
         if weights.shape not in (shape[: weights.ndim], *without_classes):
             raise DataError(
-                f"sample_weight has shape {weights.shape}, and {name} has {shape}: pass one weight"
-                f" for each row, shape ({len(weights)},), or one for each label."
+                f"sample_weight has shape {weights.shape}, but {name} has shape {shape}. Pass one"
+                f" weight for each row, shape ({len(weights)},), or one for each label."
             )
 
 
 def without_weightless_rows(arrays: Sequence[Array], weights: Array) -> list[Array]:
-    """Return the arrays with another row in the place of rows of weight 0 that are not finite.
+    """Return the arrays with non-finite rows of weight 0 replaced by another row.
 
-    0 times infinity is NaN, so that such a row would have an influence after all. The first row
-    with a weight stands in for it in all arrays, or zeros if there is none. Arrays without rows
-    stay as they are. A row of which each label has its own weight counts if any of them does.
+    0 times infinity is NaN, so a non-finite row of weight 0 would influence the result. It is
+    replaced in all arrays by the first row with a nonzero weight, or by zeros if all weights are 0.
+    Arrays without rows are not changed. If each label has its own weight, a row has weight 0 only
+    if all its labels have weight 0.
     """
     counts = (weights != 0).any(axis=tuple(range(1, weights.ndim)))
     weightless = np.flatnonzero(~counts)
@@ -80,9 +81,10 @@ def without_weightless_rows(arrays: Sequence[Array], weights: Array) -> list[Arr
 
 
 def without_weightless_labels(labels: Array, weights: Array) -> Array:
-    """Return labels with a finite one in the place of labels of weight 0 that are not finite.
+    """Return the labels with non-finite labels of weight 0 replaced by a finite label.
 
-    - `weights`: of single labels. The first finite label stands in, or 0 if there is none.
+    - `labels`: the labels.
+    - `weights`: the weight of each label. The replacement is the first finite label, or 0.
     """
     if weights.ndim == 1 or weights.shape != labels.shape[: weights.ndim] or _all_finite(labels):
         return labels
@@ -95,12 +97,12 @@ def without_weightless_labels(labels: Array, weights: Array) -> Array:
 def _all_finite(array: Array) -> bool:
     if not is_float(array.dtype) or not array.size:
         return True
-    # The extremes are finite if all is, and computing them needs no array of booleans.
+    # The extremes are finite if all elements are, and computing them needs no array of booleans.
     return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
 def _with_other_rows(array: Array, rows: Array, stand_in: Array) -> Array:
-    """Return a copy with the row `stand_in`, or zeros if that is empty, in the place of `rows`."""
+    """Return a copy with `rows` replaced by the row `stand_in`, or by zeros if that is empty."""
     if not array.ndim:
         return array
     array = array.copy()
@@ -113,48 +115,48 @@ def checked_class_weight(
 ) -> dict[int, float] | None:
     """Return class weights as a dict of ints and floats.
 
-    SettingError where they are none, or the model has not exactly one output with labels.
+    SettingError: they are not class weights, or the model does not have exactly one output with
+    labels.
     """
     if class_weight is None:
         return None
     if len(targets) != 1:
         raise SettingError(
-            f"class_weight needs exactly one output with labels, the model has {len(targets)}: pass"
-            " sample_weight."
+            "class_weight needs a model with exactly one output with labels, but the model has"
+            f" {len(targets)}. Pass sample_weight instead."
         )
     try:
         weights = {operator.index(label): float(weight) for label, weight in class_weight.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise SettingError(
-            f"class_weight is a dict class number -> weight, got {class_weight!r}."
+            f"class_weight must be a dict class number -> weight, got {class_weight!r}."
         ) from None
     for label, weight in weights.items():
         size = abs(weight)
         if not (size == 0 or SMALLEST <= size <= LARGEST):
             raise SettingError(
-                f"class_weight is {weight:g} for class {label}, got {class_weight!r}; expected"
+                f"class_weight is {weight:g} for class {label} in {class_weight!r}. Expected"
                 f" {EXPECTED}."
             )
     return weights
 
 
 def balanced_class_weight(word: str, labels: Any) -> dict[int, float]:
-    """Return the weight of each class that gives all classes the same weight in sum.
+    """Return a weight for each class that gives all classes the same total weight.
 
-    It is `rows / (classes * rows of the class)`, as in scikit-learn. SettingError for another
-    `word` than "balanced", or where `labels` are no array. DataError for labels that are no
-    classes.
+    It is `rows / (classes * rows of the class)`, as in scikit-learn. SettingError: `word` is not
+    "balanced", or `labels` is not an array. DataError: the labels are not classes.
     """
     if word != "balanced":
         raise SettingError(
-            f"class_weight is a dict class number -> weight, or 'balanced', got {word!r}."
+            f"class_weight must be a dict class number -> weight, or 'balanced', got {word!r}."
         )
     if isinstance(labels, Mapping) and len(labels) == 1:
         labels = next(iter(labels.values()))
     if labels is None or isinstance(labels, (Mapping, tuple)):
         raise SettingError(
-            "class_weight='balanced' counts the classes in y, which is no array here: pass y as an"
-            " array, or a dict class number -> weight."
+            "class_weight='balanced' counts the classes in y and needs y to be an array. Pass y as"
+            " an array, or class_weight as a dict class number -> weight."
         )
     classes, counts = np.unique(class_numbers(as_array(labels, "y")), return_counts=True)
     weights = counts.sum() / (len(classes) * counts)
@@ -170,7 +172,7 @@ def weights_by_class(labels: Array, class_weight: Mapping[int, float]) -> Array:
 def class_numbers(labels: Array) -> Array:
     """Return the class of each row: its integer label, or the position of the 1 in a one-hot row.
 
-    DataError for other labels.
+    DataError: the labels are of another kind.
     """
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]

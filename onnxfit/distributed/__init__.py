@@ -1,11 +1,11 @@
 """Several processes that train one model together, each on its share of every batch.
 
-`mpiexec -n 4 python train.py` starts four of them: `Trainer(..., distribute="auto")` sees that.
-`pip install onnxfit[mpi]` brings mpi4py and an MPI library with mpiexec along.
+`mpiexec -n 4 python train.py` starts four processes, which `Trainer(..., distribute="auto")`
+detects. `pip install onnxfit[mpi]` installs mpi4py and an MPI library with mpiexec.
 
-An exception in one of the processes (ranks), a rank that is killed, and a rank that leaves early
-end all of them, with one traceback. So does a rank that waits longer than the `timeout` of `MPI` or
-`Torch`; the message names the exchange that it waits in.
+If one of the processes (ranks) raises an exception, is killed, or exits early, all ranks end, with
+one traceback. All ranks also end if one waits longer than the `timeout` of `MPI` or `Torch`; the
+message names the exchange in which it waits.
 """
 
 from onnxfit.distributed.communicator import Communicator

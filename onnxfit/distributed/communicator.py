@@ -1,4 +1,4 @@
-"""The protocol of a library for messages between processes."""
+"""The protocol of objects that exchange messages between processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MEMBERS = ("rank", "size", "allreduce", "broadcast", "abort")
 class Communicator(Protocol):
     """Processes (ranks) that exchange arrays and bytes; for `Trainer(distribute=)`.
 
-    Any object with these members will do. Every rank calls the same methods in the same order.
+    Any object with these members can be used. Every rank calls the same methods in the same order.
 
     - `rank`: number of this process, from 0. Rank 0 writes files and decides.
     - `size`: number of processes.
 
     A communicator may have more members, which `MPI` and `Torch` have:
 
-    - `timeout`: seconds that a rank waits for the others before the job ends; None for ever.
-    - `average_every`: number of updates after which the ranks average their weights; None where
-      they share the gradients of every update.
+    - `timeout`: seconds that a rank waits for the others before the job ends; None for no limit.
+    - `average_every`: number of updates after which the ranks average their weights; None if they
+      share the gradients of every update.
     - `is_closed`: whether messages are no longer possible.
     """
 
@@ -45,7 +45,7 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return the bytes that rank 0 passed; those of other ranks are not used.
+        """Return the bytes that rank 0 passed; the bytes of other ranks are ignored.
 
         - `data`: the bytes.
         """
@@ -59,18 +59,18 @@ def require_communicator(given: Any) -> None:
     """Raise SettingError unless an object has the members of `Communicator`."""
     if inspect.isclass(given):
         raise SettingError(
-            f"distribute is a communicator, got the class {given.__name__}: make an object of it,"
-            f" such as {given.__name__}()."
+            f"distribute must be a communicator, got the class {given.__name__}. Create an object:"
+            f" {given.__name__}()."
         )
     if type(given).__module__.partition(".")[0] == "mpi4py":
         raise SettingError(
-            f"distribute got {shortened(given)} of mpi4py: pass"
+            f"distribute must be a communicator, got {shortened(given)} of mpi4py. Pass"
             " onnxfit.distributed.MPI(communicator)."
         )
     missing = [name for name in MEMBERS if not hasattr(given, name)]
     if missing:
         raise SettingError(
-            f"distribute is 'auto', 'mpi', 'torch', None or a communicator, got {shortened(given)},"
-            f" which lacks {listed_names(missing)}. onnxfit.distributed.Communicator lists what a"
-            " communicator has."
+            "distribute must be 'auto', 'mpi', 'torch', None or a communicator, got"
+            f" {shortened(given)}, which lacks {listed_names(missing)}. See"
+            " onnxfit.distributed.Communicator for the members of a communicator."
         )

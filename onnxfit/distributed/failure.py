@@ -1,4 +1,4 @@
-"""The end of all ranks after the failure of one, and the end of all when none fails."""
+"""The common end of all ranks, after the failure of one rank or after success."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 from onnxfit.distributed.world import World
 from onnxfit.errors import OnnxfitError
 
-# Seconds before a rank other than 0 writes its error. Where all ranks have the same error, rank 0
-# writes it and ends the others meanwhile.
+# Seconds before a rank other than 0 writes its error. If all ranks have the same error, rank 0
+# writes it and ends the others within this time.
 FIRST_WAIT = 0.3
 MORE_WAIT = 0.05  # for each further rank
 LONGEST_WAIT = 1.0
-# A rank at its end waits longer: the error of the other one names the line of the user.
+# A rank that has finished waits longer, because the error of the other rank names the user's line.
 WAIT_AT_END = 0.4
 
 _protected: list[World] = []
@@ -29,9 +29,9 @@ _protected: list[World] = []
 def protect(world: World) -> None:
     """End the whole job when this rank fails, and wait for the others when it ends.
 
-    Without this, an exception in one rank lets the others wait for ever. A world of one rank needs
-    no protection, nor do ranks that are threads of one process: a thread of its own calls this
-    without any effect.
+    Without this, an exception in one rank would make the others wait forever. A world of one rank
+    needs no protection, and neither do ranks that are threads of one process: a call in a thread
+    other than the main thread has no effect.
     """
     is_thread = threading.current_thread() is not threading.main_thread()
     if world.size < 2 or world in _protected or is_thread:
@@ -43,8 +43,7 @@ def protect(world: World) -> None:
 
 
 def _install(world: World) -> None:
-    # A launcher reads pipes, so that Python would keep lines back, which the end of all ranks
-    # would lose.
+    # A launcher reads pipes, so Python would buffer lines, and aborting all ranks would lose them.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     previous = sys.excepthook
@@ -65,9 +64,9 @@ def _install(world: World) -> None:
 
 
 def _end(world: World) -> None:
-    """Wait for the end of all ranks; the job ends with an error where one does something else."""
+    """Wait for the end of all ranks; the job ends with an error if one does something else."""
     if getattr(world.communicator, "is_closed", False):
-        return  # the program ended the library's messages itself
+        return  # the program finalized the library itself
     try:
         world.meet_at_end()
     except OnnxfitError as error:
@@ -76,7 +75,7 @@ def _end(world: World) -> None:
         _say(f"rank {world.rank} of {world.size}: {error}")
         _abort(world)
     except BaseException as error:  # a rank that failed has ended the connection
-        _say(f"rank {world.rank} of {world.size} lost the others at its end: {error}")
+        _say(f"rank {world.rank} of {world.size} lost the connection at its end: {error}")
         _abort(world)
 
 
@@ -92,7 +91,7 @@ def _say(message: str) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # there may be none, or nobody reads it any more
+        # the stream may be missing, or its reader may have exited
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
 

@@ -1,4 +1,4 @@
-"""The world that a process belongs to."""
+"""The world to which a process belongs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WAYS = ("auto", "mpi", "torch")
 # Variables in which launchers tell the number of processes: Open MPI; MPICH, Intel MPI and MS-MPI;
 # MVAPICH; Hydra, for this machine alone.
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
-# srun sets one of the first where it connects the processes by MPI. The size of the step comes
-# first: in a batch script, SLURM_NTASKS is that of the steps to come.
+# srun sets one of the variables above if it connects the processes by MPI. The size of the step
+# comes first: in a batch script, SLURM_NTASKS describes later steps.
 SLURM_CONNECTIONS = ("PMIX_RANK", "PMI_RANK", "PMI_FD")
 SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
@@ -35,19 +35,19 @@ _by_communicator: weakref.WeakValueDictionary[int, World] = weakref.WeakValueDic
 def world_of(distribute: Any = "auto") -> World:
     """Return the ranks that train together with this process.
 
-    - `distribute`: "auto" for the processes that a launcher of MPI started, or this process alone;
-      "mpi" for `MPI()`; "torch" for `Torch()`; None for this process alone; or a `Communicator`.
-      The same argument gives the same world again.
+    - `distribute`: "auto" for the processes that an MPI launcher started, or else this process
+      alone; "mpi" for `MPI()`; "torch" for `Torch()`; None for this process alone; or a
+      `Communicator`. The same argument gives the same world again.
 
-    Errors: UnknownNameError for another name, SettingError for an object that is no communicator.
-    The failure of a rank ends all ranks of this world from now on.
+    UnknownNameError: the name is unknown. SettingError: the object is not a communicator. After
+    this call, the failure of a rank ends all ranks of this world.
     """
     if distribute is None:
         return ALONE
     if not isinstance(distribute, str):
         world = _world_of_communicator(distribute)
     elif distribute not in WAYS:
-        raise UnknownNameError("way to distribute", distribute, WAYS)
+        raise UnknownNameError("value of distribute", distribute, WAYS)
     elif distribute in _by_way:
         world = _by_way[distribute]
     else:
@@ -58,7 +58,7 @@ def world_of(distribute: Any = "auto") -> World:
 
 
 def launched_ranks(environment: Mapping[str, str]) -> int:
-    """Return how many processes a launcher of MPI started, this one included; 1 without a launcher.
+    """Return the number of processes that an MPI launcher started; 1 without a launcher.
 
     >>> launched_ranks({"PMI_RANK": "0", "PMI_SIZE": "4"})
     4
@@ -73,7 +73,7 @@ def launched_ranks(environment: Mapping[str, str]) -> int:
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
-    """Return whether a launcher of MPI started this process, alone or with others."""
+    """Return whether an MPI launcher started this process, alone or with others."""
     return launched_ranks(environment) > 1 or any(name in environment for name in SIZES)
 
 
@@ -98,16 +98,16 @@ def _named(way: str) -> World:
 
 
 def _found() -> World:
-    """Return the world of the launcher. mpi4py is imported where there is one, and not before."""
+    """Return the world of the launcher. mpi4py is imported only if there is a launcher."""
     if "mpi" in _by_way:
         return _by_way["mpi"]
     ranks = launched_ranks(os.environ)
     library: Any = sys.modules.get("mpi4py.MPI")
     if ranks > 1 and library is None and importlib.util.find_spec("mpi4py") is None:
         warn_user(
-            f"A launcher started {ranks} processes, and each trains a model of its own, since"
-            " mpi4py is not installed: pip install onnxfit[mpi]. Trainer(distribute=None) trains"
-            " alone without this warning."
+            f"A launcher started {ranks} processes, but each trains a separate model, because"
+            " mpi4py is not installed: pip install onnxfit[mpi]. To train separate models without"
+            " this warning, pass Trainer(distribute=None)."
         )
         return ALONE
     if library is None and ranks > 1:
@@ -122,9 +122,10 @@ def _found() -> World:
     if size == 1 and ranks > 1:
         name = library.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
         warn_user(
-            f"A launcher started {ranks} processes, and each trains a model of its own, since"
-            f" mpi4py uses another MPI library ({name}) than the launcher: use the mpiexec of that"
-            " library. Trainer(distribute=None) trains alone without this warning."
+            f"A launcher started {ranks} processes, but each trains a separate model, because"
+            f" mpi4py uses another MPI library ({name}) than the launcher. Use the mpiexec of that"
+            " library. To train separate models without this warning, pass"
+            " Trainer(distribute=None)."
         )
     return World(MPI()) if size > 1 else ALONE
 
@@ -133,18 +134,18 @@ def _warn_of_torchrun() -> None:
     ranks = _count(os.environ, "WORLD_SIZE")
     if ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         warn_user(
-            f"torchrun started {ranks} processes, and each trains a model of its own:"
-            " Trainer(distribute='torch') lets them train one model together, and"
-            " Trainer(distribute=None) trains alone without this warning."
+            f"torchrun started {ranks} processes, but each trains a separate model. To train one"
+            " model together, pass Trainer(distribute='torch'). To train separate models without"
+            " this warning, pass Trainer(distribute=None)."
         )
 
 
 def _warn_of_srun() -> None:
-    """Warn of a step of Slurm whose processes nothing connects; a batch script is no such step."""
+    """Warn about a Slurm step whose processes are not connected; a batch script is not a step."""
     ranks = _count(os.environ, "SLURM_STEP_NUM_TASKS")
     if ranks > 1:
         warn_user(
-            f"srun started {ranks} processes, and each trains a model of its own, since srun did"
-            " not connect them by MPI: srun --mpi=pmix does, and Trainer(distribute=None) trains"
-            " alone without this warning."
+            f"srun started {ranks} processes, but each trains a separate model, because srun did"
+            " not connect them by MPI. Use srun --mpi=pmix. To train separate models without this"
+            " warning, pass Trainer(distribute=None)."
         )

@@ -1,4 +1,4 @@
-"""Conversion between float32 and float16, for messages of half the bytes."""
+"""Conversion between float32 and float16, for messages of half the size."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__: list[str] = []
 
 
 class Float16Converter(Protocol):
-    """Converts arrays in C order. Numbers are rounded to the nearest, and halves to even."""
+    """Converter of arrays in C order. It rounds to nearest, and ties to even."""
 
     def narrow(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-        """Return the numbers as float16, infinite where float16 cannot hold them."""
+        """Return the numbers as float16; numbers outside its range become infinite."""
         ...
 
     def widen(self, numbers: npt.NDArray[np.float16], out: npt.NDArray[np.float32]) -> None:
-        """Write the numbers into `out`, which has as many elements."""
+        """Write the numbers to `out`, which has the same number of elements."""
         ...
 
 
 class NumpyConverter:
-    """Converts by NumPy, in software: about 6 ns a number to float16, and 2 ns back."""
+    """Converter that uses NumPy, in software: about 6 ns per number to float16, and 2 ns back."""
 
     def narrow(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-        with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite
+        with np.errstate(over="ignore"):  # numbers outside the range of float16 become infinite
             return numbers.astype(np.float16)
 
     def widen(self, numbers: npt.NDArray[np.float16], out: npt.NDArray[np.float32]) -> None:

@@ -19,7 +19,7 @@ __all__ = ["launch"]
 
 NAMES = ("mpiexec", "mpirun")
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
-# Variables of batch systems and of lists of machines: the ranks may come to lie on others, too.
+# Variables of batch systems and of lists of machines: ranks may then run on other machines, too.
 OTHER_MACHINES = (
     "SLURM_JOB_ID",
     "PBS_NODEFILE",
@@ -36,15 +36,15 @@ OTHER_MACHINES = (
 def launch(arguments: Sequence[str], ranks: int) -> int:
     """Run a command in several processes by mpiexec, and return its exit status.
 
-    - `arguments`: the command, as [sys.executable, "train.py"].
-    - `ranks`: number of processes, from 1. More than there are cores share them.
+    - `arguments`: the command, such as [sys.executable, "train.py"].
+    - `ranks`: number of processes, from 1. It may exceed the number of cores.
 
-    The mpiexec beside this Python is preferred to others. SIGINT, SIGTERM and SIGHUP go on to
-    mpiexec while it runs. Variables of the environment that are set already stay as they are. The
-    ranks send nothing over a network, unless a batch system or a list of machines is at hand.
+    The mpiexec next to this Python is preferred to others. SIGINT, SIGTERM and SIGHUP are forwarded
+    to mpiexec while it runs. Environment variables that are already set are not changed. The ranks
+    send nothing over a network, unless a batch system or a list of machines is configured.
 
-    Errors: SettingError for less than one rank, an empty command, or a process that mpiexec
-    started itself; InstallationError without mpiexec.
+    SettingError: there is less than one rank, the command is empty, or mpiexec started this
+    process itself. InstallationError: mpiexec is not installed.
 
     Four processes that train together:
 
@@ -56,26 +56,28 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
 def run_ranks(
     arguments: Sequence[str], ranks: int, answers: Callable[[int], bool] | None = None
 ) -> int:
-    """Do what `launch` does.
+    """Run a command in several processes, as `launch` does, with a handler of signals.
 
-    - `answers`: called with each signal; where it returns True, the signal does not go on.
+    - `answers`: called with each signal; if it returns True, the signal is not forwarded.
     """
     if ranks < 1 or ranks != int(ranks):
-        raise SettingError(f"launch needs a whole number as ranks >= 1, got {shortened(ranks)}.")
+        raise SettingError(f"launch needs ranks to be a whole number >= 1, got {shortened(ranks)}.")
     if not arguments:
-        raise SettingError("launch needs a command, such as [sys.executable, 'train.py'].")
+        raise SettingError(
+            "launch needs a command, such as [sys.executable, 'train.py'], got an empty list."
+        )
     if is_launched(os.environ):
         raise SettingError(
-            f"mpiexec started this process already, so it cannot start {ranks} more: call launch,"
-            " or --ranks, without mpiexec."
+            f"This process was itself started by mpiexec, so it cannot start {ranks} more. Use"
+            " launch, or --ranks, without mpiexec."
         )
     program = find_mpiexec()
     process = subprocess.Popen(
         [program, "-n", str(int(ranks)), *arguments],
         env=ranks_environment(os.environ),
         stdin=subprocess.DEVNULL,
-        # Otherwise Ctrl-C reaches mpiexec twice, from the terminal and from here, and a second one
-        # lets it leave the ranks behind.
+        # Otherwise Ctrl-C would reach mpiexec twice, from the terminal and from here, and after the
+        # second one mpiexec exits without ending the ranks.
         start_new_session=os.name == "posix",
     )
     status = _wait(process, answers)
@@ -83,7 +85,7 @@ def run_ranks(
 
 
 def find_mpiexec() -> str:
-    """Return the path of mpiexec: beside this Python, or of PATH. InstallationError without one."""
+    """Return the path of mpiexec, next to this Python or in PATH. InstallationError: not found."""
     beside = Path(sys.executable).parent
     folders = (beside, beside / "Scripts", beside.parent / "Library" / "bin")
     for path in (*map(str, folders), None):
@@ -92,29 +94,29 @@ def find_mpiexec() -> str:
             if found:
                 return found
     raise InstallationError(
-        f"No mpiexec is beside {sys.executable} or in PATH: pip install onnxfit[mpi], which brings"
-        " one along."
+        f"mpiexec was found neither next to {sys.executable} nor in PATH. Install it with pip"
+        " install onnxfit[mpi]."
     )
 
 
 def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment in which mpiexec starts ranks.
 
-    Each implementation reads its own variables, so that all of them are set.
+    Each MPI implementation reads its own variables, so the variables of all are set.
     """
     chosen = {
-        # Each rank has threads: none is tied to one core.
+        # Each rank has threads, so no rank is bound to one core.
         "PRTE_MCA_hwloc_default_binding_policy": "none",
         "OMPI_MCA_hwloc_base_binding_policy": "none",
         "I_MPI_PIN": "off",
     }
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        # Open MPI refuses root, who is the only user of many containers.
+        # Open MPI refuses to run as root, the only user of many containers.
         for prefix in ("OMPI", "PRTE"):
             chosen[f"{prefix}_ALLOW_RUN_AS_ROOT"] = "1"
             chosen[f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     if not any(name in environment for name in OTHER_MACHINES):
-        # Open MPI counts cores without their second threads, and refuses more ranks than that.
+        # Open MPI counts physical cores, and refuses to start more ranks.
         chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # Open MPI 5
         chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # Open MPI 4
         chosen["OMPI_MCA_btl"] = "self,sm"  # Open MPI: shared memory
@@ -126,9 +128,9 @@ def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes], answers: Callable[[int], bool] | None = None) -> int:
-    """Wait for the end of a process; signals that come meanwhile go on to it.
+    """Wait for the end of a process, and forward signals to it.
 
-    Those that this process ignores, as under nohup, stay ignored.
+    Signals that this process ignores, as under nohup, stay ignored.
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -137,11 +139,11 @@ def _wait(process: subprocess.Popen[bytes], answers: Callable[[int], bool] | Non
 
     numbers = [getattr(signal, name) for name in FORWARDED if hasattr(signal, name)]
     if os.name != "posix":
-        numbers = []  # Windows has no signals to send on; Ctrl-C reaches mpiexec itself
+        numbers = []  # Windows has no signals to forward; Ctrl-C reaches mpiexec directly
     numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     try:
         before = {number: signal.signal(number, forward) for number in numbers}
-    except ValueError:  # this is not the main thread, which alone handles signals
+    except ValueError:  # only the main thread can handle signals
         before = {}
     try:
         return process.wait()

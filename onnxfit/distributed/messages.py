@@ -1,4 +1,4 @@
-"""Values as bytes: JSON, with arrays beside it. Reading them runs no code."""
+"""Values as bytes: JSON followed by arrays. Reading them runs no code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-ARRAY = "__array__"  # key of a dict that stands for an array: its number in the message
+ARRAY = "__array__"  # key of a dict that replaces an array by its index in the message
 
 
 def encode(value: Any) -> bytes:
@@ -25,7 +25,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes) -> Any:
-    """Return the value that `encode` made a message of."""
+    """Return the value of a message from `encode`."""
     stream = io.BytesIO(message)
     length = int.from_bytes(stream.read(8), "little")
     value = json.loads(stream.read(length))

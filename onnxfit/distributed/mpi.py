@@ -26,25 +26,25 @@ MIN_ELEMENTS_COMPRESSED = 4096
 class MPI:
     """Processes that `mpiexec` started, by mpi4py: `Trainer(distribute=MPI(...))`.
 
-    `Trainer(distribute="auto")` and `"mpi"` use one with the default settings. Every rank makes
-    this object at the same time.
+    `Trainer(distribute="auto")` and `"mpi"` use one with the default settings. Every rank must
+    create this object at the same time.
 
     - `communicator`: an mpi4py communicator, of which a duplicate is used; None for all processes
       (`COMM_WORLD`).
-    - `timeout`: seconds > 0 that a rank waits for the others before it ends the job; None to wait
-      for ever.
+    - `timeout`: seconds > 0 that a rank waits for the others before it ends the job; None for no
+      limit.
     - `average_every`: number of updates >= 1 after which the ranks average their weights (local
-      SGD); None where they share the gradients of every update.
+      SGD); None shares the gradients of every update.
     - `compression`: "float16" halves the bytes of sums of 4,096 float32 elements and more; None
-      sends them as they are. Each rank's numbers and each sum are rounded to 11 significant bits.
-      The sums are computed in float32 and are the same on every rank. Numbers below 6e-8 become 0.
-      Numbers and sums beyond 65,504 become infinite, so that the loss shows them. A
-      Trainer converts by onnxruntime. That pays on networks below about 10 Gbit/s with onnxruntime
-      1.32 and below 3 Gbit/s with 1.19, not within a machine.
-    - `converter`: converts the numbers of compressed sums; a Trainer replaces it by a faster one.
+      sends them unchanged. Each rank's numbers and each sum are rounded to 11 significant bits. The
+      sums are computed in float32 and are the same on every rank. Numbers below 6e-8 become 0.
+      Numbers and sums beyond 65,504 become infinite, which then shows in the loss. A Trainer
+      converts with onnxruntime. Compression pays off on networks below about 10 Gbit/s with
+      onnxruntime 1.32 and below 3 Gbit/s with 1.19, but not within a machine.
+    - `converter`: converts the numbers of compressed sums; a Trainer sets a faster converter.
     - `local_size`: number of ranks on this machine.
 
-    Errors: InstallationError without mpi4py or an MPI library; SettingError for other settings.
+    InstallationError: mpi4py or an MPI library is missing. SettingError: a setting is impossible.
 
     A script that `mpiexec -n 4 python train.py` starts, with a slow network between machines:
 
@@ -73,10 +73,10 @@ class MPI:
             communicator = mpi.COMM_WORLD
         elif not isinstance(communicator, mpi.Intracomm) or communicator == mpi.COMM_NULL:
             raise SettingError(
-                f"MPI needs a communicator of mpi4py with this process in it, or None, got"
-                f" {shortened(communicator)}."
+                "MPI needs communicator to be an mpi4py communicator that includes this process,"
+                f" or None, got {shortened(communicator)}."
             )
-        # The messages of the user's program cannot meet those of a duplicate.
+        # Messages of a duplicate cannot mix with messages of the user's program.
         self._communicator = communicator.Dup()
         self.rank: int = self._communicator.Get_rank()
         self.size: int = self._communicator.Get_size()
@@ -86,7 +86,7 @@ class MPI:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the program has finalized MPI, after which no messages are possible."""
+        """Whether the program has finalized MPI, so that no messages are possible."""
         return bool(self._library.Is_finalized())
 
     def allreduce(self, buffer: npt.NDArray[Any]) -> None:
@@ -94,7 +94,7 @@ class MPI:
 
         - `buffer`: an array in C order, of the same shape and type on every rank.
 
-        SettingError on a rank that receives a message of another size than its own.
+        SettingError, on a rank that receives a message of another size: the ranks are out of step.
         """
         try:
             self._add_up(buffer)
@@ -102,9 +102,9 @@ class MPI:
             if error.Get_error_class() != self._library.ERR_TRUNCATE:
                 raise
             raise SettingError(
-                f"The ranks do not do the same: rank {self.rank} sums {buffer.nbytes} bytes, and"
-                " another rank more. Data with a method shard gives every rank the same number of"
-                " batches, and what needs all ranks is called on all of them."
+                f"The ranks are out of step: rank {self.rank} sums {buffer.nbytes} bytes, but"
+                " another rank sums more. A method shard must give every rank the same number of"
+                " batches, and calls that need all ranks must be made on all of them."
             ) from error
 
     def _add_up(self, buffer: npt.NDArray[Any]) -> None:
@@ -121,7 +121,7 @@ class MPI:
     def broadcast(self, data: bytes) -> bytes:
         """Return the bytes that rank 0 passed.
 
-        - `data`: the bytes; those of other ranks are not used.
+        - `data`: the bytes; the bytes of other ranks are ignored.
         """
         length = np.array([len(data)], np.int64)
         self._communicator.Bcast(length, root=0)
@@ -136,7 +136,7 @@ class MPI:
         """End all ranks at once, this one included."""
         try:
             self._communicator.Abort(1)
-        finally:  # MPI was finalized, or does not end the process
+        finally:  # for the case that MPI is finalized, or does not end the process
             os._exit(1)
 
     def _add_float16(self, buffer: npt.NDArray[np.float32]) -> None:
@@ -147,7 +147,7 @@ class MPI:
         starts = np.cumsum(counts) - counts
         own = int(counts[self.rank])
         received = np.empty((self.size, own), np.float16)
-        bits = self._library.UINT16_T  # MPI has no type for float16, and moves the bits
+        bits = self._library.UINT16_T  # MPI has no float16 type, so the bits are sent
         received_counts = np.full(self.size, own)
         self._communicator.Alltoallv(
             [sent, (counts, starts), bits],
@@ -168,7 +168,7 @@ def _library() -> Any:
         from mpi4py import MPI as library
     except (ImportError, OSError, RuntimeError) as error:
         raise InstallationError(
-            f"MPI cannot be used: {error}. Install it: pip install onnxfit[mpi]."
+            f"MPI cannot be used: {error}. Install it with pip install onnxfit[mpi]."
         ) from error
     return library
 

@@ -20,27 +20,27 @@ __all__ = ["Torch"]
 
 BACKENDS = ("gloo", "nccl")
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
-# The watchdog ends a wait that takes too long; torch's own limit would end the last exchange.
+# The watchdog ends a wait that takes too long. torch's own limit would also end the last exchange.
 NO_TIMEOUT = timedelta(days=365)
 
 
 class Torch:
     """Processes that `torchrun` started, by torch.distributed: `Trainer(distribute=Torch(...))`.
 
-    A process group that the program initialized already is used as it is. Otherwise this object
-    initializes one from the environment that `torchrun` makes. Every rank makes this object at the
+    If the program has already initialized a process group, this object uses it. Otherwise it
+    initializes one from the environment of `torchrun`. Every rank must create this object at the
     same time.
 
     - `backend`: "gloo", which sends arrays from the memory of the CPU, or "nccl", which sends them
       from the GPU of number `LOCAL_RANK`.
-    - `timeout`: seconds > 0 that a rank waits for the others before it ends the job; None to wait
-      for ever.
+    - `timeout`: seconds > 0 that a rank waits for the others before it ends the job; None for no
+      limit.
     - `average_every`: number of updates >= 1 after which the ranks average their weights (local
-      SGD); None where they share the gradients of every update.
+      SGD); None shares the gradients of every update.
     - `local_size`: number of ranks on this machine.
 
-    Errors: InstallationError without PyTorch, or with one that lacks the backend; SettingError for
-    other settings, and for a process that no launcher started.
+    InstallationError: PyTorch is missing, or lacks the backend. SettingError: a setting is
+    impossible, or no launcher started this process.
 
     A script that `torchrun --nproc-per-node 4 train.py` starts:
 
@@ -66,8 +66,8 @@ class Torch:
             missing = [name for name in VARIABLES if not os.environ.get(name)]
             if missing:
                 raise SettingError(
-                    f"Torch needs a process group, and the environment lacks"
-                    f" {listed_names(missing)}: start the script by torchrun, or call"
+                    "Torch needs a process group, but the environment lacks"
+                    f" {listed_names(missing)}. Start the script with torchrun, or call"
                     " torch.distributed.init_process_group first."
                 )
             self._group.init_process_group(backend, timeout=NO_TIMEOUT)
@@ -104,7 +104,7 @@ class Torch:
     def broadcast(self, data: bytes) -> bytes:
         """Return the bytes that rank 0 passed.
 
-        - `data`: the bytes; those of other ranks are not used.
+        - `data`: the bytes; the bytes of other ranks are ignored.
         """
         length = np.array([len(data)], np.int64)
         self._send_from_0(length)
@@ -121,7 +121,7 @@ class Torch:
         os._exit(1)
 
     def _destroy(self) -> None:
-        """End the process group that this object initialized, as torch asks for."""
+        """Destroy the process group that this object initialized, as torch recommends."""
         if self._group.is_initialized():
             self._group.destroy_process_group()
 
@@ -142,13 +142,13 @@ def _libraries(backend: str) -> tuple[Any, Any]:
         import torch.distributed
     except ImportError as error:
         raise InstallationError(
-            "Torch exchanges messages by PyTorch, which is not installed: pip install torch, or"
-            " use onnxfit.distributed.MPI (pip install onnxfit[mpi])."
+            "Torch needs PyTorch, which is not installed: pip install torch. Or use"
+            " onnxfit.distributed.MPI (pip install onnxfit[mpi])."
         ) from error
     group = torch.distributed
     if not group.is_available() or (backend == "nccl" and not group.is_nccl_available()):
         raise InstallationError(
-            f"PyTorch {torch.__version__} was built without {backend!r}: install a build with it,"
-            " or use another backend."
+            f"PyTorch {torch.__version__} was built without {backend!r}. Install a build with"
+            f" {backend!r}, or use another backend."
         )
     return torch, group

@@ -1,4 +1,4 @@
-"""Settings that the communicators share, checked."""
+"""Checks of the settings that all communicators share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def require_settings(owner: object, timeout: float | None, average_every: int | 
     name = type(owner).__name__
     if timeout is not None and not timeout > 0:
         raise SettingError(
-            f"{name} needs timeout > 0 seconds, or None to wait for ever, got {timeout}."
+            f"{name} needs timeout > 0 seconds, or None for no limit, got {timeout}."
         )
     if average_every is not None and (average_every < 1 or average_every != int(average_every)):
         raise SettingError(
-            f"{name} needs a whole number of updates as average_every >= 1, or None to share every"
+            f"{name} needs average_every to be a whole number >= 1, or None to share every"
             f" gradient, got {average_every}."
         )

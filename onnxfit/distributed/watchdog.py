@@ -1,4 +1,4 @@
-"""The end of a job whose ranks wait for each other too long."""
+"""The watchdog, which ends a job whose ranks wait too long for each other."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _thread: threading.Thread | None = None
 def watch(world: World) -> None:
     """End the job when a rank of `world` waits in one exchange longer than `world.timeout`.
 
-    One daemon thread looks at all worlds. It compares the numbers of their exchanges, so that an
-    exchange itself needs no clock.
+    One daemon thread checks all worlds. It compares the numbers of their exchanges, so that an
+    exchange itself need not read a clock.
     """
     global _thread
     with _lock:
@@ -44,7 +44,7 @@ def _look() -> None:
         pause = min([LONGEST_PAUSE, *(timeout / LOOKS for timeout in timeouts)])
         for world in worlds:
             _look_at(world, seen, pause)
-        del worlds  # a world that nobody uses any more shall not live in this thread
+        del worlds  # this thread must not keep unused worlds alive
         _changed.wait(pause)
         _changed.clear()
 
@@ -65,12 +65,12 @@ def _look_at(
     since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
     print(
         f"onnxfit: rank {world.rank} of {world.size} has waited {seconds:.3g} s for the other"
-        f" ranks, in {name} since {since}, and ends the job. Each rank that waits writes this"
-        " line; a rank without one is busy elsewhere, or was stopped. A larger timeout= of the"
-        " communicator lets them wait longer.",
+        f" ranks, in {name} since {since}, and ends the job. Every waiting rank writes this line;"
+        " a rank without it is busy elsewhere, or was stopped. To wait longer, pass a larger"
+        " timeout= to the communicator.",
         file=sys.stderr,
         flush=True,
     )
-    time.sleep(pause)  # the other ranks that wait write their lines meanwhile
+    time.sleep(pause)  # the other waiting ranks write their lines during this time
     if world.waiting == name and world.exchanges == number and world.timeout is not None:
         world.abort()

@@ -1,4 +1,4 @@
-"""The ranks that train together, and what they do at the same time."""
+"""The ranks that train together, and their exchanges."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from onnxfit.errors import SettingError
 
 __all__: list[str] = []
 
-# A short message travels with the name of its exchange, in int64 numbers; one that is longer, or
-# one among many ranks, follows in an exchange of its own.
+# A short message is sent with the name of its exchange, in int64 numbers. A longer message, or a
+# message among many ranks, follows in a separate exchange.
 MESSAGE_NUMBERS = 64
 MAX_RANKS_WITH_SHORT_MESSAGES = 64
 
@@ -28,18 +28,18 @@ MAX_RANKS_WITH_SHORT_MESSAGES = 64
 class World:
     """The ranks of a communicator; one rank alone without a communicator.
 
-    `gather`, `from_main` and `require_same` are for every rank at once. Each call has a name, and
-    ranks that meet under different names raise a SettingError on all of them, which says who is
-    where. `sum` saves that check, for the gradients of every step: no code of the user runs between
-    it and the last call that checks. One thread at a time may call any of them.
+    All ranks must call `gather`, `from_main` and `require_same` together. Each call has a name. If
+    the ranks use different names, all raise a SettingError, which lists the name of each rank.
+    `sum` skips that check, to be fast for the gradients of every step: no user code runs between it
+    and the last call that checks. Only one thread at a time may call these methods.
 
-    - `average_every`: number of updates after which the ranks average their weights; None where
-      they share every gradient.
+    - `average_every`: number of updates after which the ranks average their weights; None if they
+      share every gradient.
     - `timeout`: seconds that a rank waits for the others before the watchdog ends the job; None for
-      ever.
+      no limit.
     - `waiting`: name of the exchange that this rank is in; None outside of exchanges.
     - `exchanges`: number of exchanges that this rank has begun.
-    - `is_failing`: whether this rank ends after an error, while the others may be anywhere.
+    - `is_failing`: whether this rank is ending after an error, while the others may be anywhere.
     """
 
     def __init__(self, communicator: Communicator | None = None) -> None:
@@ -50,9 +50,9 @@ class World:
         self.timeout: float | None = getattr(communicator, "timeout", None)
         self.waiting: str | None = None
         self.exchanges = 0
-        self._checked = 0  # exchanges until the last one that compared names
-        self._alone: tuple[str, str] | None = None  # why the ranks may not meet now, and the fix
-        self._turn = threading.RLock()  # of the thread whose exchanges are under way
+        self._checked = 0  # number of exchanges up to the last one that compared names
+        self._alone: tuple[str, str] | None = None  # why exchanges are forbidden now, and the fix
+        self._turn = threading.RLock()  # held by the thread whose exchanges are running
         is_small = self.size <= MAX_RANKS_WITH_SHORT_MESSAGES
         self._message_numbers = MESSAGE_NUMBERS if is_small else 0
         self.is_failing = False
@@ -70,12 +70,12 @@ class World:
         return self.size > 1 and self.average_every is None
 
     def threads(self, chosen: int | None) -> int | None:
-        """Return the threads of this rank: those chosen, or its part of this machine's cores."""
+        """Return the number of threads of this rank: as chosen, or its share of the cores."""
         local_size = getattr(self.communicator, "local_size", 1)
         if chosen is not None or local_size == 1:
             return chosen
         cores = os.cpu_count() or 1
-        # Open MPI binds each rank to cores of its own.
+        # Open MPI binds each rank to its own cores.
         own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
         return own if own < cores else max(1, cores // local_size)
 
@@ -100,7 +100,7 @@ class World:
             self._turn.release()
 
     def gather(self, name: str, value: Any) -> list[Any]:
-        """Return what each rank passed, in their order: JSON values and arrays."""
+        """Return the values of all ranks, in their order: JSON values and arrays."""
         if self.communicator is None:
             return [value]
         own = encode(value)
@@ -121,7 +121,7 @@ class World:
         return [joined[end - length : end].tobytes() for end, length in zip(ends, lengths)]
 
     def from_main(self, name: str, value: Any) -> Any:
-        """Return what rank 0 passed: JSON values and arrays."""
+        """Return the value of rank 0: JSON values and arrays."""
         if self.communicator is None:
             return value
         own = encode(value) if self.is_main else b""
@@ -133,12 +133,12 @@ class World:
                 return decode(self.communicator.broadcast(own))
 
     def require_same(self, name: str, values: Mapping[str, Any], fix: str = "") -> None:
-        """Raise SettingError on all ranks where one has another value than rank 0; it names both.
+        """Raise SettingError on all ranks if a value of one differs from rank 0; it names both.
 
-        A value that one of the two lacks counts as different.
+        A value that only one of two ranks has counts as different.
 
-        - `values`: what is compared -> a JSON value.
-        - `fix`: the end of the message, for those who meant the difference.
+        - `values`: description -> a JSON value to compare.
+        - `fix`: the end of the message, for an intended difference.
         """
         if self.communicator is None:
             return
@@ -148,23 +148,23 @@ class World:
                 own, expected = theirs.get(key), everyone[0].get(key)
                 if own != expected:
                     raise SettingError(
-                        f"Rank {rank} has {key} {own!r}, rank 0 has {expected!r}: all"
-                        f" ranks run the same program on the same data. {fix}".rstrip()
+                        f"Rank {rank} has {key} {own!r}, but rank 0 has {expected!r}. All ranks"
+                        f" must run the same program on the same data. {fix}".rstrip()
                     )
 
     def meet(self, name: str) -> None:
-        """Wait for all ranks. SettingError on all of them where one does something else."""
+        """Wait for all ranks. SettingError on all ranks if one does something else."""
         if self.communicator is not None:
             with self.turn(name):
                 self._meet(name, b"")
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """Keep other threads of this rank from exchanges meanwhile; SettingError in a second one.
+        """Allow exchanges only in this thread; other threads of this rank raise SettingError.
 
-        The ranks find each other by the order of their exchanges, which two threads would mix.
+        Exchanges of the ranks are matched by their order, which two threads would mix up.
 
-        - `name`: what this thread does, for the message.
+        - `name`: the call in this thread, for the message.
         """
         if self.size == 1:
             yield
@@ -178,13 +178,14 @@ class World:
 
     def _refuse_thread(self, name: str) -> NoReturn:
         raise SettingError(
-            f"{name} needs all {self.size} ranks, and another thread of rank {self.rank} works with"
-            " them at the moment: call it in that thread, such as in a callback, or after it."
+            f"{name} needs all {self.size} ranks, but another thread of rank {self.rank} is using"
+            " them. Call it in that thread, such as in a callback, or after that thread has"
+            " finished."
         )
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Refuse exchanges while callbacks end after an error of this rank."""
+        """Forbid exchanges while callbacks end after an error of this rank."""
         self.is_failing = True
         try:
             yield
@@ -193,23 +194,23 @@ class World:
 
     @contextmanager
     def only_here(self, what: str) -> Iterator[None]:
-        """Refuse, with an error in the place of a hang, whatever needs the other ranks meanwhile.
+        """Forbid exchanges inside this block, with an error instead of a hang.
 
-        - `what`: what this rank does alone, for the message.
+        - `what`: the code that runs on this rank alone, for the message.
         """
-        fix = "call it in a callback that runs on all of them (ranks = 'all')"
+        fix = "Call it in a callback that runs on all ranks (ranks = 'all')"
         with self._refusing(f"{what} runs on rank {self.rank} alone", fix):
             yield
 
     @contextmanager
     def in_step(self, what: str) -> Iterator[None]:
-        """Refuse whatever needs the other ranks within a step.
+        """Forbid exchanges inside this block, which runs in a step.
 
-        The sums of a step have no names, by which ranks could notice that they differ.
+        The sums of a step have no names, so ranks could not detect a difference.
 
-        - `what`: the code of the user that runs in the step, for the message.
+        - `what`: the user code that runs in the step, for the message.
         """
-        fix = "call it in another hook, such as on_train_batch_end"
+        fix = "Call it in another hook, such as on_train_batch_end"
         with self._refusing(f"{what} runs within a step", fix):
             yield
 
@@ -225,10 +226,10 @@ class World:
             self._alone = outer
 
     def meet_at_end(self) -> None:
-        """Wait until all ranks end; SettingError where one does something else.
+        """Wait until all ranks end. SettingError: a rank does something else.
 
-        Rank 0 may draw pictures for an hour, so that nobody loses patience. Only where a sum was
-        the last exchange the timeout stays: the other ranks may wait in another sum.
+        There is no timeout, because rank 0 may draw pictures for an hour. The timeout applies only
+        if a sum was the last exchange, because the other ranks may wait in another sum.
         """
         if self.communicator is None:
             return
@@ -243,7 +244,7 @@ class World:
 
     @contextmanager
     def _exchange(self, name: str) -> Iterator[None]:
-        """Let the watchdog know that this rank waits, in an exchange whose name is checked."""
+        """Tell the watchdog that this rank waits, in an exchange whose name is checked."""
         self.exchanges += 1
         self.waiting = name
         try:
@@ -253,9 +254,9 @@ class World:
         self._checked = self.exchanges
 
     def _meet(self, name: str, message: bytes) -> tuple[list[int], list[bytes]]:
-        """Wait for all ranks; return the lengths of their messages, and those that are short.
+        """Wait for all ranks; return the lengths of their messages, and the short messages.
 
-        SettingError where the names of the ranks differ.
+        SettingError: the names of the ranks differ.
         """
         assert self.communicator is not None
         self.refuse_alone(name)
@@ -282,20 +283,20 @@ class World:
         places = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in names]
         listed = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
         raise SettingError(
-            f"The ranks do not do the same: {listed}. What needs all ranks is called on all of"
-            " them, not below `if trainer.is_main:`."
+            f"The ranks are out of step: {listed}. Calls that need all ranks must be made on all of"
+            " them, not under `if trainer.is_main:`."
         )
 
     def refuse_alone(self, name: str) -> None:
-        """Raise SettingError for what needs all ranks, where this one acts alone."""
+        """Raise SettingError if this rank acts alone; `name` is a call that needs all ranks."""
         if self.is_failing and self.size > 1:
             raise SettingError(
-                f"{name} needs all ranks, and rank {self.rank} ends after an error: call it before"
-                " the error, or in the next run."
+                f"{name} needs all ranks, but rank {self.rank} is ending after an error. Call it"
+                " before the error, or in the next run."
             )
         if self._alone is not None:
             why, fix = self._alone
-            raise SettingError(f"{why}, and {name} needs all ranks: {fix}.")
+            raise SettingError(f"{why}, but {name} needs all ranks. {fix}.")
 
 
 ALONE = World()

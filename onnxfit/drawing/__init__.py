@@ -81,7 +81,7 @@ def draw(
         raise UnknownNameError("format", format_, FORMATS)
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
         raise SettingError(
-            f"depth is a whole number from 1 on, or None for every node, got {depth!r}."
+            f"depth must be a whole number >= 1, or None for every node, got {depth!r}."
         )
     drawing = _render(scene_of(load_model(model_onnx), depth), format_)
     if path is not None:
@@ -107,7 +107,7 @@ def _format_of(path: str | os.PathLike[str] | None) -> str:
     format_ = SUFFIXES.get(Path(path).suffix.lower())
     if format_ is None:
         raise SettingError(
-            f"{os.fspath(path)!r} ends in none of {', '.join(SUFFIXES)}: name its format, e.g."
-            " format='svg'."
+            f"The suffix of {os.fspath(path)!r} is not one of {', '.join(SUFFIXES)}. Pass the"
+            " format, such as format='svg'."
         )
     return format_

@@ -20,7 +20,7 @@ CHARACTER_PIXELS = 6.8  # an upper estimate of the mean width
 ROW_PIXELS = 18
 BAR_PIXELS = 11
 PANEL_PIXELS = 300  # of the bars
-VALUE_PIXELS = 70  # of the texts behind them
+VALUE_PIXELS = 70  # of the texts after them
 MARGIN = 14
 TOP = 62  # above the first row: title, titles of panels, ticks
 MAX_DECADES_WITH_EVERY_TICK = 6
@@ -33,7 +33,7 @@ class BarPanel:
 
     - `title`: the title above them.
     - `values`: one value for each row. On a logarithmic axis they are shares, at least 0.
-    - `texts`: the text behind each bar.
+    - `texts`: the text after each bar.
     - `logarithmic`: whether the axis is.
     """
 
@@ -86,7 +86,7 @@ class BarPanel:
 def bars_svg(title: str, labels: Sequence[str], panels: Sequence[BarPanel]) -> str:
     """Return an SVG document with a row for each label, and the panels side by side.
 
-    Every text is escaped: names may come from the file of a stranger.
+    Every text is escaped, because names may come from an untrusted file.
     """
     labels = [clean(label) for label in labels]
     left = MARGIN + max(map(len, labels), default=0) * CHARACTER_PIXELS + 8

@@ -1,7 +1,7 @@
 """Objects that a notebook shows as HTML.
 
 Every text is escaped, and pictures are embedded as images, in which browsers run no script: names
-may come from the file of a stranger.
+may come from an untrusted file.
 """
 
 from __future__ import annotations

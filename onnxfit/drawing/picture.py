@@ -14,10 +14,10 @@ from onnxfit.graph import names
 from onnxfit.graph.scopes import MODEL, STAGES
 
 MAX_BOXES = 1500  # boxes of a picture: their layout takes half a minute
-# Edges are labelled with types in pictures with at most so many boxes. In larger pictures, the
+# Edges are labelled with types in pictures with at most this many boxes. In larger pictures, the
 # labels would take most of the area and nearly all of the time.
 MAX_BOXES_WITH_EDGE_LABELS = 150
-# Edges lead down from stage to stage in pictures with at most so many boxes. In larger ones, stages
+# Edges lead down from stage to stage in pictures with at most this many boxes. In others, stages
 # are laid out one by one, which is faster.
 MAX_BOXES_RANKED_TOGETHER = 600
 MAX_ATTRIBUTES = 4  # attributes in a box
@@ -84,15 +84,15 @@ def _render(scene: Scene, format: str) -> bytes:  # noqa: A002  (Graphviz's word
     boxes = len(scene.nodes) + len(scene.inputs) + len(scene.outputs)
     if boxes > MAX_BOXES:
         raise SettingError(
-            f"A picture of {boxes} boxes is too large to be laid out (at most {MAX_BOXES}):"
-            " depth=1, 2, … draws a box per scope."
+            f"A picture of {boxes} boxes is too large; the limit is {MAX_BOXES} boxes. Pass"
+            " depth=1 or more to draw one box per scope."
         )
     try:
         import pygraphviz
     except ImportError as error:
         raise InstallationError(
-            'Pictures need pygraphviz 2, which brings Graphviz along: pip install "onnxfit[draw]"'
-            f" ({error})."
+            f"Pictures need pygraphviz 2, which includes Graphviz ({error}): pip install"
+            ' "onnxfit[draw]"'
         ) from error
     graph = pygraphviz.AGraph(strict=False, directed=True)
     _Picture(graph, scene, boxes).draw()

@@ -80,7 +80,7 @@ class Scene:
     """A graph to draw."""
 
     name: str
-    node_count: int  # in the file, whatever is collapsed
+    node_count: int  # in the file, including collapsed nodes
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     nodes: tuple[DrawnNode, ...]
@@ -233,7 +233,7 @@ def _training_state(graph: onnx.GraphProto, nodes: Sequence[DrawnNode]) -> dict[
 def _collapsed(scene: Scene, depth: int) -> Iterator[DrawnNode]:
     """Yield one box for each scope of `depth` levels that has several nodes.
 
-    The boxes are in the order of their first nodes; other nodes have boxes of their own.
+    The boxes are in the order of their first nodes; each other node has its own box.
     """
     nodes_of_scope: dict[tuple[str, ...], list[DrawnNode]] = {}
     for i, node in enumerate(scene.nodes):

@@ -1,4 +1,4 @@
-"""Tables as text and as HTML, of names that may come from the file of a stranger."""
+"""Tables as text and as HTML, whose names may come from an untrusted file."""
 
 from __future__ import annotations
 

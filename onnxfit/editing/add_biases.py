@@ -25,23 +25,23 @@ SHIFTS = {"Add", "Sub"}
 def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
     """Return the model with a bias of zeros for each layer whose bias the exporter dropped.
 
-    torch's exporter drops the bias of a layer if it is zero, as many are before training, and a
-    bias that is not in the file is not trained. The outputs of the returned model are those of the
-    given one.
+    torch's exporter drops the bias of a layer if it is zero, as many biases are before training. A
+    bias that is not in the file cannot be trained. The returned model has the same outputs as the
+    given model.
 
-    If the exporter noted at which layers it did so, these get a bias, and no others: they have none
-    in torch. In a model without notes each Conv, ConvTranspose and Gemm without a bias, and each
-    MatMul by a matrix, gets one. (torch's older exporter writes no notes, but drops no bias.) There
-    a layer stays as it is if a BatchNormalization follows, which subtracts every bias again, or an
-    Add or Sub of a constant of this size, also one behind a Cast, a Transpose or a scale. Layers
-    inside a function of the model stay as they are, too.
+    If the exporter noted the layers whose bias it dropped, only these layers get a bias; other
+    layers have none in torch. In a model without notes, each Conv, ConvTranspose and Gemm without a
+    bias, and each MatMul with a weight matrix, gets one. (torch's older exporter writes no notes,
+    but drops no bias.) In that case, a layer is not changed if a BatchNormalization follows, which
+    cancels every bias, or an Add or Sub of a constant of this size, possibly after a Cast, a
+    Transpose or a scale. Layers inside a function of the model are never changed.
 
     A bias is named after the weight, as in `fc.weight` and `fc.bias`, or after its layer. Layers
     that share a weight share the bias.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
 
-    Raises ModelError if the model cannot be read.
+    ModelError: the model cannot be read.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -89,10 +89,10 @@ def _layer_without_bias(node: ir.Node) -> tuple[Matrix | None, int | None]:
 
 
 def _may_have_bias(value: ir.Value, size: int) -> bool:
-    """Return whether nothing after a layer shifts each of its channels already.
+    """Return whether no node after a layer already shifts each of its channels.
 
-    That is an Add or a Sub of a constant of this size, or a BatchNormalization. Keras's exporter
-    writes Casts, Transposes and a scale before it.
+    An Add or a Sub of a constant of this size shifts the channels, and so does BatchNormalization.
+    Keras's exporter writes Casts, Transposes and a scale before it.
     """
     for usage in value.uses():
         reader = usage.node

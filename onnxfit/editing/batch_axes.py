@@ -28,8 +28,8 @@ REMEDY = (
 class BatchAxis:
     """The axis of a value that counts the rows of the batch.
 
-    Its size is `outer` times the rows times anything: where other axes were merged into it,
-    `outer` is the number of entries that come before the rows.
+    Its size is `outer` times the rows times any number. If other axes were merged into it, `outer`
+    is the number of entries before the rows.
     """
 
     axis: int
@@ -37,23 +37,23 @@ class BatchAxis:
 
 
 class NodeInTheWayError(ModelError):
-    """A node, called `name`, does not let the batch have another size."""
+    """The node `name` does not allow another batch size."""
 
     name: str = ""
 
 
 def in_the_way(node: ir.Node, reason: str) -> NodeInTheWayError:
-    """Return the error that names a node which the batch cannot pass."""
+    """Return the error that names a node that prevents another batch size."""
     error = NodeInTheWayError(
-        f"The batch cannot have another size: {node.op_type} {node.name!r} is in the way, since"
-        f" {reason}. {REMEDY}"
+        f"The batch size cannot be changed, because of {node.op_type} {node.name!r}: {reason}."
+        f" {REMEDY}"
     )
     error.name = node.name or ""
     return error
 
 
 def sizes_of(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a value, None if a size of it is unknown."""
+    """Return the shape of a value, or None if one of its sizes is unknown."""
     if value is None or value.shape is None:
         return None
     sizes = tuple(size for size in value.shape if isinstance(size, int))
@@ -61,7 +61,7 @@ def sizes_of(value: ir.Value | None) -> tuple[int, ...] | None:
 
 
 def constant_of(node: ir.Node, position: int) -> Array | None:
-    """Return the integers of an input that is known, None for any other."""
+    """Return the integers of an input if they are known, or else None."""
     value = node.inputs[position] if position < len(node.inputs) else None
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     if tensor is None or not tensor.dtype.is_integer():
@@ -70,7 +70,7 @@ def constant_of(node: ir.Node, position: int) -> Array | None:
 
 
 def resolved(target: Array, sizes: Sequence[int], copies: bool) -> list[int] | None:
-    """Return the sizes that a Reshape gives, None if the number of elements does not fit."""
+    """Return the sizes of a Reshape's result, or None if the number of elements does not fit."""
     if copies and any(t == 0 and i >= len(sizes) for i, t in enumerate(target)):
         return None
     result = [sizes[i] if t == 0 and copies else int(t) for i, t in enumerate(target)]

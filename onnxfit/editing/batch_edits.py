@@ -11,14 +11,14 @@ from onnxfit.editing.batch_axes import Array, BatchAxis, in_the_way, infer, repe
 
 
 class BatchEdits:
-    """Changes of a model whose batch is to have any size.
+    """Changes of a model that allow any batch size.
 
-    - `model`: the model, which stays as it is; `mended` is the copy that changes.
+    - `model`: the model, which is not changed; `mended` is the copy that changes.
     - `rows`: the rows of the batch in the file.
     - `source`: an input and its batch axis, which tell the number of rows.
 
-    `axes` has the batch axis of each value by name, None for one without a batch, and `mends`
-    counts the changes.
+    `axes` has the batch axis of each value by name, or None for a value without a batch, and
+    `mends` counts the changes.
     """
 
     def __init__(self, model: ir.Model, rows: int, source: tuple[str, int]) -> None:
@@ -37,7 +37,7 @@ class BatchEdits:
         return None if value is None else self.axes.get(value.name or "")
 
     def number_rows(self, node: ir.Node, position: int, sizes: Sequence[int]) -> None:
-        """Let an input hold the number of each row, in the place of the file's."""
+        """Replace an input with the file's row numbers by one with the number of each row."""
         numbers = self.row_numbers(node, len(sizes))
         numbers = self.add(
             node, "Expand", [numbers, self.constant(np.array([1, *sizes[1:]], np.int64))]

@@ -1,8 +1,8 @@
-"""Follow the batch through a graph, and mend the constants that fix its size.
+"""Follow the batch through a graph, and change the constants that fix its size.
 
 The graph is walked twice at once: with the batch of the file, and with GROWTH times as many rows.
-Along the batch axis of a value, the two shapes differ by that factor, and everywhere else they
-agree. A node for which they do not has a constant in it that holds the batch, or is in the way.
+The two shapes of a value must differ by this factor along the batch axis, and agree everywhere
+else. If they do not, the node has a constant that contains the batch size, or prevents the change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxfit.editing.batch_axes import (
 )
 from onnxfit.editing.batch_edits import BatchEdits
 
-MAX_WALKS = 100  # each with another choice among the axes that may be the batch
+MAX_WALKS = 100  # each with other choices among the possible batch axes
 GROWTH = 3  # the second walk has this many times the rows of the file
 BROADCASTING = {
     "Add", "And", "BitShift", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
@@ -45,14 +45,14 @@ SIZES_INPUT = {"AffineGrid": 1, "MaxUnpool": 2, "Resize": 3}  # the input that h
 def walk(
     model: ir.Model, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int], rows: int
 ) -> BatchWalk:
-    """Return a walk that has let the batch have any size.
+    """Return a walk after which the batch may have any size.
 
-    - `model`: the model, which stays as it is; its nodes have names.
+    - `model`: the model, which is not changed; its nodes have names.
     - `shapes`: a shape without unknown sizes for each input, with the batch of the file.
     - `axes`: the batch axis of each input that has one.
     - `rows`: the rows of the batch in the file.
 
-    Raises NodeInTheWayError for a node that the batch cannot pass.
+    NodeInTheWayError: a node prevents another batch size.
     """
     choices: dict[str, int] = {}
     first: NodeInTheWayError | None = None
@@ -131,7 +131,7 @@ class BatchWalk(BatchEdits):
         return found
 
     def run(self) -> None:
-        """Walk over the graph; NodeInTheWayError names a node that the batch cannot pass."""
+        """Walk over the graph. NodeInTheWayError: a node prevents another batch size."""
         for old, new in zip(list(self._before.graph), self.nodes):
             if self._dependent.isdisjoint(v.name for v in old.inputs if v is not None):
                 self._infer_constant(old, new)
@@ -230,7 +230,7 @@ class BatchWalk(BatchEdits):
             return
         axis = self._target_axis(new, sizes, origin, result)
         if axis is None:
-            raise in_the_way(new, f"it turns {sizes} into {result}, where no axis is the batch's")
+            raise in_the_way(new, f"it reshapes {sizes} to {result}, which has no batch axis")
         wanted = [size * GROWTH if i == axis else size for i, size in enumerate(result)]
         copies = not (new.attributes.get_int("allowzero", 0))
         if resolved(target, grown, copies) == wanted:
@@ -248,10 +248,10 @@ class BatchWalk(BatchEdits):
     def _target_axis(
         self, node: ir.Node, sizes: Sequence[int], origin: BatchAxis, result: Sequence[int]
     ) -> int | None:
-        """Return the axis of a Reshape's `result` to which the batch of its input belongs.
+        """Return the axis of a Reshape's `result` that contains the batch of its input.
 
-        Where the batch is 1, several axes may be it. The first is the likeliest; `run` tries the
-        others where a later node does not accept it.
+        If the batch size is 1, several axes are possible. The first is the likeliest; `run` tries
+        the others if a later node does not accept it.
         """
         entries = math.prod(sizes[: origin.axis]) * origin.outer  # before the rows
         exact, merged = [], []
@@ -265,7 +265,7 @@ class BatchWalk(BatchEdits):
         kept = origin.axis + 1
         in_place = origin.outer == 1 and tuple(result[:kept]) == tuple(sizes[:kept])
         same = [origin.axis] if in_place else []
-        # The last axis counts features, which are seldom merged with the rows.
+        # The last axis usually contains features, which are seldom merged with the rows.
         unlikely = [i for i in exact if i == len(result) - 1 and result[i] != self.rows]
         likely = [i for i in exact if i not in unlikely]
         candidates = list(dict.fromkeys([*same, *likely, *reversed(merged), *unlikely]))
@@ -276,7 +276,7 @@ class BatchWalk(BatchEdits):
         return candidates[chosen]
 
     def mend_expand(self, old: ir.Node, new: ir.Node) -> None:
-        """Let an Expand to constant sizes keep the batch, by a 1 in its place."""
+        """Let an Expand to constant sizes keep the batch, by replacing its size with 1."""
         origin = self.axis_of(old.inputs[0])
         grown, target = sizes_of(new.inputs[0]), constant_of(new, 1)
         if origin is None or grown is None or target is None:
@@ -306,7 +306,7 @@ class BatchWalk(BatchEdits):
                 self.replace_entries(new, 2, ends, entries)
 
     def mend_gather(self, old: ir.Node, new: ir.Node) -> None:
-        """Let a Gather with an index for each row of the file count on for every other row.
+        """Extend a Gather with an index for each row of the file to any number of rows.
 
         torch writes as_strided as a Gather from one axis of all elements.
         """
@@ -354,7 +354,7 @@ class BatchWalk(BatchEdits):
         self.mends += 1
 
     def _mend_sizes(self, old: ir.Node, new: ir.Node) -> None:
-        """Write the number of rows into the sizes that a node's output is to have."""
+        """Write the number of rows into the constant sizes of a node's output."""
         position = SIZES_INPUT[new.op_type]
         origin = self.axis_of(old.inputs[0])
         shape, sizes = sizes_of(old.inputs[0]), constant_of(new, position)
@@ -370,7 +370,7 @@ class BatchWalk(BatchEdits):
             self.mends += 1
 
     def _share_by_broadcasting(self, old: ir.Node, new: ir.Node) -> None:
-        """Give inputs that hold the file's rows as many as the batch has, where sizes differ."""
+        """Repeat inputs with the file's number of rows for the batch, if sizes differ."""
         batched = self._batched_inputs(old)
         for reference, size, rank in batched[:1]:
             distance = rank - reference.axis  # from the end, where broadcasting aligns
@@ -384,7 +384,7 @@ class BatchWalk(BatchEdits):
                     self.extend(new, i, len(sizes) - distance, size)
 
     def _share_same_sizes(self, old: ir.Node, new: ir.Node) -> None:
-        """Repeat inputs without a batch where a node needs all of them to have it."""
+        """Repeat inputs without a batch if a node needs the batch in all inputs."""
         batched = self._batched_inputs(old)
         default = {"GatherElements": 0, "ScatterElements": 0}.get(new.op_type, -1)
         for reference, size, rank in batched[:1]:

@@ -1,4 +1,4 @@
-"""The weights and constants that a node reads, perhaps through nodes that rearrange them."""
+"""The weights and constants that a node reads, directly or through nodes that rearrange them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REARRANGING = {"Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 @dataclass(frozen=True)
 class Matrix:
-    """A float initializer, and its shape and element type where a node reads it."""
+    """A float initializer, with its shape and element type at the node that reads it."""
 
     initializer: ir.Value
     shape: tuple[int, ...]
@@ -21,7 +21,7 @@ class Matrix:
 def matrix_of(value: ir.Value | None) -> Matrix | None:
     """Return the initializer behind a value, through Identity, Transpose and Cast, or None.
 
-    None also if the initializer, or the value, is not of floats.
+    The result is None, too, if the initializer, or the value, is not a float tensor.
     """
     if value is None:
         return None
@@ -47,7 +47,7 @@ def matrix_of(value: ir.Value | None) -> Matrix | None:
 
 
 def constant_elements(value: ir.Value | None) -> int | None:
-    """Return the number of elements of an initializer or a Constant, None for another value."""
+    """Return the number of elements of an initializer or a Constant, or None for other values."""
     while value is not None:
         tensor = ir.convenience.get_const_tensor(value)
         if tensor is not None:

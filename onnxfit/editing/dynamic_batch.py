@@ -1,4 +1,4 @@
-"""Let the batch of a model have any size, where an exporter fixed it."""
+"""Allow any batch size in a model whose exporter fixed it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["dynamic_batch"]
 INITIAL_STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}
 # operators that pass an initial state on, from its input of the model to its layer
 PASSING = {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"}
-TRIED_SIZES = (16, 64, 224)  # of an axis whose size the model leaves open
-TRIED_INTEGERS = (1, 0)  # the largest one of an integer input, such as a token or a mask
+TRIED_SIZES = (16, 64, 224)  # tried for an axis of dynamic size
+TRIED_INTEGERS = (1, 0)  # tried as the largest value of an integer input, such as tokens or a mask
 
 
 @check_arguments
@@ -38,21 +38,21 @@ def dynamic_batch(
     axes: Mapping[str, int | None] | None = None,
     name: str = "batch",
 ) -> onnx.ModelProto:
-    """Return the model for a batch of any size, where its file has a fixed one.
+    """Return a model with a fixed batch size changed to allow any batch size.
 
-    The batch dimension of inputs and outputs gets a name, and constants that hold the batch change:
-    the sizes of Reshape, Expand, Slice and Resize, and tensors that must be repeated for each row.
-    The result is then compared with the original, row by row, on random inputs of one row and of
-    several. A model whose batch has any size already is returned as it is.
+    The batch dimension of inputs and outputs gets a name. Constants that contain the batch size are
+    changed: the sizes of Reshape, Expand, Slice and Resize, and tensors that must be repeated for
+    each row. The result is then compared with the original, row by row, on random inputs of one row
+    and of several rows. A model that already allows any batch size is returned unchanged.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `axes`: input -> its batch axis, or None for an input without a batch, such as a table. The
       default is axis 0, and axis 1 for the initial state of a recurrent layer.
     - `name`: the name of the batch dimension.
 
-    Raises ModelError if the model cannot be read or run, if the inputs disagree about the size of
-    the batch, and if a node keeps the batch from having another size; the message names the node.
-    Raises UnknownNameError or SettingError for an input or axis that the model does not have.
+    ModelError: the model cannot be read or run, the inputs have different batch sizes, or a node
+    prevents another batch size; the message names the node. UnknownNameError or SettingError: the
+    model does not have an input or axis.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -70,11 +70,11 @@ def dynamic_batch(
     walked = walk(work, shapes, batch_axes, rows or 1)
     batched = [v.name or "" for v in work.graph.outputs if walked.axes.get(v.name or "")]
     if not batched:
-        ends = [f": it ends at {node.op_type} {node.name!r}" for node in walked.ends[:1]]
+        ends = [f"; the batch ends at {node.op_type} {node.name!r}" for node in walked.ends[:1]]
         raise ModelError(
-            "The batch cannot have another size: no output has the batch of"
+            "The batch size cannot be changed, because no output has the batch axis of"
             f" {', '.join(batch_axes)}{''.join(ends)}. If the batch is another axis of an input,"
-            " name it: dynamic_batch(model, axes={'input': 1})."
+            " pass it: dynamic_batch(model, axes={'input': 1})."
         )
     mended = _declared(original, work.graph, walked, batch_axes, rows or 1, name)
     if feeds is not None:
@@ -87,7 +87,7 @@ def dynamic_batch(
 
 
 def _readable(model: onnx.ModelProto) -> ir.Model:
-    """Return the model as onnx-ir has it, without functions, with the types of its values."""
+    """Return the model as an onnx-ir model, with functions inlined and types inferred."""
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     proto = onnx.shape_inference.infer_shapes(large_tensors_as_inputs(model))
@@ -122,7 +122,7 @@ def _batch_axes(graph: ir.Graph, given: Mapping[str, int | None]) -> dict[str, i
         rank = 0 if shape is None else len(shape)
         if axis is not None and (not isinstance(axis, int) or not -rank <= axis < rank):
             raise SettingError(
-                f"axes[{name!r}] is a whole number from {-rank} to {rank - 1}, or None, got"
+                f"axes[{name!r}] must be a whole number from {-rank} to {rank - 1}, or None, got"
                 f" {axis!r}."
             )
         if axis is not None:
@@ -131,7 +131,10 @@ def _batch_axes(graph: ir.Graph, given: Mapping[str, int | None]) -> dict[str, i
         if name not in given and value.shape is not None and len(value.shape):
             found[name] = 1 if len(value.shape) > 1 and _is_initial_state(value) else 0
     if not found:
-        raise ModelError("No input of the model has an axis that could be the batch.")
+        raise ModelError(
+            "The model has no input with a batch axis. Pass the axes: dynamic_batch(model,"
+            " axes={'input': 0})."
+        )
     return {name: found[name] for name in inputs if name in found}
 
 
@@ -153,7 +156,7 @@ def _is_initial_state(value: ir.Value) -> bool:
 
 
 def _fixed_rows(graph: ir.Graph, axes: Mapping[str, int]) -> int | None:
-    """Return the fixed number of rows, None if it is open; ModelError if inputs disagree."""
+    """Return the fixed number of rows, or None if it is dynamic. ModelError: inputs disagree."""
     sizes: dict[str, int] = {}
     for value in _data_inputs(graph):
         name = value.name or ""
@@ -163,9 +166,9 @@ def _fixed_rows(graph: ir.Graph, axes: Mapping[str, int]) -> int | None:
     if len(set(sizes.values())) > 1 or 0 in sizes.values():
         listed = ", ".join(f"{name} {size} along axis {axes[name]}" for name, size in sizes.items())
         raise ModelError(
-            f"The inputs disagree about the size of the batch: {listed}. Name the axis of each"
-            " input whose batch is not axis 0, None for one without a batch:"
-            " dynamic_batch(model, axes={'input': 1, 'table': None})."
+            f"The inputs have different batch sizes: {listed}. If the batch of an input is not axis"
+            " 0, pass its axis, or None for an input without a batch: dynamic_batch(model,"
+            " axes={'input': 1, 'table': None})."
         )
     return next(iter(sizes.values()), None)
 
@@ -199,20 +202,20 @@ def _shapes(
 def _run_original(
     original: onnx.ModelProto, graph: ir.Graph, axes: Mapping[str, int], rows: int
 ) -> tuple[dict[str, tuple[int, ...]], Arrays | None, list[dict[str, Any]]]:
-    """Return the shapes of inputs, random rows, and what the original gives for them.
+    """Return the shapes of inputs, random rows, and the original model's outputs for these rows.
 
-    The rows are None for a model that is too large for a session in memory.
+    The rows are None if the model is too large for a session in memory.
     """
     if is_large(original):
         warn_user(
-            "The model is larger than 2 GB: the one with a batch of any size is not compared with"
-            " it. Compare the results of some rows yourself."
+            "The model is larger than 2 GB, so the changed model was not compared with the"
+            " original. Compare the outputs for some rows yourself."
         )
         return _shapes(graph, axes, rows, TRIED_SIZES[0]), None, []
     try:
         run = ModelRun(_for_inference(original))
     except StepError as error:
-        raise ModelError(f"The model does not run, so that its rows are unknown: {error}") from None
+        raise ModelError(f"onnxruntime cannot run the model: {error}") from None
     reason = ""
     for size in TRIED_SIZES:
         shapes = _shapes(graph, axes, rows, size)
@@ -223,7 +226,7 @@ def _run_original(
             except Exception as error:  # onnxruntime raises its own classes
                 reason = reason or _first_line(error)
     raise ModelError(
-        f"The model does not run on random inputs, so that its rows are unknown: {reason}"
+        f"The model fails on random inputs, so the changed model cannot be checked: {reason}"
     )
 
 
@@ -233,7 +236,7 @@ def _chunks(feeds: Arrays, axes: Mapping[str, int], rows: int) -> Iterator[Array
 
 
 def _for_inference(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without dropout, whose random numbers no two runs share."""
+    """Return a copy without dropout, whose random numbers would differ between runs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     to_inference_form(copy)
@@ -260,19 +263,19 @@ def _check(
         wrong += different(outputs, [first], one, walked.axes)
     except Exception as error:  # StepError, or a class of onnxruntime's own
         raise ModelError(
-            "The batch cannot have another size: with it, onnxruntime does not run the model."
+            "The batch size cannot be changed, because onnxruntime cannot run the changed model."
             f" {_first_line(error)}"
         ) from None
     if not wrong:
         return
     node = _first_difference(original, inference, walked, feeds, axes, rows)
-    reason = f"{', '.join(dict.fromkeys(wrong))} would differ from the original's"
+    reason = f"{', '.join(dict.fromkeys(wrong))} would differ from the original"
     if node is not None:
         reason += f", first at {node.op_type} {node.name!r}"
     else:  # within the tolerance, no node before the output differs
         end = next(node for node in inference.graph.node if wrong[0] in node.output)
         reason += f"; {end.op_type} {end.name!r} computes it"
-    raise ModelError(f"The batch cannot have another size: {reason}. {REMEDY}")
+    raise ModelError(f"The batch size cannot be changed, because {reason}. {REMEDY}")
 
 
 def _first_row(array: npt.NDArray[Any], origin: BatchAxis | None, rows: int) -> npt.NDArray[Any]:
@@ -300,7 +303,7 @@ def _first_difference(
         old, new = ModelRun(_for_inference(original), names), ModelRun(mended, names)
         chunks = [old(chunk) for chunk in _chunks(feeds, axes, rows)]
         wrong = set(different(names, chunks, new(feeds), walked.axes))
-    except Exception:  # the error without the node tells enough
+    except Exception:  # the error is clear enough without the node
         return None
     return next((node for node, outputs in nodes if wrong.intersection(outputs)), None)
 
@@ -327,7 +330,7 @@ def _declared(
         new.shape = old.shape
     model = ir.to_proto(walked.mended)
     initializers = {tensor.name for tensor in model.graph.initializer}
-    # Exporters note beside an initializer whether it was a parameter.
+    # Exporters note in the metadata of an initializer whether it was a parameter.
     notes = [info for info in original.graph.value_info if info.name in initializers]
     del model.graph.value_info[:]
     model.graph.value_info.extend(notes)
@@ -354,7 +357,7 @@ def _name_dimension(value: onnx.ValueInfoProto, axis: int, name: str) -> None:
 def _declare_output(
     value: onnx.ValueInfoProto, origin: BatchAxis | None, rows: int, name: str
 ) -> None:
-    """Name the batch dimension of an output; one that is a multiple of the rows is open."""
+    """Name the batch dimension of an output; a multiple of the rows becomes an unnamed size."""
     if not value.type.tensor_type.HasField("shape") or origin is None:
         return
     shape = value.type.tensor_type.shape

@@ -43,7 +43,7 @@ def _locations(graph: onnx.GraphProto, work: ir.Graph) -> Iterator[tuple[ir.Node
 
 
 def insert_nodes(insertions: list[tuple[NodeLocation, onnx.NodeProto]]) -> None:
-    """Insert nodes, each after the node at a location; the locations are wrong afterwards."""
+    """Insert nodes, each after the node at a location, which invalidates all locations."""
     for place, node in sorted(insertions, key=lambda pair: -pair[0].position):
         place.graph.node.insert(place.position + 1, node)
 
@@ -153,7 +153,7 @@ def set_note(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
 
 
 def rename_inputs(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-    """Let the nodes of a graph, and those inside them, read other values, in place."""
+    """Let the nodes of a graph, and nodes in their bodies, read other values, in place."""
     for node in nodes_of(graph):
         for i, name in enumerate(node.input):
             if name in renamed:

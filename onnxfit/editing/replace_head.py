@@ -76,21 +76,20 @@ def replace_head(
     r"""Return the model with a new last layer that computes another number of outputs.
 
     The last layer is a Gemm, a MatMul with or without an Add, or a Conv, as at the end of a
-    SqueezeNet. Activations, pooling and Flatten after it stay, and the shape of the output is
-    declared anew. The new weights have the names of the old ones, unless another layer reads the
-    old ones, too. Weight and bias are drawn as `torch.nn.Linear` and `torch.nn.Conv2d` do it:
-    $W, b \sim U(-1/\sqrt{n}, 1/\sqrt{n})$ for $n$ inputs of each output. The new layer has a bias
-    if the old one has.
+    SqueezeNet. Activations, pooling and Flatten after it are kept, and the declared shape of the
+    output is updated. The new weights have the names of the old weights, unless another layer also
+    reads the old weights. Weight and bias are initialized as in `torch.nn.Linear` and
+    `torch.nn.Conv2d`: $W, b \sim U(-1/\sqrt{n}, 1/\sqrt{n})$ for $n$ inputs of each output. The new
+    layer has a bias if the old layer has one.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `classes`: the number of outputs of the new layer, 1 to 100,000,000.
     - `output`: the output that the layer computes; None for the only output of the model.
     - `seed`: a whole number, 0 or more; the same seed draws the same weights.
 
-    Raises ModelError if the model cannot be read, or ends with something else, or something after
-    the layer needs the old number of classes; SettingError for impossible `classes` or `seed`, or
-    if the model has several outputs and `output` is None; UnknownNameError if it has no such
-    output.
+    ModelError: the model cannot be read, has no head, or a node after the layer needs the old
+    number of classes. SettingError: `classes` or `seed` is impossible, or the model has several
+    outputs and `output` is None. UnknownNameError: the model has no output of this name.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -119,7 +118,7 @@ def replace_head(
     if was_consistent and not _is_consistent(model):
         raise ModelError(
             f"The head of {head.output.name!r} cannot have {classes} outputs instead of"
-            f" {head.classes}: something after it needs the old number."
+            f" {head.classes}, because a node after it needs the old number."
         )
     return model
 
@@ -128,7 +127,7 @@ def _check_number(name: str, number: int, least: int, most: float = np.inf) -> N
     is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
     if not is_whole or not least <= number <= most:
         bounds = f"{least} or more" if most == np.inf else f"{least} to {int(most):,}"
-        raise SettingError(f"{name} is a whole number, {bounds}, got {shortened(number)}.")
+        raise SettingError(f"{name} must be a whole number, {bounds}, got {shortened(number)}.")
 
 
 def _output(work: ir.Model, name: str | None) -> ir.Value:
@@ -136,8 +135,8 @@ def _output(work: ir.Model, name: str | None) -> ir.Value:
     if name is None:
         if len(outputs) != 1:
             raise SettingError(
-                f"The model has {len(outputs)} outputs: name the one with the head, output= one of"
-                f" {', '.join(outputs)}."
+                f"The model has {len(outputs)} outputs. Pass the output with the head, output= one"
+                f" of {', '.join(outputs)}."
             )
         return next(iter(outputs.values()))
     if not isinstance(name, str) or name not in outputs:
@@ -162,14 +161,16 @@ def _find_head(output: ir.Value) -> Head:
         else:
             raise ModelError(
                 f"{output.name!r} has no head that can be replaced: it is computed by"
-                f" {node.op_type} {node.name!r}. Expected is a Gemm, a MatMul or a Conv with a"
-                " weight among the initializers, followed by activations, pooling or Flatten only."
+                f" {node.op_type} {node.name!r}. Expected a Gemm, a MatMul or a Conv with an"
+                " initializer as its weight, followed only by activations, pooling or Flatten."
             )
-    raise ModelError(f"{output.name!r} has no head: no Gemm, MatMul or Conv computes it.")
+    raise ModelError(
+        f"{output.name!r} has no head that can be replaced: no Gemm, MatMul or Conv computes it."
+    )
 
 
 def _head_at(node: ir.Node) -> Head | None:
-    """Return the head that ends with a node, None if none does."""
+    """Return the head that ends with a node, or None."""
     if node.op_type in HEADS and not node.domain:
         weight = matrix_of(node.inputs[1])
         classes = output_channels(node, weight.shape) if weight is not None else None
@@ -195,7 +196,7 @@ def _head_at(node: ir.Node) -> Head | None:
 
 
 def _before_casts(value: ir.Value | None) -> tuple[ir.Node | None, tuple[ir.Node, ...]]:
-    """Return the node that computes a value but for Casts, and the Casts after it."""
+    """Return the node that computes a value, ignoring Casts, and the Casts after this node."""
     casts: list[ir.Node] = []
     node = value.producer() if value is not None else None
     while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
@@ -269,7 +270,7 @@ def _replace_input(
     array: np.ndarray[tuple[int, ...], np.dtype[np.generic]],
     name: str,
 ) -> None:
-    """Let a node read a new initializer, and remove what nobody reads then."""
+    """Let a node read a new initializer, and remove initializers that are then unused."""
     old_name = old.initializer.name or ""
     notes = old.initializer.metadata_props
     unread = node.input[index]
@@ -309,7 +310,7 @@ def _reshape_anew(
 def _declare_outputs(
     model: onnx.ModelProto, head: Head, followers: list[ir.Node], classes: int
 ) -> None:
-    """Declare the outputs after the head, and forget what was inferred of the values there."""
+    """Update the declared shapes of outputs after the head, and drop inferred shapes there."""
     axis = 1 if head.layer.op_type == "Conv" else -1
     changed = {head.layer.outputs[0].name, head.output.name}
     changed |= {value.name for node in (*head.casts, *followers) for value in node.outputs}

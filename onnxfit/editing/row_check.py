@@ -1,4 +1,4 @@
-"""Compare a model whose batch may have any size with the original, row by row."""
+"""Compare a model with a dynamic batch size with the original, row by row."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ModelRun:
     """A model that onnxruntime runs on arrays.
 
     - `model`: the model.
-    - `outputs`: names of values to return in the place of the model's outputs.
+    - `outputs`: names of values to return instead of the model's outputs.
 
-    StepError if onnxruntime cannot compile it.
+    StepError: onnxruntime cannot compile the model.
     """
 
     def __init__(self, model: onnx.ModelProto, outputs: Sequence[str] | None = None) -> None:
@@ -93,11 +93,11 @@ def different(
     mended: Arrays,
     axes: Mapping[str, BatchAxis | None],
 ) -> list[str]:
-    """Return the values that a mended model does not compute as the original does.
+    """Return the values that differ between a changed model and the original.
 
     - `names`: the values to compare.
-    - `chunks`: the results of the original for one batch of the file after the other.
-    - `mended`: the results of the mended model for all their rows at once.
+    - `chunks`: the results of the original, for one batch of the file after the other.
+    - `mended`: the results of the changed model for all these rows at once.
     - `axes`: the batch axis of each value. A value without one must be equal for all batches.
     """
     found = []
@@ -107,7 +107,7 @@ def different(
         if origin is None:
             expected = [np.asarray(part) for part in parts]
         elif origin.outer > 1:
-            continue  # the rows do not lie side by side
+            continue  # the rows are not contiguous
         else:
             expected = [np.concatenate(parts, origin.axis)]
         if not all(is_close(np.asarray(mended[name]), part) for part in expected):

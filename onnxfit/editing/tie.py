@@ -1,4 +1,4 @@
-"""`tie`: one weight for several layers."""
+"""`tie`: share one weight among several layers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ __all__ = ["tie"]
 
 
 def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
-    """Return the model with weights replaced by others, so that each pair trains as one weight.
+    """Return the model with weights replaced by others, so that each pair is trained as one weight.
 
-    This is the reverse of `untie`, and restores what an exporter lost: torch's write the last
-    layer of a GPT-2 as a transposed copy of the embedding's table. Where the shapes of two
-    matrices are each other's reverse, or both are square and one holds exactly the other's
-    transposed values, a Transpose takes the place of the replaced matrix.
+    This is the inverse of `untie`. It restores sharing that an exporter lost: torch's exporters
+    write the last layer of a GPT-2 as a transposed copy of the embedding table. If the shapes of
+    two matrices are each other's reverse, or both are square and one is exactly the transpose of
+    the other, a Transpose replaces the matrix.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
-    - `pairs`: name of an initializer -> name of the initializer to use in its place. The second one
-      keeps its values; the first one is removed.
+    - `pairs`: name of an initializer -> name of the initializer that replaces it. The second
+      initializer keeps its values; the first is removed.
 
-    Raises ModelError if the model cannot be read, UnknownNameError if it has no initializer of a
-    name, and SettingError if element types or shapes do not match, or a weight that is replaced is
-    to replace another one.
+    ModelError: the model cannot be read. UnknownNameError: the model has no initializer of a name.
+    SettingError: element types or shapes do not match, or a replaced weight also replaces another.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -44,7 +43,7 @@ def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
         isinstance(name, str) for pair in pairs.items() for name in pair
     ):
         raise SettingError(
-            f"pairs is a dict name -> name of the weight in its place, got {pairs!r}."
+            f"pairs must be a dict name -> name of the weight that replaces it, got {pairs!r}."
         )
     model = load_model(model_onnx)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -60,14 +59,14 @@ def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
 def _is_transposed(
     tensors: Mapping[str, onnx.TensorProto], name: str, other: str, pairs: Mapping[str, str]
 ) -> bool:
-    """Return whether `name` is to become the transposed `other`; raise if they cannot be tied."""
+    """Return whether `name` becomes the transpose of `other`. SettingError: they do not match."""
     for one in (name, other):
         if one not in tensors:
             raise UnknownNameError("initializer", one, tensors)
     if other in pairs:
         raise SettingError(
-            f"{other!r} cannot replace {name!r}: it is itself replaced by {pairs[other]!r}. Give"
-            f" each weight the one that stays."
+            f"{other!r} cannot replace {name!r}, because {other!r} is itself replaced by"
+            f" {pairs[other]!r}. Tie both weights to {pairs[other]!r}."
         )
     a, b = tensors[name], tensors[other]
     if a.data_type != b.data_type:
@@ -83,7 +82,7 @@ def _is_transposed(
         return True
     raise SettingError(
         f"{name!r} cannot be tied to {other!r}: their shapes are {tuple(shape)} and"
-        f" {tuple(replacing)}. They must be the same, or those of a transposed matrix."
+        f" {tuple(replacing)}. The shapes must be equal, or one the transpose of the other."
     )
 
 

@@ -31,28 +31,27 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def untie(model_onnx: ModelSource, names: Sequence[str] | str | None = None) -> onnx.ModelProto:
-    """Return the model with an own copy of each shared weight for each layer that reads it.
+    """Return the model with a separate copy of each shared weight for each layer that reads it.
 
-    Exporters write equal tensors once. In a network that has not been trained the biases (zeros)
-    and the scales of normalizations (ones) are equal, so that its file trains fewer weights than
-    the network has. The outputs of the returned model are those of the given one.
+    Exporters write equal tensors only once. In an untrained network, the biases (zeros) and the
+    scales of normalizations (ones) are equal, so its file would train fewer weights than the
+    network has. The returned model has the same outputs as the given model.
 
-    A copy that the exporter left behind an Identity gets the name of that Identity if it is the
-    name of a parameter. Other copies are named after their layers, such as `encoder.norm2.weight`.
-    One layer keeps the old name. The parts inside a function of the model stay as they are: a call
-    of the function is one use.
+    If the exporter replaced a copy by an Identity, the copy gets the name of this Identity, if that
+    is the name of a parameter. Other copies are named after their layers, such as
+    `encoder.norm2.weight`. One layer keeps the old name. Nodes inside a function of the model are
+    not changed: a call of the function is one use.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `names`: names and fnmatch patterns of initializers, in any order, where `"!pattern"`
       excludes; each node that reads one of them gets a copy. None selects every weight and every
-      running statistic, except those that look shared on purpose, which stay shared: the table of
-      an embedding (`Gather`), also where it is the weight of the last layer; a tensor that
-      `onnxfit.tie` tied; and the weights of one layer that is called several times, which is a
-      layer all of whose weights are shared. `names` unties those, too. Patterns that only exclude
-      select from what None selects.
+      running statistic, except tensors that look shared on purpose: the table of an embedding
+      (`Gather`), even if it is also the weight of the last layer; a tensor that `onnxfit.tie`
+      tied; and the weights of a layer that is called several times, all of whose weights are
+      shared. If `names` selects them, they are untied, too. Patterns that only exclude start from
+      the selection of None.
 
-    Raises ModelError if the model cannot be read, and UnknownNameError if it has no initializer of
-    a name.
+    ModelError: the model cannot be read. UnknownNameError: the model has no initializer of a name.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -110,7 +109,7 @@ def _is_copied(value: ir.Value) -> bool:
 
 
 class _Copies:
-    """Adds the copies to a model."""
+    """Editor that adds the copies to a model."""
 
     def __init__(self, model: onnx.ModelProto, work: ir.Model) -> None:
         self.model = model
@@ -136,9 +135,9 @@ class _Copies:
                 protos.remove_initializer(self.model, name)
 
     def _note_calls(self, name: str, place: LayerUses) -> None:
-        """Note that the nodes which still share a tensor do so on purpose.
+        """Note in the model that the nodes that still share a tensor do so on purpose.
 
-        Nothing else may tell it any more: the Identity nodes that did are removed.
+        The Identity nodes that showed it are removed, so nothing else may show it any more.
         """
         if len({use.node for use in place}) > 1:
             protos.set_note(self.model, name, TIED, "true")
@@ -159,7 +158,7 @@ class _Copies:
         return copy
 
     def _remove_identities(self, new_names: set[str]) -> None:
-        """Remove each Identity whose output has become an initializer, or that nobody reads."""
+        """Remove each Identity whose output has become an initializer, or is unused."""
         identities = [
             location
             for node, location in self.nodes.items()
@@ -190,7 +189,7 @@ def _source(node: ir.Node) -> str | None:
 
 
 def _owner(name: str, places: Sequence[LayerUses]) -> LayerUses | None:
-    """Return the place that keeps the old name, None if each has a name of its own."""
+    """Return the place that keeps the old name, or None if each place has its own name."""
     without_name = [place for place in places if place[0].alias is None]
     same_name = [place for place in without_name if _derived_name(name, place[0]) == name]
     return next(iter([*same_name, *without_name]), None)

@@ -12,15 +12,15 @@ from onnxfit.trainer import Trainer
 
 
 def client_app(make_client: Callable[[Any], FlowerClient], *, mods: Iterable[Any] = ()) -> Any:
-    """Return a `flwr.clientapp.ClientApp` that trains and evaluates with a client of yours.
+    """Return a `flwr.clientapp.ClientApp` that trains and evaluates with your client.
 
-    - `make_client`: a function from Flower's `Context` to a FlowerClient. Its
-      `context.node_config["partition-id"]` tells the clients of a simulation apart. It is called
-      for each message, often in another process, since a Trainer cannot be sent there.
+    - `make_client`: a function from Flower's `Context` to a FlowerClient. The entry
+      `context.node_config["partition-id"]` identifies the client of a simulation. The function is
+      called for each message, often in another process, because a Trainer cannot be sent there.
     - `mods`: modifiers of Flower for the messages that train, such as those of differential privacy
       and of secure aggregation.
 
-    InstallationError if Flower is missing.
+    InstallationError: Flower is not installed.
 
         app = onnxfit.flower.client_app(make_client)
     """
@@ -40,7 +40,7 @@ def client_app(make_client: Callable[[Any], FlowerClient], *, mods: Iterable[Any
 def get_arrays(trainer: Trainer) -> Any:
     """Return the weights and running statistics of `trainer` as a `flwr.app.ArrayRecord`.
 
-    These are the `initial_arrays` of a strategy. InstallationError if Flower is missing.
+    Use them as the `initial_arrays` of a strategy. InstallationError: Flower is not installed.
     """
     return encoded(trainer.get_weights())
 
@@ -48,8 +48,8 @@ def get_arrays(trainer: Trainer) -> Any:
 def set_arrays(trainer: Trainer, arrays: Any) -> None:
     """Set the weights of `trainer` to `arrays`, the ArrayRecord of a strategy's result.
 
-    Then `trainer.export("trained.onnx")` writes the model. DataError, before anything changes, for
-    other arrays than those of `trainer`.
+    Then `trainer.export("trained.onnx")` writes the model. DataError, before anything changes: the
+    arrays do not match the weights of `trainer`.
     """
     own = trainer.get_weights()
     trainer.set_weights(checked_weights(decoded(arrays, own), own))

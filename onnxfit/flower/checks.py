@@ -1,4 +1,4 @@
-"""Checks of what a server sends: the settings of a round, and weights."""
+"""Checks of the settings and the weights that a server sends."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ CONFIG_TYPES: dict[str, ValueType] = {
 
 
 def checked_config(config: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Return the settings of a round that `config` has, by our names.
+    """Return the settings of a round in `config`, by onnxfit's names.
 
-    - `owner`: who set them, for messages.
+    - `config`: the settings of the server.
+    - `owner`: the source of the settings, for messages.
 
-    SettingError for an impossible value, and for a setting given by two names.
+    SettingError: a value is impossible, or a setting is given under two names.
     """
     settings: dict[str, Any] = {}
     for key, value in config.items():
@@ -48,10 +49,12 @@ def checked_config(config: Mapping[str, Any], owner: str) -> dict[str, Any]:
         expected = CONFIG_TYPES[name]
         if not expected.accepts(value):
             raise SettingError(
-                f"The {owner} set {key}={shortened(value)}, expected {expected.description}."
+                f"The {owner} set {key}={shortened(value)}. Expected {expected.description}."
             )
         if name in settings:
-            raise SettingError(f"The {owner} set {name} twice, the second time as {key!r}.")
+            raise SettingError(
+                f"The {owner} set {name} twice, the second time as {key!r}. Remove one of them."
+            )
         settings[name] = value
     return settings
 
@@ -59,7 +62,7 @@ def checked_config(config: Mapping[str, Any], owner: str) -> dict[str, Any]:
 def checked_weights(weights: Mapping[str, Any], own: Mapping[str, Array]) -> dict[str, Array]:
     """Return the arrays of a server in the element types of a trainer's `own` weights.
 
-    DataError unless the names, shapes and types are those of the trainer.
+    DataError: the names, shapes or types differ from those of the trainer.
     """
     check_names(weights, own)
     checked = {}
@@ -70,8 +73,8 @@ def checked_weights(weights: Mapping[str, Any], own: Mapping[str, Array]) -> dic
             array = array.astype(old.dtype)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(
-                f"The server sent {name!r} with NaN, infinity, or numbers beyond {old.dtype}. A"
-                " client may have diverged: try a smaller learning rate."
+                f"The server sent {name!r} with NaN, infinity, or numbers outside the range of"
+                f" {old.dtype}. A client may have diverged. Try a smaller learning rate."
             )
         checked[name] = array
     return checked
@@ -83,7 +86,7 @@ def check_names(given: Mapping[str, Any], own: Mapping[str, Array]) -> None:
     unknown = [name for name in given if name not in own]
     if missing or unknown:
         raise DataError(
-            f"The server sent {len(given)} arrays, expected the {len(own)} of this trainer."
+            f"The server sent {len(given)} arrays, but this trainer expects its {len(own)} arrays."
             f" Missing: {listed_names(missing) or 'none'}. Unknown:"
             f" {listed_names(unknown) or 'none'}. Build the server's Trainer from the same model,"
             " with the same weights= and batch_norm=, and start with"
@@ -92,10 +95,10 @@ def check_names(given: Mapping[str, Any], own: Mapping[str, Array]) -> None:
 
 
 def check_form(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], old: Array) -> None:
-    """Raise DataError unless type and shape of the array `name` are those of the `old` one."""
+    """Raise DataError unless the array `name` has the type and shape of the `old` array."""
     widened = old.dtype.kind == "f" and dtype == np.float64  # a server may average in float64
     if shape != old.shape or not (dtype == old.dtype or widened):
         raise DataError(
-            f"The server sent {name!r} as {dtype}{list(shape)}, expected"
+            f"The server sent {name!r} as {dtype}{list(shape)}. Expected"
             f" {old.dtype}{list(old.shape)}."
         )

@@ -30,7 +30,7 @@ from onnxfit.trainer import Trainer
 Array = npt.NDArray[Any]
 Metrics = dict[str, float]
 
-NUM_EXAMPLES = "num-examples"  # the key by which Flower's strategies weight a reply
+NUM_EXAMPLES = "num-examples"  # the key with which Flower's strategies weight a reply
 # Added to the seed for each further round, so that every round draws other numbers. It is odd and
 # large, so that clients whose seeds are close do not repeat each other's rounds.
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -40,24 +40,25 @@ class FlowerClient:
     """A client of a federation: it trains on its own data, from the weights of the server.
 
     `client` creates it. Each round starts from the weights that the server sent. The optimizer's
-    slots, its step number and a schedule start anew, as is usual in federated learning: the result
-    of a round depends on the weights, the data, the server's settings and the seed alone. A seed of
-    its own for each round decides the order of rows and Dropout.
+    slots, its step number and a schedule are reset, as is usual in federated learning: the result
+    of a round depends only on the weights, the data, the server's settings and the seed. Each round
+    has a different seed for the order of rows and for Dropout.
 
-    The server decides these settings of a round, with a hyphen or an underscore; others are left to
-    the application:
+    The server can set these settings of a round, spelt with a hyphen or an underscore. Other
+    settings are ignored and can be used by the application:
 
     - `epochs` or `local-epochs`, `batch-size`: as in `Trainer.fit`.
     - `learning-rate` or `lr`: a finite number >= 0, for this round. UnsupportedError if the
       optimizer follows a schedule.
-    - `proximal-mu`: the factor of FedProx, a finite number >= 0. It adds `mu * (w - w0)` to the
-      gradient of each trained weight `w`, where `w0` is its value at the beginning of the round. It
-      needs `Trainer(..., backend="forward_backward")`. The reported loss does not contain it.
+    - `proximal-mu`: the factor of FedProx, a finite number >= 0. FedProx adds `mu * (w - w0)` to
+      the gradient of each trained weight `w`, where `w0` is its value at the beginning of the
+      round. It needs `Trainer(..., backend="forward_backward")`. The reported loss does not include
+      this term.
     - `server-round`: the number of the round, from 1.
 
-    Only arrays are taken from a server: exactly those of the trainer's weights and running
-    statistics, of their shapes and element types, without NaN and infinity. They may also be
-    float64 if their values fit. Anything else is a DataError, and the trainer stays as it was.
+    The client accepts only arrays from a server: exactly the trainer's weights and running
+    statistics, in their shapes and element types, without NaN and infinity. They may also be
+    float64 if their values fit. Anything else is a DataError, and the trainer does not change.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class FlowerClient:
         batch_size: int = 32,
         **fit_arguments: Any,
     ) -> None:
-        """See `client` for `trainer`, `data`, `validation_data`, `epochs`, `batch_size` and the
-        other arguments, `fit_arguments`.
+        """Create a client; the function `client` describes `trainer`, `data`, `validation_data`,
+        `epochs`, `batch_size` and the other arguments, `fit_arguments`.
         """
         for name, array in trainer.get_weights().items():
             if array.dtype.isbuiltin != 1:
                 raise SettingError(
-                    f"Flower sends arrays of NumPy's own types, and {name!r} is {array.dtype}: use"
-                    " a model in float32."
+                    f"Flower sends arrays of NumPy's own types only, but {name!r} has type"
+                    f" {array.dtype}. Use a model in float32."
                 )
         self.trainer = trainer
         self._data = split_validation_data(data)
@@ -100,8 +101,8 @@ class FlowerClient:
         - `weights`: name -> array, as `Trainer.get_weights` returns them.
         - `config`: the server's settings of this round.
 
-        The number of rows is that of one epoch. The metrics are the loss and the metrics of the
-        last epoch, as floats. This is what `train` does with a message of Flower.
+        The number of rows is counted over one epoch. The metrics are the loss and the metrics of
+        the last epoch, as floats. `train` calls this method with the contents of a Flower message.
         """
         trainer = self.trainer
         settings = {**self._settings, **checked_config(config or {}, "server")}
@@ -133,7 +134,7 @@ class FlowerClient:
             trainer.seed = self._seed
         rows = (trainer.samples_seen - before) // max(len(history.epoch), 1)
         if not rows:
-            raise DataError("The training data of this client gave no batch in this round.")
+            raise DataError("The training data of this client is empty: it gave no batches.")
         figures = {name: values[-1] for name, values in history.history.items() if values}
         return trainer.get_weights(), rows, _floats(figures)
 
@@ -142,15 +143,15 @@ class FlowerClient:
     ) -> tuple[int, Metrics]:
         """Evaluate `weights` on the validation data; return its number of rows, and the metrics.
 
-        - `weights`, `config`: as in `train_round`; of the settings, only the batch size matters.
+        - `weights`, `config`: as in `train_round`; of the settings, only the batch size is used.
 
-        SettingError if the client has no validation data.
+        SettingError: the client has no validation data.
         """
         settings = {**self._settings, **checked_config(config or {}, "server")}
         if self._validation_data is None:
             raise SettingError(
-                "The server asks this client to evaluate, and it has no validation data: pass"
-                " client(..., validation_data=(x, y)), or let the server not ask:"
+                "The server asked this client to evaluate, but the client has no validation data."
+                " Pass client(..., validation_data=(x, y)), or turn off evaluation on the server:"
                 " FedAvg(fraction_evaluate=0.0)."
             )
         self.trainer.set_weights(checked_weights(weights, self.trainer.get_weights()))
@@ -162,10 +163,10 @@ class FlowerClient:
         return self._validation_rows, _floats(figures)
 
     def _begin_round(self, weights: Mapping[str, Array], learning_rate: float | None) -> None:
-        """Set the weights; the optimizer is as before its first update."""
+        """Set the weights, and reset the optimizer to its state before the first update."""
         trainer = self.trainer
         if learning_rate is not None:
-            trainer.learning_rate = learning_rate  # with its errors, before anything has changed
+            trainer.learning_rate = learning_rate  # raises its errors before anything changes
         slots = {
             names.slot(name, slot): value
             for name in trainer.settings["weights"]
@@ -186,10 +187,11 @@ class FlowerClient:
     # ------------------------------------------------------------------ with Flower
 
     def train(self, message: Any) -> Any:
-        """Train as a `message` of Flower asks; return the reply.
+        """Train for a `message` of Flower, and return the reply.
 
         The reply has the weights under the key of the message's arrays, and "metrics" with
-        `num-examples`, the number of rows. DataError if the message has not one ArrayRecord.
+        `num-examples`, the number of rows. DataError: the message does not have exactly one
+        ArrayRecord.
         """
         key, record = only_arrays(message)
         arrays = decoded(record, self.trainer.get_weights())
@@ -201,10 +203,10 @@ class FlowerClient:
         )
 
     def evaluate(self, message: Any) -> Any:
-        """Evaluate on the validation data as a `message` of Flower asks; return the reply.
+        """Evaluate on the validation data for a `message` of Flower, and return the reply.
 
-        The reply has "metrics" with `num-examples`, the number of rows. Errors as those of `train`
-        and `evaluate_round`.
+        The reply has "metrics" with `num-examples`, the number of rows. The errors are the same as
+        of `train` and `evaluate_round`.
         """
         _, record = only_arrays(message)
         arrays = decoded(record, self.trainer.get_weights())
@@ -212,9 +214,9 @@ class FlowerClient:
         return reply(message, {NUM_EXAMPLES: rows, **metrics}, {})
 
     def to_client(self) -> Any:
-        """Return this client as a `flwr.client.Client`, for a `client_fn` of older applications.
+        """Return this client as a `flwr.client.Client`, for the `client_fn` of older applications.
 
-        Their weights have no names: a list has them in the order of `Trainer.get_weights`.
+        There, weights have no names: they are a list in the order of `Trainer.get_weights`.
         """
         numpy_client: Any = flower_module("client").NumPyClient
         return type("OnnxfitNumPyClient", (_ListMethods, numpy_client), {})(self).to_client()
@@ -245,21 +247,21 @@ class _ListMethods:
         known = list(self._owner.trainer.get_weights())
         if len(parameters) != len(known):
             raise DataError(
-                f"The server sent {len(parameters)} arrays, expected {len(known)}, in the order of"
+                f"The server sent {len(parameters)} arrays. Expected {len(known)}, in the order of"
                 f" get_weights: {listed_names(known)}."
             )
         return dict(zip(known, parameters))
 
 
 class _ProximalTerm(Callback):
-    """FedProx: adds `mu * (w - w0)` to the gradients, where `w0` are the weights of the server."""
+    """Callback of FedProx: it adds `mu * (w - w0)` to the gradients; `w0` are server weights."""
 
     def __init__(self, trainer: Trainer, mu: float, weights: Mapping[str, Array]) -> None:
         if not get_backend(trainer.backend).shows_gradients:
             raise SettingError(
-                f"The server asks for FedProx with proximal-mu={mu:g}, which changes gradients,"
-                f" and backend={trainer.backend!r} does not show them: use Trainer(...,"
-                " backend='forward_backward')."
+                f"The server asked for FedProx with proximal-mu={mu:g}, which changes gradients,"
+                f" but gradients cannot be changed with backend={trainer.backend!r}. Use"
+                " Trainer(..., backend='forward_backward')."
             )
         self._mu = mu
         self._start = weights
@@ -286,15 +288,15 @@ def client(
 ) -> FlowerClient:
     """Return a client for Flower that trains `trainer` on `data`, from the server's weights.
 
-    - `trainer`: its `weights=` select the weights that travel, together with the running statistics
-      that its steps update. All other weights stay in each client's file. The server and all
-      clients need the same model, `weights=` and `batch_norm=`.
-    - `data`: `(x, y)`, `(x, y, sample_weight)`, or a loader as for `Trainer.fit`. It stays here.
-    - `validation_data`: the same, for the evaluations that the server asks for.
-    - `epochs`, `batch_size`: of one round, where the server does not decide them.
+    - `trainer`: its `weights=` select the weights that are exchanged, together with the running
+      statistics that its steps update. All other weights stay in each client's file. The server and
+      all clients need the same model, `weights=` and `batch_norm=`.
+    - `data`: `(x, y)`, `(x, y, sample_weight)`, or a loader as for `Trainer.fit`. It is never sent.
+    - `validation_data`: data of the same form, for the evaluations that the server requests.
+    - `epochs`, `batch_size`: settings of one round, unless the server sets them.
     - `steps_per_epoch`, `shuffle`, `class_weight`, `callbacks`, `verbose`: as in `Trainer.fit`.
 
-    SettingError for an argument that cannot be, or weights of a type that NumPy lacks (bfloat16).
+    SettingError: an argument is impossible, or a weight has a type that NumPy lacks (bfloat16).
 
     >>> import numpy as np, onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -321,5 +323,5 @@ def client(
 
 
 def _floats(figures: Mapping[str, Any]) -> Metrics:
-    """Return the figures that are numbers, as Python's floats: Flower sends no others."""
+    """Return the figures that are numbers, as Python floats, because Flower sends only these."""
     return {name: float(value) for name, value in figures.items() if np.ndim(value) == 0}

@@ -1,4 +1,4 @@
-"""Messages of Flower: weights, settings and metrics in its records."""
+"""Messages of Flower: records of weights, settings and metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_HEADER_BYTES = 1024  # of an array of numbers in NumPy's file format
 
 
 def flower_module(module: str) -> Any:
-    """Return a module of Flower, which is imported when it is needed."""
+    """Import and return a module of Flower."""
     try:
         return importlib.import_module(f"flwr.{module}")
     except ImportError as error:
@@ -30,10 +30,10 @@ def flower_module(module: str) -> Any:
 
 
 def decoded(record: Any, own: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of an ArrayRecord, which belong to a trainer's `own` weights.
+    """Return the arrays of an ArrayRecord for a trainer's `own` weights.
 
-    Names, types and shapes are compared with those of `own` before the data is read, so that
-    nothing is allocated for a header that claims too much. Nothing is unpickled.
+    Names, types and shapes are compared with `own` before the data is read, so that a false header
+    cannot cause large allocations. Nothing is unpickled.
     """
     check_names(record, own)
     return {name: _decoded_array(name, record[name], old) for name, old in own.items()}
@@ -45,7 +45,7 @@ def _decoded_array(name: str, array: Any, old: Array) -> Array:
     try:
         version = np.lib.format.read_magic(stream)
         if array.stype != "numpy.ndarray" or version != (1, 0):
-            raise ValueError(f"format {array.stype} {version}")
+            raise ValueError(f"unsupported format {array.stype} {version}")
         shape, column_major, dtype = np.lib.format.read_array_header_1_0(
             stream, max_header_size=MAX_HEADER_BYTES
         )
@@ -54,9 +54,9 @@ def _decoded_array(name: str, array: Any, old: Array) -> Array:
         return flat.reshape(shape, order="F" if column_major else "C")
     except DataError:
         raise
-    except Exception as error:  # NumPy's reader raises several kinds for damaged headers
+    except Exception as error:  # NumPy's reader raises several errors for damaged headers
         raise DataError(
-            f"The server sent {name!r} as something else than an array: {shortened(str(error))}."
+            f"The server sent {name!r}, which is not a valid array: {shortened(str(error))}."
         ) from error
 
 
@@ -65,15 +65,15 @@ def only_arrays(message: Any) -> tuple[str, Any]:
     records = dict(message.content.array_records)
     if len(records) != 1:
         raise DataError(
-            "A message needs one ArrayRecord, the weights, got"
-            f" {listed_names(records) or 'none'}. Strategies of flwr.serverapp.strategy send one;"
-            " for those of flwr.server.strategy use to_client()."
+            "A message must have exactly one ArrayRecord, the weights, got"
+            f" {listed_names(records) or 'none'}. Strategies of flwr.serverapp.strategy send one."
+            " For strategies of flwr.server.strategy, use to_client()."
         )
     return next(iter(records.items()))
 
 
 def config_of(message: Any) -> dict[str, Any]:
-    """Return the settings in a message's ConfigRecords, whatever their keys."""
+    """Return the settings in all ConfigRecords of a message."""
     return {
         key: value
         for record in message.content.config_records.values()

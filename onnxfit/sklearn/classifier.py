@@ -12,7 +12,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from onnxfit.callbacks import Callback
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.reading import ModelSource
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
@@ -30,25 +30,25 @@ Array = npt.NDArray[Any]
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     """Scikit-learn estimator that fits an ONNX model to classes, labels of any type.
 
-    - `model`: as in `OnnxRegressor`. The output has one column for two classes (the probability of
-      the second in sorted order, or its score), or one for each class in sorted order. It is taken
-      for probabilities if a Sigmoid or Softmax computes it, else for scores (logits).
-    - `loss`: None or a name is the loss that fits the output: the cross entropy of one column is
-      binary, and probabilities are not taken for logits. A Loss is used as it is, but for a
-      `from_logits` of None, which is decided as above, and for a CrossEntropy of one column, which
-      becomes a BinaryCrossEntropy. Losses that do not take the number of a class get one column for
-      each class, of 0 and 1.
+    - `model`: as in `OnnxRegressor`. The output has one column for two classes (the probability or
+      score of the second class in sorted order), or one column for each class in sorted order. It
+      is taken as probabilities if a Sigmoid or Softmax computes it, and otherwise as scores
+      (logits).
+    - `loss`: None or a name selects the loss that fits the output: cross entropy is binary for one
+      column, and uses probabilities or logits accordingly. A Loss object is used unchanged, with
+      two exceptions: a `from_logits` of None is decided as above, and a CrossEntropy of one column
+      becomes a BinaryCrossEntropy. Losses that do not take class numbers get one-hot labels.
     - `class_weight`: None, "balanced" or a dict label -> number >= 0: a factor of the loss for the
-      rows of each class, beside their sample weights. "balanced" gives all classes the same total
-      weight; `partial_fit`, which meets few rows at a time, refuses it.
+      rows of each class, multiplied with the sample weights. "balanced" gives all classes the same
+      total weight; `partial_fit`, which gets only some rows at a time, does not accept it.
     - `hidden_layer_sizes`, `standardize` (of the inputs), `weights`, `penalty`, `optimizer`,
       `learning_rate`, `epochs`, `batch_size`, `early_stopping`, `validation_fraction`,
       `n_iter_no_change`, `callbacks`, `warm_start`, `random_state`, `verbose`, `backend`,
       `gradient`, `device`, `threads`, `quantization`: as in `OnnxRegressor`.
 
-    After `fit`, `classes_` holds the labels in the order of the columns of `predict_proba`; the
-    other attributes are those of `OnnxRegressor`. SettingError where classes and columns do not
-    fit.
+    After `fit`, `classes_` has the labels in the order of the columns of `predict_proba`; the other
+    attributes are the same as of `OnnxRegressor`. SettingError: the classes do not fit the columns
+    of the output.
 
     >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
     >>> model = OnnxClassifier(learning_rate=0.1, random_state=0).fit(X, ["no", "no", "yes", "yes"])
@@ -83,7 +83,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         threads: int | None = None,
         quantization: Quantization | None = None,
     ) -> None:
-        # scikit-learn reads the names of the arguments here, and so they stand here once more.
+        # scikit-learn reads the names of the arguments from this signature, so they are repeated.
         arguments = dict(locals())
         del arguments["self"]
         self.__dict__.update(arguments)
@@ -105,19 +105,19 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         probabilities = outputs if self._probabilities else _sigmoid(outputs)
         if outputs.shape[1] == 1:
             return np.concatenate([1 - probabilities, probabilities], axis=1)
-        # A binary loss decides each class on its own.
+        # A binary loss gives each class an independent probability.
         return _shares(probabilities) if binary else probabilities
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
         """Train for one more epoch on these rows, and return the estimator.
 
-        `X`, `y` and `sample_weight` are those of `fit`. `classes`: all labels there are, for the
-        first call; None if they are all in `y`.
+        - `X`, `y`, `sample_weight`: as in `fit`.
+        - `classes`: all labels, for the first call; None if `y` contains all of them.
         """
         if self.class_weight == "balanced":
             raise SettingError(
-                "partial_fit cannot balance classes by the rows of one call: give class_weight a"
-                " dict label -> weight, or pass sample_weight."
+                "partial_fit cannot use class_weight='balanced', because it gets only some of the"
+                " rows. Set class_weight to a dict label -> weight, or pass sample_weight."
             )
         return self._fit(X, y, sample_weight, go_on=True, epochs=1, classes=classes)
 
@@ -133,8 +133,9 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         unknown = np.setdiff1d(y, self.classes_)
         if unknown.size:
             raise SettingError(
-                f"OnnxClassifier has met no class {unknown[0]!r} before; it knows"
-                f" {self.classes_.tolist()}."
+                f"y has the unknown class {unknown[0]!r}. OnnxClassifier was first fitted with the"
+                f" classes {listed_names(self.classes_.tolist())}. Pass all classes to the first"
+                " call: partial_fit(..., classes=...)."
             )
         return np.searchsorted(self.classes_, y), 1 if known == 2 else known
 
@@ -145,8 +146,9 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             width = output.shape[-1]
         if isinstance(width, int) and width != classes and (width, classes) != (1, 2):
             raise SettingError(
-                f"The model's output {output} has {width} column{'s' * (width > 1)}, and y has"
-                f" {classes} classes: it needs a column for each, or one for two classes."
+                f"The model's output {output} has {width} column{'s' * (width > 1)}, but y has"
+                f" {classes} classes. The output needs a column for each class, or one column for"
+                " two classes."
             )
         chosen: Any = get_loss("cross_entropy" if loss is None else loss)
         by_name = loss is None or isinstance(loss, str)
@@ -185,7 +187,7 @@ def _sigmoid(scores: Array) -> Array:
 
 
 def _shares(numbers: Array) -> Array:
-    """The numbers, scaled so that each row sums to 1."""
+    """Return the numbers scaled so that each row sums to 1."""
     totals = numbers.sum(axis=1, keepdims=True)
     shares: Array = numbers / np.maximum(totals, np.finfo(numbers.dtype).tiny)
     return shares

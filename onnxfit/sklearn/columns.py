@@ -19,14 +19,14 @@ ClassWeight = Union[Mapping[Any, float], str, None]
 def standardization(data: Array, weights: Array | None) -> Scaling:
     """Return mean and standard deviation of each column of `data`, shape `(rows, columns)`.
 
-    The scale of a column that is constant, up to rounding, is 1, and a column whose squares are
-    beyond the range of its type stays as it is. `weights` are those of the rows.
+    The scale of a column that is constant, up to rounding, is 1. A column whose squares are outside
+    the range of its type is not scaled. `weights` are the weights of the rows.
     """
     numbers = data.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         center = np.average(numbers, axis=0, weights=weights)
         scale = np.sqrt(np.average((numbers - center) ** 2, axis=0, weights=weights))
-    least = np.sqrt(float(np.finfo(data.dtype).tiny))  # whose square is a number of this type
+    least = np.sqrt(float(np.finfo(data.dtype).tiny))  # smallest number whose square is normal
     rounding = len(data) * np.finfo(np.float64).eps * np.abs(center)
     constant = scale <= np.maximum(rounding, least)
     in_range = scale < 1 / least
@@ -34,12 +34,12 @@ def standardization(data: Array, weights: Array | None) -> Scaling:
 
 
 def relative_weights(weights: Array) -> Array:
-    """Return sample weights with a mean of 1. SettingError for negative ones, and zeros only."""
+    """Return sample weights with a mean of 1. SettingError: one is negative, or all are 0."""
     if weights.min() < 0:
-        raise SettingError(f"sample_weight is at least 0, got {weights.min()}.")
+        raise SettingError(f"sample_weight must be >= 0, got {weights.min()}.")
     total = weights.sum()
     if not total:
-        raise SettingError("sample_weight is 0 for all rows.")
+        raise SettingError("sample_weight must be above 0 for at least one row, got only zeros.")
     relative: Array = weights * (len(weights) / total)
     return relative
 
@@ -49,8 +49,8 @@ def weights_of_classes(
 ) -> Array:
     """Return a weight for each class; `y` has the number of each row's class in `classes`.
 
-    "balanced" gives all classes of `y` the same total weight. SettingError for anything else but a
-    dict label -> number >= 0; classes that it does not name have 1.
+    "balanced" gives all classes of `y` the same total weight. Classes that a dict does not name
+    have weight 1. SettingError: it is neither "balanced" nor a dict label -> number >= 0.
     """
     if isinstance(class_weight, str) and class_weight == "balanced":
         totals = np.bincount(y, weights, minlength=len(classes))
@@ -59,7 +59,8 @@ def weights_of_classes(
         return np.where(present, balanced, 1.0)
     if not isinstance(class_weight, Mapping):
         raise SettingError(
-            f"class_weight is 'balanced', a dict label -> weight or None, got {class_weight!r}."
+            "class_weight must be 'balanced', a dict label -> weight or None, got"
+            f" {class_weight!r}."
         )
     try:
         found = np.asarray(
@@ -68,5 +69,7 @@ def weights_of_classes(
     except (TypeError, ValueError) as error:
         raise SettingError(f"class_weight does not fit the labels: {error}") from error
     if not (np.isfinite(found).all() and found.min() >= 0):
-        raise SettingError(f"class_weight has finite numbers >= 0, got {class_weight!r}.")
+        raise SettingError(
+            f"class_weight must have finite numbers >= 0 as weights, got {class_weight!r}."
+        )
     return found

@@ -1,4 +1,4 @@
-"""Whether a training has come to an end."""
+"""Detection of a training that has not converged."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def still_falls(losses: Sequence[float]) -> bool:
-    """Return whether the losses of the epochs would go on falling.
+    """Return whether the loss was still falling in the last epochs.
 
-    The mean of the last tenth of the epochs is compared with that of the tenth before. A fall
-    counts from a fiftieth of the whole fall, and from 1e-4 of the first loss.
+    The mean of the last tenth of the epochs is compared with the mean of the tenth before. A fall
+    counts if it is at least 1/50 of the whole fall, and at least 1e-4 of the first loss.
     """
     window = max(1, len(losses) // 10)
     if len(losses) < 2 * window:

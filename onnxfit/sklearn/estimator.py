@@ -41,7 +41,7 @@ ROWS_PER_PREDICTION = 4096
 
 
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Base class of both estimators: the settings, and a Trainer that is fitted and kept."""
+    """Base class of both estimators: the settings, and the fitted Trainer."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         threads: int | None = None,
         quantization: Quantization | None = None,
     ) -> None:
-        # scikit-learn asks for every argument under its own name, unchanged.
+        # scikit-learn requires every argument as an unchanged attribute of the same name.
         arguments = dict(locals())
         del arguments["self"]
         self.__dict__.update(arguments)
@@ -79,8 +79,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
         Training begins at the model's weights, or with `warm_start` where the last fit stopped.
 
-        - `X`: an array `(rows, ...)` as the model's input has it, or a table.
-        - `y`: the labels, one row each.
+        - `X`: an array `(rows, ...)` of the shape of the model's input, or a table.
+        - `y`: the labels, one row for each row of `X`.
         - `sample_weight`: None, or one number >= 0 per row; only relative sizes count.
         """
         return self._fit(X, y, sample_weight, go_on=self.warm_start, epochs=self.epochs)
@@ -90,7 +90,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return self.export(None)
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """Return the trained model, and write it to the file `path` unless that is None."""
+        """Return the trained model, and write it to the file `path` unless `path` is None."""
         check_is_fitted(self, "trainer_")
         model: onnx.ModelProto = self.trainer_.export(path)
         return model
@@ -102,7 +102,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         raise NotImplementedError
 
     def _objective(self, loss: Any, output: TensorSpec, probabilities: bool) -> Loss:
-        """Return the loss for this output, which may be probabilities already."""
+        """Return the loss for this output; `probabilities`: the output is not logits."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ fitting
@@ -154,7 +154,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         hidden = self._hidden_layers()
         if any(size < 1 for size in hidden):
             raise SettingError(
-                f"hidden_layer_sizes are at least 1, got {self.hidden_layer_sizes!r}."
+                f"hidden_layer_sizes must all be >= 1, got {self.hidden_layer_sizes!r}."
             )
         return [features, *hidden, outputs]
 
@@ -173,7 +173,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return Trainer(model, loss={name: self._loss}, loss_weights=weights, seed=seed, **settings)
 
     def _settings(self) -> dict[str, Any]:
-        """The arguments of the Trainer besides the model, the loss and the seed."""
+        """Return the arguments of the Trainer except the model, the loss and the seed."""
         has_hidden_layers = self._input is None and self._hidden_layers()
         optimizer: Optimizer = Adam(learning_rate=0.001 if has_hidden_layers else 0.01)
         if self.optimizer is not None:
@@ -184,7 +184,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return {"optimizer": optimizer, **{name: getattr(self, name) for name in names}}
 
     def _train(self, X: Array, y: Array, weights: Array | None, epochs: int) -> None:
-        # A callback holds its Trainer while it works, and a Trainer cannot be pickled.
+        # A callback refers to its Trainer during a fit, and a Trainer cannot be pickled.
         callbacks = [copy.copy(c) for c in self.callbacks or ()]
         training = [array for array in (X, y, weights) if array is not None]
         held_out = None
@@ -214,7 +214,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         losses = self.trainer_.train_losses_[epochs_before:]
         unit = self._loss_unit
         self.train_losses_ = self.loss_curve_ = [*self.train_losses_, *(x * unit for x in losses)]
-        # A model of the user's own is often tuned for a few epochs on purpose.
+        # The user's own model is often fine-tuned for only a few epochs on purpose.
         if self._input is None and not self.trainer_.stop_training:
             self._warn_if_still_falling()
 
@@ -223,8 +223,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         losses = history.get("val_loss" if self.early_stopping else "loss", [])
         if still_falls(losses):
             warn_user(
-                f"The loss still falls after {len(losses)} epochs: raise epochs or learning_rate,"
-                " or ignore this if the predictions are good enough.",
+                f"The loss is still falling after {len(losses)} epochs. Increase epochs or"
+                " learning_rate, or ignore this warning if the predictions are good enough.",
                 ConvergenceWarning,
             )
 
@@ -234,15 +234,15 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def _target_scaling(
         self, y: Array, weights: Array | None, dtype: np.dtype[Any]
     ) -> Scaling | None:
-        """Return how a default network, of the element type `dtype`, scales its outputs."""
+        """Return the scaling of the outputs of a default network of the element type `dtype`."""
         return None
 
     def _unit_of_loss(self, loss: Loss) -> float:
-        """Return the number that the loss is divided by in training."""
+        """Return the number by which the loss is divided in training."""
         return 1.0
 
     def _with_class_weights(self, y: Array, weights: Array | None) -> Array | None:
-        """Return the weights of the rows, times those of their classes."""
+        """Return the weights of the rows multiplied by the weights of their classes."""
         return weights
 
     def _strata(self, y: Array) -> Array | None:
@@ -251,8 +251,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     _label_checks: Mapping[str, Any] = {}
 
     def _checks(self, fitted: bool) -> dict[str, Any]:
-        """The arguments of scikit-learn's check of X: it is the model's input, or for a default
-        model, which does not exist yet, float32 or float64.
+        """Return the arguments of scikit-learn's check of X. X must fit the model's input; for a
+        default model, which does not exist yet, it must be float32 or float64.
         """
         if self._input is None:
             return {"dtype": self._dtype if fitted else [np.float64, np.float32]}
@@ -262,7 +262,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         }
 
     def _predictions(self, X: Any) -> Array:
-        """The output that has the loss, `(rows, width)`."""
+        """Return the output that has the loss, shape `(rows, width)`."""
         check_is_fitted(self, "trainer_")
         X = validate_data(self, X, reset=False, **self._checks(True))
         outputs = self.trainer_.predict(X, batch_size=ROWS_PER_PREDICTION)

@@ -26,7 +26,7 @@ from onnxfit.sklearn.estimator import OnnxEstimator
 
 Array = npt.NDArray[Any]
 
-# Losses of the difference between y and the output, and the power of it to which they grow.
+# Losses of the difference between y and the output, and the power with which they grow.
 DISTANCES: dict[type[Loss], int] = {
     Elastic: 2,
     Huber: 1,
@@ -40,45 +40,45 @@ DISTANCES: dict[type[Loss], int] = {
 class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     """Scikit-learn estimator that fits an ONNX model to numbers, one or several a row.
 
-    - `model`: a path, bytes or an `onnx.ModelProto` with one input. The model gets `X` as it is,
-      and training begins at its weights. None makes a default network of dense layers for the data,
-      in their element type, with the weights `coefficients_0`, `intercepts_0`, and so on; a linear
-      model begins at 0, others at random (Glorot and Bengio 2010).
+    - `model`: a path, bytes or an `onnx.ModelProto` with one input. The model gets `X` unchanged,
+      and training begins at its weights. None creates a default network of dense layers, in the
+      element type of the data, with the weights `coefficients_0`, `intercepts_0`, and so on. The
+      weights of a linear model begin at 0, others at random (Glorot and Bengio 2010).
     - `hidden_layer_sizes`: sizes of the hidden layers of a default network, each at least 1, with
       ReLU between them; `()` is a linear model.
-    - `standardize`: let a default network scale its inputs by mean and standard deviation of the
-      features, and its outputs by those of the targets, so that units do not matter. The means and
-      deviations of the first `fit` or `partial_fit` are constants of the network: predictions and
-      the exported file take and give the original units. Outputs are scaled for a loss that
-      measures a distance (mean squared, mean absolute, Huber, log-cosh, quantile, elastic); the
-      trainer divides this loss by the targets' deviation, or its square, so that penalties are
-      relative to that. A model of your own is never scaled.
+    - `standardize`: let a default network scale its inputs by the mean and standard deviation of
+      the features, and its outputs by those of the targets, so that units do not matter. The means
+      and deviations of the first `fit` or `partial_fit` are constants of the network: predictions
+      and the exported file use the original units. Outputs are scaled only for a loss that measures
+      a distance (mean squared, mean absolute, Huber, log-cosh, quantile, elastic). The trainer
+      divides this loss by the targets' deviation, or its square, and penalties are relative to the
+      divided loss. Your own model is never scaled.
     - `weights`: names or patterns of the weights to train, as in `Trainer`; None for all.
     - `loss`: a name, a Loss or a function, as in `Trainer`; None is the mean squared error. A dict
       of one output name -> loss chooses between several outputs.
     - `penalty`: the cost of large weights, as in `Trainer`.
     - `optimizer`: as in `Trainer`; None is Adam with a learning rate of 0.001 for a default network
       with hidden layers, and of 0.01 for other models.
-    - `learning_rate`: replaces the optimizer's, unless None; a number >= 0 or a Schedule.
-    - `epochs`: passes over the data in one `fit`.
-    - `batch_size`: a number of rows; "auto" is 200, or all where there are fewer.
+    - `learning_rate`: replaces the optimizer's learning rate, unless None; a number >= 0 or a
+      Schedule.
+    - `epochs`: number of iterations over the data in one `fit`.
+    - `batch_size`: a number of rows; "auto" is 200, or all rows if there are fewer.
     - `early_stopping`: hold out `validation_fraction` of the rows, a number in (0, 1), stop after
       `n_iter_no_change` epochs without a better loss on them, and restore the best weights.
     - `validation_fraction`, `n_iter_no_change`: see `early_stopping`.
-    - `callbacks`: callbacks for `Trainer.fit`; each fit works with shallow copies.
-    - `warm_start`: let `fit` continue with weights, optimizer and counters as the last one left
-      them.
+    - `callbacks`: callbacks for `Trainer.fit`; each fit uses shallow copies of them.
+    - `warm_start`: let `fit` continue with the weights, optimizer and counters of the last `fit`.
     - `random_state`: a seed for the initial weights, the order of rows, the rows held out, and
       dropout.
     - `verbose`: 0 for silence, 1 for a progress bar, as in `Trainer.fit`.
     - `backend`, `gradient`, `device`, `threads`, `quantization`: as in `Trainer`.
 
-    Sample weights count relative to their mean, so that a weight of 2 is a row twice. After `fit`
-    there are `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of each
-    epoch, in the units of `y`), `n_features_in_`, and for tables `feature_names_in_`. A fitted
-    estimator can be pickled. Settings are checked by `fit`, with the errors of `Trainer`. If the
-    loss of a default network still falls in the last epochs of a fit, there is scikit-learn's
-    ConvergenceWarning.
+    Sample weights are relative to their mean: a weight of 2 counts like a repeated row. After `fit`
+    the estimator has `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of
+    each epoch, in the units of `y`), `n_features_in_`, and for tables `feature_names_in_`. A fitted
+    estimator can be pickled. `fit` checks the settings, with the errors of `Trainer`. If the loss
+    of a default network is still falling in the last epochs of a fit, scikit-learn's
+    ConvergenceWarning is issued.
 
     >>> X = np.linspace(-1, 1, 50)[:, None]
     >>> line = OnnxRegressor(hidden_layer_sizes=(), learning_rate=0.1, random_state=0)
@@ -90,8 +90,8 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     _label_checks: Mapping[str, Any] = {"multi_output": True, "y_numeric": True}
 
     def predict(self, X: Any) -> Array:
-        """Return the predictions for the rows `X`: shape `(rows,)` if `y` had it, else `(rows,
-        outputs)`.
+        """Return the predictions for the rows `X`: shape `(rows,)` if `y` had this shape, and
+        otherwise `(rows, outputs)`.
         """
         predictions = self._predictions(X)
         return predictions[:, 0] if self._flat and predictions.shape[1] == 1 else predictions
@@ -99,7 +99,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Train for one more epoch on these rows, and return the estimator.
 
-        `X`, `y` and `sample_weight` are those of `fit`.
+        - `X`, `y`, `sample_weight`: as in `fit`.
         """
         return self._fit(X, y, sample_weight, go_on=True, epochs=1)
 

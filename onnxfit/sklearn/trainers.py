@@ -1,4 +1,4 @@
-"""Trainers that take the place of one another, and their contents for pickles."""
+"""Trainers that continue other trainers, and their contents for pickles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnxfit.trainer import Trainer
 
 
 def continued(before: Trainer, after: Trainer) -> Trainer:
-    """Let `after`, a new trainer of the same weights, continue where `before` stands, and return
-    it; it keeps the slots if its optimizer has the same.
+    """Return `after`, a new trainer of the same weights, with the state of `before`. It takes over
+    the slots if both optimizers have the same slots.
     """
     old = before.get_state()
     new = after.get_state()
     slots = old["slots"] if old["slots"].keys() == new["slots"].keys() else new["slots"]
     counters = {**old["counters"], "learning_rate": new["counters"]["learning_rate"]}
-    # the floats of integers are not in the file from which `after` was made
+    # The floats trained in place of integers are not in the file from which `after` was made.
     weights = {name: old["weights"].get(name, array) for name, array in new["weights"].items()}
     after.set_state({"weights": weights, "slots": slots, "counters": counters})
     after.train_losses_ = list(before.train_losses_)
@@ -36,9 +36,10 @@ def packed(trainer: Trainer) -> dict[str, Any]:
 
 
 def unpacked(packed: Mapping[str, Any], quantization: Quantization | None) -> Trainer:
-    """Return the trainer that `packed` took apart.
+    """Return the trainer from its packed contents.
 
-    - `quantization`: the setting with its files, which the settings of a trainer do not hold.
+    - `packed`: the result of the function `packed`.
+    - `quantization`: the setting with its files, which the settings of a trainer do not contain.
     """
     trainer = Trainer(packed["model"], **{**packed["settings"], "quantization": quantization})
     trainer.set_state(packed["state"])

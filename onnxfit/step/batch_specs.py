@@ -48,13 +48,13 @@ def _require_sizes(recipe: Recipe, batch: Batch, rows: int) -> None:
         spec = batch[name]
         if spec.shape and spec.shape[0] != rows:
             raise SettingError(
-                f"batch_size={rows} is not the model's: input {spec} has another batch dimension."
-                " onnxfit.dynamic_batch(model) makes it a name."
+                f"batch_size={rows} does not fit the model: input {spec} has another batch"
+                " dimension. Pass that number, or use onnxfit.dynamic_batch(model)."
             )
         open_sizes = [size for size in spec.shape or (None,) if not isinstance(size, int)]
         if spec.shape != () and open_sizes:
             raise SettingError(
-                f"batch_size={rows} fixes the rows alone, and input {spec} has other sizes that are"
-                f" no numbers ({listed_names(open_sizes)}): leave batch_size out, or export the"
-                " model with these sizes."
+                f"batch_size={rows} fixes only the number of rows, but input {spec} has other"
+                f" dynamic sizes ({listed_names(open_sizes)}). Remove batch_size, or export the"
+                " model with fixed sizes."
             )

@@ -1,1 +1,1 @@
-"""The loop: epochs and batches, where a fit stands, and its checkpoints."""
+"""The training loop: epochs and batches, the position of a fit, and its checkpoints."""

@@ -18,16 +18,16 @@ def adapter_for(
     class_weight: Mapping[int, float] | None = None,
     ranks: int = 1,
 ) -> DataAdapter:
-    """Return the adapter of data to a recipe. SettingError for a purpose that needs a loss.
+    """Return the adapter of data to a recipe. SettingError: the purpose needs a loss.
 
-    - `ranks`: how many ranks share each batch.
+    - `ranks`: the number of ranks that share each batch.
     """
     if not recipe.loss_outputs and purpose != "prediction":
         raise SettingError(
-            f"This trainer has no loss, which {purpose} needs: name one, Trainer(...,"
+            f"This trainer has no loss, but {purpose} needs one. Pass Trainer(...,"
             " loss='mean_squared_error'), or give the model a scalar output 'loss'. Without a"
-            " loss it predicts and exports; with backend='forward_backward' it also trains by"
-            " forward, backward and apply_gradients."
+            " loss it can predict and export; with backend='forward_backward' it can also train"
+            " with forward, backward and apply_gradients."
         )
     return DataAdapter(
         recipe.inputs,
@@ -40,9 +40,9 @@ def adapter_for(
 
 
 class SingleBatches:
-    """Sources of one batch, as `train_on_batch` needs them; each purpose has its KnownBatches.
+    """Sources of one batch, for `train_on_batch`; each purpose has its own KnownBatches.
 
-    Each of several ranks passes the whole batch, and gets the share of its `rank`.
+    With several ranks, each rank passes the whole batch, and gets its own share.
     """
 
     def __init__(self, recipe: Recipe, seed: int, rank: int, size: int) -> None:
@@ -55,7 +55,7 @@ class SingleBatches:
     def source(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
         """Return the source of all rows in one batch, with the errors of a DataAdapter.
 
-        On several ranks it has this rank's share of them.
+        With several ranks, the batch has this rank's share of the rows.
         """
         source = self._batches(purpose, self._size).source(x, y, sample_weight)
         return source if self._size == 1 else source.shard(self._rank, self._size)

@@ -1,4 +1,4 @@
-"""The base of Trainer: what training changes, and one batch at a time."""
+"""The base of Trainer: the state that training changes, and single batches."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
 
 Array = npt.NDArray[Any]
-# Distance between the seeds of two ranks: a prime number above every seed that people choose.
+# Distance between the seeds of two ranks: a prime number above any seed that users choose.
 RANK_STRIDE = 4_294_967_311
 
 
 class ThreadState(local):
     """State of a trainer's calls in one thread.
 
-    - `callbacks`: those of the running fit, evaluation or prediction, or None.
+    - `callbacks`: the callbacks of the running fit, evaluation or prediction, or None.
     - `predicted`: output -> array of the current batch of a prediction.
     """
 
@@ -72,8 +72,8 @@ class BaseTrainer(RankedTrainer):
     - `history`: the History of the running fit, or of the last one.
     - `train_losses_`: the mean loss of every epoch so far.
     - `last_losses`: the losses of the last five batches.
-    - `stop_training`, `stop_reason`: set them in a hook to end the running fit, and to say why. Of
-      several processes, rank 0 decides: what others set is replaced after the hook.
+    - `stop_training`, `stop_reason`: set them in a hook to end the running fit, and to say why.
+      With several processes, rank 0 decides: values set on other ranks are replaced after the hook.
     - `predicted`: output -> array of the current batch, in `on_predict_batch_end`.
     """
 
@@ -97,10 +97,10 @@ class BaseTrainer(RankedTrainer):
         self.stop_reason: str | None = None
         self._trainable = trainable
         self._recipe = recipe
-        # Every rank draws random numbers of its own.
+        # Every rank draws its own random numbers.
         self._random_seed = (self.seed + RANK_STRIDE * self.rank) % 2**63
         self._tracker = Tracker(recipe.objectives, recipe.metrics)  # of `fit`
-        # Of `train_on_batch`, which a callback may call while an epoch runs.
+        # Tracker of `train_on_batch`, which a callback may call while an epoch runs.
         self._batch_tracker = self._new_tracker()
         self._single_batches = SingleBatches(recipe, self.seed, self.rank, self.world_size)
         rate = recipe.optimizer.learning_rate
@@ -114,14 +114,14 @@ class BaseTrainer(RankedTrainer):
         self._thread = ThreadState()
 
     def __getattr__(self, name: str) -> Any:
-        """Raise the error for an attribute that does not exist, which names the one to use."""
+        """Raise an error that suggests an attribute to use instead of one that does not exist."""
         if name.startswith("_") or hasattr(type(self), name):
             return object.__getattribute__(self, name)  # raises the error of Python or a property
         raise missing_attribute(type(self), name)
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model as it was given; a copy of a large one, whose tensors are beside it."""
+        """The given model; for a large model, a copy whose tensors are stored separately."""
         return whole_model(self._trainable.file)
 
     # ------------------------------------------------------------------ settings that may change
@@ -130,8 +130,8 @@ class BaseTrainer(RankedTrainer):
     def learning_rate(self) -> float:
         """Learning rate of the next update, a finite number >= 0.
 
-        A value set here lasts until the next one. UnsupportedError (a TypeError) if the optimizer
-        follows a schedule.
+        A value set here applies until another value is set. UnsupportedError (a TypeError): the
+        optimizer follows a schedule.
         """
         if self._learning_rate is None:
             rate = learning_rate_at(self.optimizer, self.global_step)
@@ -143,29 +143,31 @@ class BaseTrainer(RankedTrainer):
     def learning_rate(self, value: float) -> None:
         if self._learning_rate is None:
             raise UnsupportedError(
-                f"The learning rate follows {self.optimizer.learning_rate!r}: keep that schedule,"
-                " or build the Trainer with a number and set learning_rate (or use a callback that"
-                " does)."
+                "The learning rate cannot be set, because it follows the schedule"
+                f" {self.optimizer.learning_rate!r}. To set it, give the optimizer a number as its"
+                " learning_rate."
             )
         if not (is_number(value) and is_finite(value) and value >= 0):
-            raise SettingError(f"learning_rate is a finite number >= 0, got {shortened(value)}.")
+            raise SettingError(
+                f"learning_rate must be a finite number >= 0, got {shortened(value)}."
+            )
         self._check_learning_rate(float(value))
         self._learning_rate = float(value)
 
     def _check_learning_rate(self, rate: float) -> None:
-        """Raise SettingError for a rate that the element type of a weight cannot hold."""
+        """Raise SettingError for a rate that the element type of a weight cannot represent."""
         limit = self._recipe.max_learning_rate
         if rate > limit:
             raise SettingError(
-                f"The learning rate is {rate:g}, and the weights' element types, times the"
-                f" learning_rate_multipliers, allow {limit:.2g} at most."
+                f"The learning rate is {rate:g}, but the weights' element types and"
+                f" learning_rate_multipliers allow at most {limit:.2g}."
             )
 
     @property
     def accumulate(self) -> int:
         """Number of batches whose gradients are averaged for one update.
 
-        It may be set at any time if the Trainer was built with 2 or more.
+        It can be set at any time if the Trainer was created with 2 or more.
         """
         return self._backend.accumulate
 
@@ -174,19 +176,19 @@ class BaseTrainer(RankedTrainer):
         check_accumulate(value)
         if value > 1 and not self._backend.can_accumulate:
             raise SettingError(
-                f"accumulate={value} needs graphs that add gradients up, which this trainer was"
-                " built without: Trainer(..., accumulate=2) or more has them, whatever is set"
-                " afterwards."
+                f"accumulate={value} needs a Trainer that was created with accumulate=2 or more."
+                " Create it with Trainer(..., accumulate=2); accumulate can then be set to any"
+                " number."
             )
         self._backend.accumulate = value
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Weights and running statistics that no step changes; their slots stay as well.
+        """Weights and running statistics that no step changes; their slots do not change either.
 
-        Set it to names or fnmatch patterns (UnknownNameError for one that matches nothing), or to
-        `()`. The gradient is computed as before, and `clip_norm` counts it; after a step the old
-        values are copied back. Leave out of `weights=` what is to stay frozen for good.
+        Set it to names or fnmatch patterns (UnknownNameError: a pattern matches nothing), or to
+        `()`. The gradients are still computed, and `clip_norm` counts them; after a step the old
+        values are copied back. To freeze weights permanently, leave them out of `weights=`.
         """
         return self._frozen
 
@@ -204,9 +206,9 @@ class BaseTrainer(RankedTrainer):
 
     @check_arguments
     def monitor_mode(self, monitor: str) -> str:
-        """Return "min" if less of the figure `monitor` is better, or "max" if more is.
+        """Return "min" if smaller values of the figure `monitor` are better, otherwise "max".
 
-        The metric of that name decides; for another figure, its name does.
+        The mode of the metric of that name is used. For other figures, the name determines it.
         """
         name = monitor.removeprefix("val_")
         for metric in self._recipe.metrics:
@@ -217,13 +219,13 @@ class BaseTrainer(RankedTrainer):
     def log(self, name: str, value: float) -> None:
         """Add the figure `value` as `name` to the logs of the current hook, for later callbacks.
 
-        SettingError outside of a hook.
+        SettingError: no hook is running.
         """
         callbacks = self._thread.callbacks
         if callbacks is None:
             raise SettingError(
-                f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one, while"
-                " fit runs."
+                f"trainer.log({name!r}, ...) adds to the logs of the running hook, and no hook is"
+                " running. Call it inside a hook of a callback."
             )
         callbacks.log(name, value)
 
@@ -234,10 +236,10 @@ class BaseTrainer(RankedTrainer):
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch in the running fit, or in the last; None if only the data can tell.
+        """Rows of a batch in the running fit, or in the last fit; None if the data determines it.
 
-        A callback can set it in `on_train_begin`. SettingError for data that comes in batches,
-        DataError for a model whose batch size is fixed.
+        A callback can set it in `on_train_begin`. SettingError: the data comes in batches.
+        DataError: the model's batch size is fixed.
         """
         return self._fit_state.batches.data.batch_size if self._fit_state is not None else None
 
@@ -246,8 +248,8 @@ class BaseTrainer(RankedTrainer):
         state = self._fit_state
         if state is None or state.idle_data is None or state.position.nothing_to_resume:
             raise SettingError(
-                "batch_size can be set before the first epoch of a fit: in on_train_begin, or by"
-                " fit(batch_size=...)."
+                "batch_size can be set only before the first epoch of a fit. Set it in"
+                " on_train_begin, or pass fit(batch_size=...)."
             )
         batch_size = checked_batch_size(value)
         require_rows_for_ranks(batch_size, self._world)
@@ -260,18 +262,18 @@ class BaseTrainer(RankedTrainer):
     def trial_steps(
         self, rates: Iterable[float], epochs: int | None = 1, batch_size: int | None = None
     ) -> Generator[float, None, None]:
-        """Take one step at each learning rate of `rates`, and undo them all at the end.
+        """Take one step at each learning rate of `rates`, and undo all steps at the end.
 
-        For `on_train_begin` and `on_train_end` of a callback; no hook is called. Yields the loss of
-        each step. The data is iterated `epochs` times at most (None: as often as needed). With a
-        `batch_size` the batches are whole ones of that many rows; data with fewer rows gives none.
-        SettingError at another moment, DataError for data that cannot be iterated again.
+        Use it in `on_train_begin` and `on_train_end` of a callback. No hook is called. It yields
+        the loss of each step. The data is iterated at most `epochs` times (None: as often as
+        needed). With a `batch_size`, only full batches of that many rows are used; data with fewer
+        rows gives no step. SettingError: it is called at another time. DataError: the data cannot
+        be iterated again.
         """
         data = self._fit_state.idle_data if self._fit_state is not None else None
         if data is None:
             raise SettingError(
-                "trial_steps needs a fit between two epochs: call it in on_train_begin or"
-                " on_train_end."
+                "trial_steps can be called only in on_train_begin and on_train_end of a callback."
             )
         if batch_size is not None and data.rows is not None and batch_size > data.rows:
             return
@@ -290,7 +292,7 @@ class BaseTrainer(RankedTrainer):
                 for rate, batch in zip(rates, batches):
                     if not (is_number(rate) and is_finite(rate)):
                         raise SettingError(
-                            f"A learning rate is a finite number, got {shortened(rate)}."
+                            f"A learning rate must be a finite number, got {shortened(rate)}."
                         )
                     yield self._trial_loss(batch, self._step(batch, rate, self._tracker))
             finally:
@@ -300,11 +302,11 @@ class BaseTrainer(RankedTrainer):
                 self._backend.on_gradients = on_gradients
 
     def report_gradient_norms(self, *, per_weight: bool = False) -> None:
-        """Let the updates of this fit report norms in `gradient_norms`; for `on_train_begin`.
+        """Make the updates of this fit report norms in `gradient_norms`; call in `on_train_begin`.
 
-        `gradient_norm` is the L2 norm of all gradients together, before clipping; with
-        `per_weight=True`, `gradient_norm/<weight>` is that of one weight's. A batch without an
-        update has none.
+        `gradient_norm` is the global L2 norm of all gradients, before clipping. With
+        `per_weight=True`, `gradient_norm/<weight>` is the norm of one weight's gradient. A batch
+        without an update has no norms.
         """
         with self._training, self._backend.lock:
             self._backend.report_norms("per_weight" if per_weight else "global")
@@ -312,7 +314,7 @@ class BaseTrainer(RankedTrainer):
 
     @property
     def gradient_norms(self) -> dict[str, float]:
-        """Name -> norm of the gradients of the last update of `fit`, where one was reported."""
+        """Name -> norm of the gradients of the last update of `fit`, if norms are reported."""
         return self._tracker.gradient_norms
 
     # ------------------------------------------------------------------ state
@@ -326,9 +328,9 @@ class BaseTrainer(RankedTrainer):
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Replace some of the weights; `weights` maps names to arrays.
 
-        All are checked before the first is changed: UnknownNameError for a name, DataError for a
-        shape, a type, or a number beyond the range of the weight's type. NaN and infinities that
-        are given are set.
+        All arrays are checked before any weight changes. UnknownNameError: a weight does not exist.
+        DataError: a shape or type is wrong, or a number is outside the range of the weight's type.
+        NaN and infinities in the arrays are accepted.
         """
         known = self._recipe.state
         for name in weights:
@@ -339,7 +341,7 @@ class BaseTrainer(RankedTrainer):
             self._backend.state.set(weights)
 
     def get_state(self) -> dict[str, dict[str, Any]]:
-        """Return copies of weights, slots and counters: all that decides how training goes on."""
+        """Return copies of weights, slots and counters: the whole state of the training."""
         with self._backend.lock:
             return self._copied_state()
 
@@ -356,9 +358,9 @@ class BaseTrainer(RankedTrainer):
 
     @check_arguments
     def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Go back to `state`, which `get_state` returned.
+        """Restore `state`, which `get_state` returned.
 
-        DataError or SettingError, before anything changes, for the state of another trainer.
+        DataError or SettingError, before anything changes: the state belongs to another trainer.
         """
         with self._training, self._backend.lock:
             require_same_form(state, self.get_state())
@@ -377,11 +379,11 @@ class BaseTrainer(RankedTrainer):
         self._learning_rate = counters["learning_rate"]
 
     def revert_step(self) -> None:
-        """Undo the last update: weights, slots and statistics are as before. It works once."""
+        """Undo the last update of weights, slots and statistics. Only one update can be undone."""
         with self._training, self._backend.lock:
             self._world.meet("revert_step")
             self._backend.revert()
-        self._averaged_step = -1  # each rank has weights of its own again
+        self._averaged_step = -1  # each rank has its own weights again
 
     # ------------------------------------------------------------------ single batches
 
@@ -391,7 +393,7 @@ class BaseTrainer(RankedTrainer):
     def _step(self, batch: Batch, learning_rate: float, tracker: Tracker) -> float:
         """Train on a batch, add its results to `tracker` and return its loss.
 
-        If a metric cannot take its labels or outputs, everything stays as it was.
+        If a metric cannot take its labels or outputs, nothing changes.
         """
         backend = self._backend
         self._training.in_step = True
@@ -419,20 +421,20 @@ class BaseTrainer(RankedTrainer):
         return backend.shared_loss if backend.reduction is not None else loss
 
     def _add_result(self, result: StepResult, batch: Batch, tracker: Tracker) -> float:
-        """Add a result to `tracker`, and return its loss; metrics cannot call the other ranks."""
+        """Add a result to `tracker`, and return its loss; metrics cannot call other ranks."""
         if self._world.size == 1 or not self._recipe.metrics:
             return tracker.update(result, batch)
         with self._world.in_step("A metric"):
             return tracker.update(result, batch)
 
     def _train(self, batch: Batch, learning_rate: float) -> StepResult | None:
-        """Train on a batch; return None for a rank that has no row of it."""
+        """Train on a batch; return None if this rank has no row of the batch."""
         if not batch.rows and self._backend.reduction is None:
             return None
         return self._backend.train(batch, learning_rate, self.global_step, self._random_seed)
 
     def _flush(self, learning_rate: float) -> None:
-        """Update with the gradients of a window that has too few batches, at an epoch's end."""
+        """Update with the gradients of an incomplete accumulation window, at an epoch's end."""
         with self._backend.lock:
             changes = self._changes_of_frozen()
             if self._backend.flush(learning_rate, self.global_step):
@@ -447,9 +449,9 @@ class BaseTrainer(RankedTrainer):
         return dict(self._backend.state.changes) if self._frozen_tensors else {}
 
     def _restore_frozen(self, changes: Mapping[str, int]) -> None:
-        """Give the frozen tensors the values that they had before a step.
+        """Restore the values that the frozen tensors had before a step.
 
-        The state's other set of buffers still has them.
+        The state's other set of buffers still has these values.
         """
         state = self._backend.state
         for name in self._frozen_tensors:
@@ -464,7 +466,7 @@ class BaseTrainer(RankedTrainer):
         return self._fit_state is not None and self._fit_state.running
 
     def _begin_fit(self, state: FitState, history: History) -> None:
-        """Install the state, the callbacks and the history of a fit that begins."""
+        """Install the state, the callbacks and the history of a new fit."""
         self.history = history
         self.stop_training = False
         self.stop_reason = None
@@ -476,7 +478,7 @@ class BaseTrainer(RankedTrainer):
         self._backend.on_gradients = state.callbacks.on_gradients if listeners else None
 
     def _end_fit(self) -> None:
-        """Take the callbacks away; the state stays for `snapshot`."""
+        """Remove the callbacks; the state stays for `snapshot`."""
         self._thread.callbacks = None
         self._backend.on_gradients = None
         self._backend.report_norms("none")
@@ -485,7 +487,7 @@ class BaseTrainer(RankedTrainer):
             self._fit_state.idle_data = None
 
     def _discard_window(self) -> None:
-        """Forget gradients that wait for an update."""
+        """Discard accumulated gradients that wait for an update."""
         self._backend.window = 0
 
 

@@ -1,14 +1,14 @@
 """One file with a whole training state: a zip archive of `onnxfit.json`, `model.onnx`,
 `model.onnx.data` and `state.safetensors`.
 
-No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so that it is whole or
-not there; every entry carries zip's CRC-32. `model.onnx` is the trained model, its weights in
-`model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. A model of integers
-is there as it was given, and the state holds the weights: floats are trained in the place of the
-integers. So is a model with adapters, which are trained beside its weights; or there are no
-`model.onnx` and `model.onnx.data`, and `onnxfit.json` has the fingerprint of the model. Weights go
-from memory to the disk one after another, so a checkpoint may be larger than the 2 GB that one
-message of ONNX can hold.
+The file contains no pickle, so an untrusted checkpoint runs no code. It is written to a temporary
+file and renamed, so that it is either complete or absent. Every entry has zip's CRC-32.
+
+`model.onnx` is the trained model, with its weights in `model.onnx.data`. Unpacked into one folder,
+any ONNX tool can read them. A quantized model is stored as it was given, and the state holds the
+floats that are trained in place of the integers. A model with adapters is stored as it was given,
+too; or, with adapters_only=True, `onnxfit.json` has only a fingerprint of the model. Weights are
+written one after another, so a checkpoint may be larger than the 2 GB limit of an ONNX message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import safetensors
 from onnxfit.adapters.adapted import with_constants
 from onnxfit.callbacks.history import History
 from onnxfit.distributed.world import ALONE, World
-from onnxfit.errors import CheckpointError
+from onnxfit.errors import CheckpointError, listed_names
 from onnxfit.files import (
     CHECKPOINT_ENTRY,
     FIGURE,
@@ -65,20 +65,20 @@ from onnxfit.training.ranks import RANKS
 from onnxfit.training.setting_values import decode_setting, encode_setting
 from onnxfit.training.state import COUNTER_TYPES
 
-# The newest format; a checkpoint is written in the oldest that can hold it: 1 has all weights in
-# the model, 2 has them in the state, and 3 has no model.
+# The newest format. A checkpoint is written in the oldest format that can hold it: format 1 has all
+# weights in the model, format 2 has them in the state, and format 3 has no model.
 FORMAT = 3
 MAX_MESSAGE_BYTES = 1 << 26  # of a checkpoint that rank 0 sends to the others
-SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
+SUFFIX = ".onnxfit"  # suffix of the checkpoint next to the graphs of a trainer
 INFO, MODEL, DATA, STATE = CHECKPOINT_ENTRY, "model.onnx", "model.onnx.data", "state.safetensors"
-DAMAGE = (  # the errors of readers that meet damaged bytes
+DAMAGE = (  # the errors that readers raise for damaged bytes
     zipfile.BadZipFile, safetensors.SafetensorError, google.protobuf.message.DecodeError,
     struct.error, AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
 
 
-# of what `Snapshot` writes, besides the settings and the model
+# Types of the fields that `Snapshot` writes, except the settings and the model.
 FIELD_TYPES = {
     "settings": MAPPING,
     "weights": list_of(TEXT),
@@ -97,12 +97,12 @@ FIELD_TYPES = {
 
 
 class Snapshot:
-    """A training state as it was at one moment; training may go on, and any thread may write it."""
+    """A copy of a training state. Any thread may write it while training continues."""
 
     def __init__(self, contents: Contents, *, writes: bool = True) -> None:
-        """`contents`: its arrays are kept without a copy, so that nobody may write into them.
+        """`contents`: its arrays are not copied, so nobody may modify them afterwards.
 
-        `writes`: False for a process that leaves the writing to another one.
+        `writes`: False for a process that writes nothing because another process does.
         """
         self._writes = writes
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -135,21 +135,21 @@ class Snapshot:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint to `path`, atomically, and return the path.
 
-        CheckpointError if the folder or the disk refuses; nothing is changed then.
+        CheckpointError: the file cannot be written. An existing file is then unchanged.
         """
         if not self._writes:
             return Path(path)
         try:
             return write_atomically(path, self._write)
         except CheckpointError as error:
-            raise CheckpointError(f"{error} Training is unharmed.") from error.__cause__
+            raise CheckpointError(f"{error} The training state is intact.") from error.__cause__
 
     def _write(self, file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
 
             def entry(name: str, size: int) -> Any:
                 info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-                info.file_size = size  # above 2 GB, zip needs to know it before
+                info.file_size = size  # above 2 GB, zip needs the size in advance
                 return archive.open(info, "w")
 
             with entry(INFO, len(self._info)) as inside:
@@ -178,13 +178,14 @@ class Snapshot:
 def load(
     path: str | os.PathLike[str], settings: Mapping[str, Any], world: World = ALONE
 ) -> Contents:
-    """Return what the checkpoint `path` holds; `settings` replace those of the same names in it.
+    """Return the contents of the checkpoint `path`, with some of its settings replaced.
 
-    `path` may be a folder with one checkpoint. Raises CheckpointError for anything but a whole
+    `path` may be a folder with one checkpoint. CheckpointError: the file is not a complete
     checkpoint of a known format.
 
-    - `world`: the ranks, all of which call this. Rank 0 reads the file, and the others get its
-      bytes, so that they need no file system in common.
+    - `settings`: settings that replace settings of the same names in the checkpoint.
+    - `world`: the ranks, all of which call this. Rank 0 reads the file and sends its bytes to the
+      others, so that they need no common file system.
     """
     require_path(path)
     file = None
@@ -198,14 +199,14 @@ def load(
     except CheckpointError:
         raise
     except FileNotFoundError:
-        raise CheckpointError(f"There is no checkpoint {name!r}.") from None
+        raise CheckpointError(f"The checkpoint {name!r} does not exist.") from None
     except DAMAGE as error:
         if name.endswith(".onnx"):
             raise CheckpointError(
-                f"{name!r} is an ONNX model, and a checkpoint is what save wrote. Train the model"
-                f" anew: Trainer({name!r}, loss=..., optimizer=...)."
+                f"{name!r} is an ONNX model. Expected a checkpoint, which Trainer.save writes. To"
+                f" train the model, use Trainer({name!r}, loss=..., optimizer=...)."
             ) from None
-        raise CheckpointError(f"{name!r} is not a whole onnxfit checkpoint: {error}") from None
+        raise CheckpointError(f"{name!r} is not a complete onnxfit checkpoint: {error}") from None
     try:
         _check_description(info, name)
         saved = {
@@ -240,26 +241,28 @@ def load(
             tensors=tensors,
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
+        raise CheckpointError(f"{name!r} is damaged: its {INFO} is not valid ({error}).") from None
 
 
 def _constants(
     info: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], name: str
 ) -> dict[str, tuple[np.ndarray[Any, Any], ...]]:
-    """Return the `constants` of a checkpoint; CheckpointError unless they are pairs of floats."""
+    """Return the `constants` of a checkpoint. CheckpointError: they are not pairs of floats."""
     constants: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}
     for module, entries in info["constants"].items():
         pair = tuple(_with_arrays(entry, arrays) for entry in entries)
         if len(pair) != 2 or not all(
             isinstance(a, np.ndarray) and a.dtype.kind == "f" for a in pair
         ):
-            raise CheckpointError(f"{name!r} is damaged: its adapter of {module!r} is no pair.")
+            raise CheckpointError(
+                f"{name!r} is damaged: its adapter of {module!r} is not a pair of matrices."
+            )
         constants[module] = pair
     return constants
 
 
 def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO]:
-    """Return the name and the bytes of a checkpoint that rank 0 reads; all raise its errors."""
+    """Return the name and the bytes of a checkpoint that rank 0 reads. All raise its errors."""
     name, content, problem = os.fspath(path), b"", None
     parts = io.BytesIO()
     if world.is_main:
@@ -267,11 +270,11 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
             name = os.fspath(_in_folder(Path(path)))
             content = Path(name).read_bytes()
         except FileNotFoundError:
-            problem = f"There is no checkpoint {name!r}."
+            problem = f"The checkpoint {name!r} does not exist."
         except CheckpointError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"{name!r} is not a whole onnxfit checkpoint: {error}"
+            problem = f"{name!r} is not a complete onnxfit checkpoint: {error}"
     name, size, problem = world.from_main("restore or load", [name, len(content), problem])
     if problem is not None:
         raise CheckpointError(problem)
@@ -284,25 +287,26 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
 def _read_archive(
     archive: zipfile.ZipFile, name: str
 ) -> tuple[dict[str, Any], onnx.ModelProto | None, list[Array], dict[str, Array]]:
-    """Return a checkpoint's description, its model and its arrays, each of them checked."""
+    """Return a checkpoint's description, its model and its arrays, all checked."""
     has_model = MODEL in archive.namelist()
     entries = (INFO, MODEL, DATA, STATE) if has_model else (INFO, STATE)
     for entry in map(archive.getinfo, entries):
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
             raise CheckpointError(
-                f"{name!r} is not a checkpoint that onnxfit wrote: its entries are compressed or"
-                " encrypted."
+                f"{name!r} was not written by onnxfit: its entries are compressed or encrypted."
             )
     info = json.loads(archive.read(INFO))
     if not isinstance(info, dict) or not isinstance(info.get("format"), int):
         raise CheckpointError(f"{name!r} is not an onnxfit checkpoint.")
     if info["format"] > FORMAT:
         raise CheckpointError(
-            f"{name!r} has format {info['format']}, from a newer onnxfit; this one reads up to"
-            f" {FORMAT}: upgrade."
+            f"{name!r} has format {info['format']}, from a newer version of onnxfit. This version"
+            f" reads formats up to {FORMAT}. Upgrade onnxfit."
         )
     if has_model == (info.get("base") is not None):
-        raise CheckpointError(f"{name!r} is damaged: it has a model or the fingerprint of one.")
+        raise CheckpointError(
+            f"{name!r} is damaged: expected either a model or the fingerprint of a model."
+        )
     model, tensors = None, []
     if has_model:
         model = onnx.ModelProto.FromString(archive.read(MODEL))
@@ -313,26 +317,31 @@ def _read_archive(
 
 
 def _check_description(info: dict[str, Any], name: str) -> None:
-    """Raise CheckpointError where a field has a value that `Snapshot` never writes."""
-    info.setdefault("masters", {})  # format 1 has none
-    info.setdefault("constants", {})  # nor has format 2 of earlier versions
+    """Raise CheckpointError if a field has a value that `Snapshot` never writes."""
+    info.setdefault("masters", {})  # absent in format 1
+    info.setdefault("constants", {})  # absent in format 2 of earlier versions
     info.setdefault("base", None)
     require_types(repr(name), info, FIELD_TYPES)
     if "distribute" in info["settings"]:  # a file does not decide which processes train
-        raise CheckpointError(f"{name!r} is not a checkpoint that onnxfit wrote: it distributes.")
+        raise CheckpointError(
+            f"{name!r} was not written by onnxfit: its settings contain 'distribute'."
+        )
     position = info["resume"]
     names = list(POSITION_TYPES)[: len(position)]
     if len(position) > len(names):
-        raise CheckpointError(f"{name!r} has a resume of {len(position)} fields, from {names}.")
+        raise CheckpointError(
+            f"{name!r} is damaged: its resume position has {len(position)} fields, expected"
+            f" {listed_names(names)}."
+        )
     types = {field: POSITION_TYPES[field] for field in names}
-    require_types(f"The resume of {name!r}", dict(zip(names, position)), types)
+    require_types(f"The resume position in {name!r}", dict(zip(names, position)), types)
     require_types(f"The counters of {name!r}", info["counters"], COUNTER_TYPES)
     if info["ended"]:
         require_types(f"The ended of {name!r}", info["ended"], EVENT_TYPES)
     if info["tracker"]:
         place = f"The tracker of {name!r}"
         require_types(place, info["tracker"], SUM_TYPES)
-        ranks = {RANKS: info["tracker"].get(RANKS, [])}  # of one process there are none
+        ranks = {RANKS: info["tracker"].get(RANKS, [])}  # absent for a single process
         require_types(place, ranks, {RANKS: list_of(MAPPING)})
         for number, sums in enumerate(ranks[RANKS]):
             require_types(f"{place}, rank {number},", sums, SUM_TYPES)
@@ -342,21 +351,21 @@ def _check_description(info: dict[str, Any], name: str) -> None:
 def _divided(
     model: onnx.ModelProto, weights: Mapping[str, np.ndarray[Any, Any]]
 ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
-    """Return the weights that the model of the checkpoint has, and those that the state has.
+    """Return the weights stored in the checkpoint's model, and the weights stored in its state.
 
-    The model has all of them, or stays as it was given: where floats are trained in the place of
-    its integers, or adapters beside its weights.
+    Either the model has all weights, or it stays as it was given: if floats are trained in place of
+    its integers, or adapters in addition to its weights.
     """
     types = {t.name: ir.DataType(t.data_type) for t in model.graph.initializer}
     if all(types.get(n) == ir.DataType.from_numpy(a.dtype) for n, a in weights.items()):
         return dict(weights), {}
-    # All go to the state, also those that the file has: the bounds of learned scales follow from
-    # the scales of the file as it was given.
+    # All weights go to the state, even if the model has them: the bounds of learned scales depend
+    # on the scales of the original file.
     return {}, dict(weights)
 
 
 def _in_folder(path: Path) -> Path:
-    """Return the one checkpoint of a folder, or the path itself."""
+    """Return the only checkpoint in a folder, or the path itself."""
     if not path.is_dir():
         return path
     checkpoints = sorted(path.glob(f"*{SUFFIX}"))
@@ -365,14 +374,15 @@ def _in_folder(path: Path) -> Path:
     content = "has none"
     if checkpoints:
         names = ", ".join(checkpoint.name for checkpoint in checkpoints)
-        content = f"has {len(checkpoints)} ({names}): name the file"
+        content = f"has {len(checkpoints)} ({names}). Pass the file"
     raise CheckpointError(
-        f"A folder to load from has one checkpoint, called *{SUFFIX}; {str(path)!r} {content}."
+        f"A folder to load must contain exactly one checkpoint, called *{SUFFIX}, but"
+        f" {str(path)!r} {content}."
     )
 
 
 def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """Put arrays in the place of the keys that `Snapshot` left for them."""
+    """Replace the keys that `Snapshot` wrote for arrays by the arrays."""
     if isinstance(value, list):
         return [_with_arrays(entry, arrays) for entry in value]
     if not isinstance(value, dict):

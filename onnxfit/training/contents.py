@@ -1,4 +1,4 @@
-"""The contents of a checkpoint, and the model that they are for."""
+"""The contents of a checkpoint, and the model to which they belong."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from onnxfit.training.forms import trainable_form
 class Contents:
     """The contents of a checkpoint.
 
-    `state` is that of `Trainer.get_state`, with the weights of `model`; `resume` are the fields of
-    a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `undelivered` is the
-    event of which the loggers have not been told yet; `constants` are those of the trainable form.
-    `model` is None where the checkpoint has the adapters alone; `base` is then its fingerprint.
-    `tensors` are the arrays that a large `model` refers to.
+    `state` is the result of `Trainer.get_state`, with the weights of `model`. `resume` has the
+    fields of a `Position`. `tracker` is the `Tracker.state_dict` of the running epoch.
+    `undelivered` is the event that the loggers have missed. `constants` are the constants of the
+    trainable form. `model` is None if the checkpoint has only the adapters; `base` is then the
+    fingerprint of the model. `tensors` are the arrays that a large `model` refers to.
     """
 
     model: onnx.ModelProto | None
@@ -45,33 +45,34 @@ class Contents:
     tensors: Sequence[np.ndarray[Any, Any]] = ()
 
     def require_base(self, path: str | os.PathLike[str], found: str) -> None:
-        """Raise SettingError unless a model with the fingerprint `found` is the base."""
+        """Raise SettingError unless `found` is the fingerprint of the base model."""
         if self.base is not None and self.base != found:
             raise SettingError(
-                f"{os.fspath(path)!r} holds adapters of another model: the SHA-256 of its nodes and"
-                f" weights is {self.base[:12]}..., and that of the given one {found[:12]}... . Give"
-                " the file that the adapters were trained beside, as it was then."
+                f"{os.fspath(path)!r} has adapters for another model: the SHA-256 of the model's"
+                f" nodes and weights must be {self.base[:12]}..., got {found[:12]}... . Pass the"
+                " unchanged file with which the adapters were trained."
             )
 
     def with_base(
         self, path: str | os.PathLike[str], model_onnx: ModelSource | None
     ) -> onnx.ModelProto:
-        """Return the model of a checkpoint: `model_onnx` where the checkpoint has adapters alone.
+        """Return the model of a checkpoint: `model_onnx` if the checkpoint has only adapters.
 
-        Raises CheckpointError for a missing model, and SettingError for another model than that of
-        the adapters, or for one beside a checkpoint that has its own.
+        CheckpointError: the model is missing. SettingError: the adapters belong to another model,
+        or the checkpoint already has a model.
         """
         if self.model is not None:
             if model_onnx is not None:
                 raise SettingError(
-                    f"{os.fspath(path)!r} has its own model, which model_onnx= would replace: leave"
-                    " model_onnx= out. Only checkpoints of adapters_only=True have no model."
+                    f"{os.fspath(path)!r} already contains a model, which model_onnx= would"
+                    " replace. Remove model_onnx=. Only checkpoints saved with"
+                    " adapters_only=True need it."
                 )
             return self.model
         if model_onnx is None:
             raise CheckpointError(
-                f"{os.fspath(path)!r} was saved with adapters_only=True, without the model. Give"
-                " the file beside it: Trainer.load(path, model_onnx='base.onnx')."
+                f"{os.fspath(path)!r} was saved with adapters_only=True, without the model. Pass"
+                " the model: Trainer.load(path, model_onnx='base.onnx')."
             )
         is_dynamic = self.settings.get("dynamic_batch")
         model, self.tensors = read_shared(any_batch(model_onnx) if is_dynamic else model_onnx)
@@ -79,20 +80,20 @@ class Contents:
         return model
 
     def require_teacher(self, path: str | os.PathLike[str]) -> None:
-        """Raise CheckpointError for settings of a teacher without it; a checkpoint has no files."""
+        """Raise CheckpointError if the settings need a teacher, which checkpoints lack."""
         quantization = self.settings.get("quantization")
         if isinstance(quantization, Quantization) and quantization.lacks_teacher:
             call = repr(quantization).replace("(", "(teacher=..., ", 1)
             raise CheckpointError(
-                f"{os.fspath(path)!r} was trained with a teacher, which a checkpoint does not hold."
-                f" Give it again: Trainer.load(path, quantization=onnxfit.{call})."
+                f"{os.fspath(path)!r} was trained with a teacher, which a checkpoint does not"
+                f" contain. Pass the teacher: Trainer.load(path, quantization=onnxfit.{call})."
             )
 
     def trained_model(self) -> onnx.ModelProto:
         """Return the model with the trained weights.
 
-        `model` lacks them where floats are trained in the place of its integers, or adapters beside
-        its weights. Raises CheckpointError for a checkpoint without a model.
+        `model` lacks them if floats are trained in place of its integers, or adapters in addition
+        to its weights. CheckpointError: the checkpoint has no model.
         """
         model = self.model
         if model is None:
@@ -100,7 +101,7 @@ class Contents:
                 "The checkpoint was saved with adapters_only=True, without the model. Load it with"
                 " its model, Trainer.load(path, model_onnx='base.onnx'), and export that trainer."
             )
-        # the seed decides the first values of adapters, which the state replaces
+        # the seed gives the initial values of adapters, which the state replaces
         trainable = trainable_form(model, {**self.settings, "seed": 0})
         if trainable.is_file:
             return whole_model(model)

@@ -1,4 +1,4 @@
-"""Texts as the inputs of a language model, and a file with caches that reads every token once."""
+"""Texts as inputs of a language model, and decoding with key-value caches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Texts = list[list[int]]
 
 
 class TextInputs:
-    """The inputs of a language model, made of texts.
+    """Maker of the inputs of a language model from texts.
 
-    - `recipe`: that of the model, without caches.
-    - `input_names`: those of `TextLoader`.
+    - `recipe`: the recipe of the model without caches.
+    - `input_names`: names of the model's inputs, as for `TextLoader`.
     """
 
     def __init__(self, recipe: Recipe, input_names: Mapping[str, str] | None) -> None:
@@ -39,12 +39,12 @@ class TextInputs:
         shapes = {spec.name: spec.shape or () for spec in recipe.inputs}
         shape = shapes.get(own_names[TOKENS]) or next(iter(shapes.values()), ())
         self.names = frozenset(shapes)
-        # (rows, tokens): a name or None stands for any number
+        # (rows, tokens); a name or None means any number
         self.sizes: tuple[Any, Any] = (*shape, None, None)[:2]  # type: ignore[assignment]
         self.names_of_rows = {one[0] for one in shapes.values() if one and isinstance(one[0], str)}
 
     def loader(self, texts: Texts, multiple: int, batch_size: int) -> TextLoader:
-        """Return the loader of texts, padded to a multiple of so many tokens."""
+        """Return the loader of texts, padded to a multiple of `multiple` tokens."""
         return TextLoader(
             texts,
             pack=False,
@@ -55,7 +55,7 @@ class TextInputs:
         )
 
     def after(self, past: int, texts: Texts) -> dict[str, Array]:
-        """Return the inputs for all tokens of texts of one length but the first `past` ones."""
+        """Return the inputs for the tokens after the first `past`, of texts of equal length."""
         loader = self.loader(texts, 1, len(texts)).bind(self._adapter)
         arrays = next(loader.batches(0, 0, None))[0]
         return {name: self._cut(name, array, past) for name, array in arrays.items()}
@@ -73,7 +73,7 @@ class TextInputs:
 class EmptyCache:
     """A cache of no tokens.
 
-    - `shape`: None stands for the number of rows.
+    - `shape`: the shape of the cache, in which None means the number of rows.
     """
 
     cache: Cache
@@ -85,10 +85,10 @@ class EmptyCache:
 
 
 def empty_caches(file: onnx.ModelProto, inputs: TextInputs) -> list[EmptyCache] | None:
-    """Return the caches of a file that texts can be continued by.
+    """Return empty caches of a file, for the continuation of texts.
 
-    None for a file without caches, for one with fixed sizes or further inputs, and for one whose
-    caches have sizes that the other inputs do not have.
+    The result is None if the file has no caches, if it has fixed sizes or other inputs, or if the
+    caches have sizes that no other input has.
     """
     caches = {cache.past: cache for cache in caches_of(file)}
     initializers = {tensor.name for tensor in file.graph.initializer}
@@ -117,7 +117,7 @@ def empty_caches(file: onnx.ModelProto, inputs: TextInputs) -> list[EmptyCache] 
 class Decoder:
     """A compiled file with caches.
 
-    - `session`, `device`: the file with its weights inside, and where it runs.
+    - `session`, `device`: the file with its weights inside, and its device.
     - `output`: the name of the logits.
     """
 
@@ -136,10 +136,10 @@ class Decoder:
         self._output = output
 
     def predictor(self) -> Callable[[Texts], Array]:
-        """Return a function that reads the tokens of texts which it has not read before.
+        """Return a function that processes only the new tokens of texts.
 
-        It returns the logits of the next token of each text. The texts have one length, and begin
-        with those of the call before.
+        It returns the logits of the next token of each text. The texts must have equal lengths, and
+        begin with the texts of the previous call.
         """
         past = 0
         state: dict[str, Any] = {}
@@ -162,9 +162,9 @@ class Decoder:
 
 
 def check_logits(shape: tuple[int, ...], tokens: int) -> None:
-    """Raise SettingError unless an output of this shape has logits for each of so many tokens."""
+    """Raise SettingError unless an output of this shape has logits for each of `tokens` tokens."""
     if len(shape) != 3 or shape[1] != tokens:
         raise SettingError(
-            f"generate needs logits of shape (batch, {tokens}, vocabulary) for {tokens} tokens, and"
-            f" the model gives {shape}."
+            f"generate needs logits of shape (batch, {tokens}, vocabulary) for {tokens} tokens, but"
+            f" the output of the model has shape {shape}."
         )

@@ -12,21 +12,21 @@ from onnxfit.training.position import Position
 class EpochIterator:
     """Iterator over the batches of one epoch after another.
 
-    An epoch is one iteration over `data` (a data epoch). With `steps_per_epoch` it has that many
-    batches, and the data epochs go on from one epoch to the next. `data_epoch` is the number of the
-    first data epoch, which decides its order of rows; `start` is the position of an interrupted
-    fit.
+    An epoch is one iteration over `data` (a data epoch). With `steps_per_epoch`, an epoch has that
+    many batches, and data epochs continue from one epoch to the next. `data_epoch` is the number of
+    the first data epoch, which determines its order of rows. `start` is the position of an
+    interrupted fit.
     """
 
     def __init__(
         self, data: Source, steps_per_epoch: int | None, data_epoch: int, start: Position
     ) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
-            raise SettingError(f"steps_per_epoch is at least 1, got {steps_per_epoch}.")
+            raise SettingError(f"steps_per_epoch must be >= 1, got {steps_per_epoch}.")
         self.data = data
         self._steps_per_epoch = steps_per_epoch
         self._data_epoch = data_epoch if start.data_epoch is None else start.data_epoch
-        self._done = start.data_batch  # batches of that data epoch that are trained
+        self._done = start.data_batch  # number of trained batches of the data epoch
         self._first_batch = 0 if start.trained else start.batch  # of the next epoch
         self._warned = False
         self._batches: Iterator[Batch] | None = None  # of the running data epoch
@@ -34,7 +34,7 @@ class EpochIterator:
     def with_batch_size(self, batch_size: int) -> None:
         """Draw batches of `batch_size` rows from the next data epoch on.
 
-        Raises DataError or SettingError if the data does not allow it.
+        DataError or SettingError: the data does not allow this batch size.
         """
         data = self.data.with_batch_size(batch_size)
         self.data.close()
@@ -46,7 +46,7 @@ class EpochIterator:
 
     @property
     def steps(self) -> int | None:
-        """Number of batches in an epoch, or None if only the data can tell."""
+        """Number of batches in an epoch, or None if it is unknown before the data ends."""
         known = self.data.steps
         if self._steps_per_epoch is None or known is None:
             return self._steps_per_epoch or known
@@ -55,12 +55,12 @@ class EpochIterator:
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         """Yield the batches of the next epoch with their numbers, from 0.
 
-        Call `advance` after each of them, before the next is asked for.
+        Call `advance` after each batch, before requesting the next one.
         """
         steps, index = self._steps_per_epoch, self._first_batch
         self._first_batch = 0
         if self._batches is not None and steps is None:
-            self._end_data_epoch()  # a stop has left it early
+            self._end_data_epoch()  # training stopped before its end
         if self._batches is None:
             self._begin_data_epoch()
         while self._batches is not None and (steps is None or index < steps):
@@ -79,12 +79,12 @@ class EpochIterator:
             self._begin_data_epoch()
 
     def advance(self) -> None:
-        """Count the batch that was drawn last as trained: a resumed fit goes on after it."""
+        """Count the last batch as trained, so that a resumed fit continues after it."""
         self._done += 1
 
     @property
     def data_position(self) -> tuple[int, int]:
-        """Number of the running (or next) data epoch, and how many of its batches are trained."""
+        """Number of the running (or next) data epoch, and of its trained batches."""
         return self._data_epoch, self._done
 
     def _begin_data_epoch(self) -> None:
@@ -100,6 +100,6 @@ class EpochIterator:
             return
         self._warned = True
         warn_user(
-            f"ran out of data: the epoch has {batches} batches,"
-            f" steps_per_epoch={self._steps_per_epoch} asks for more."
+            f"Ran out of data: the epoch ended after {batches} batches, but"
+            f" steps_per_epoch={self._steps_per_epoch}."
         )

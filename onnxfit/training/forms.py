@@ -1,4 +1,4 @@
-"""The form in which a file is trained, found in one place for all that read files."""
+"""The form in which a file is trained, determined in one place for all readers of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxfit.quantization.unfolding import unfold
 
 
 def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Trainer` as a checkpoint holds them: without what comes of files."""
+    """Return the arguments of `Trainer` as stored in a checkpoint: without contents of files."""
     stored = dict(settings)
     if settings["quantization"] is not None:
         stored["quantization"] = settings["quantization"].without_files()
@@ -27,16 +27,16 @@ def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> TrainableModel:
-    """Return the model that is trained in the place of a file, and the way back to the file.
+    """Return the model that is trained in place of a file, and the conversion back to the file.
 
-    A file with caches is trained as the model for whole sequences, a file of integers in floats,
-    and adapters in branches beside the layers. Each form is built on the model of the one before.
-    Beside adapters integers stay as they are.
+    A file with caches is trained as a model for whole sequences, a quantized file is trained in
+    floats, and adapters are trained in branches parallel to the layers. Each form is built on the
+    previous one. With adapters, integers do not change.
 
     - `file`: a model that `read_model` returned.
     - `settings`: the arguments of `Trainer`; those that are missing have their defaults.
 
-    Raises ModelError, SettingError or UnknownNameError.
+    ModelError, SettingError or UnknownNameError: the file or a setting is not valid.
     """
     view = without_caches(file)
     quantization, adapters = settings.get("quantization"), settings.get("adapters")
@@ -46,7 +46,7 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
         form = adapt(view, adapters, settings.get("seed", 0))
     else:
         raise SettingError(
-            "quantization= trains the integers of a file, and beside adapters= they stay as they"
-            " are: leave one of the two out."
+            "quantization= trains the integers of a file, but with adapters= these integers stay"
+            " frozen. Pass only one of the two."
         )
     return form if view is file else replace(form, file=file, view=view)

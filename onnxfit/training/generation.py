@@ -23,12 +23,12 @@ from onnxfit.training.decoding import (
 )
 from onnxfit.training.inference import InferenceTrainer
 
-# from texts to the logits of the next token of each
+# Function from texts to the logits of the next token of each.
 Predict = Callable[[Texts], Iterable[Array]]
 
 
 class GeneratingTrainer(InferenceTrainer):
-    """Continues texts by a language model."""
+    """Trainer that can continue texts with a language model."""
 
     @check_arguments
     def generate(
@@ -46,25 +46,25 @@ class GeneratingTrainer(InferenceTrainer):
     ) -> Texts:
         """Return prompts with the tokens that a language model adds.
 
-        A file with caches of keys and values reads each prompt once, and then one token at a time.
-        Any other model reads the whole text for each token, in batches of one shape.
+        A model with key-value caches processes each prompt once, and then one token at a time. Any
+        other model processes the whole text for each token, in batches of one shape.
 
         - `prompts`: lists of token ids.
         - `max_new_tokens` >= 1: tokens to add to a prompt.
         - `temperature` >= 0: 0 takes the likeliest token; otherwise a token is drawn from
           softmax(logits / temperature).
         - `top_k` >= 1: draw from the likeliest k tokens only; None draws from all.
-        - `top_p` in (0, 1]: draw from the fewest likeliest tokens whose probabilities add up to
-          `top_p` (Holtzman et al. 2019, arXiv:1904.09751); None draws from all.
+        - `top_p` in (0, 1]: draw from the smallest set of likeliest tokens whose probabilities add
+          up to `top_p` (Holtzman et al. 2019, arXiv:1904.09751); None draws from all.
         - `eos_token_id`: the id that ends a text; None ends it after `max_new_tokens`.
-        - `seed`: decides what is drawn, with the place of a prompt among the others.
+        - `seed`: the seed of the random draws, together with the index of the prompt.
         - `output`: the output with the logits, shape `(batch, tokens, vocabulary)`. None takes the
-          one with a loss.
-        - `input_names`: those of `TextLoader`, which makes the inputs.
+          output that has a loss.
+        - `input_names`: names of the model's inputs, as for `TextLoader`, which makes the inputs.
 
-        Of a model with a fixed number of tokens, the last ones of a longer text are read. Returns a
-        list of ids for each prompt. SettingError: an impossible setting, no prompt, or an output of
-        another shape.
+        If the model has a fixed number of tokens, only the last tokens of a longer text are used.
+        Returns a list of ids for each prompt. SettingError: a setting is impossible, there is no
+        prompt, or the output has another shape.
         """
         sampling = Sampling(temperature, top_k, top_p)
         sampling.check("generate")
@@ -77,7 +77,7 @@ class GeneratingTrainer(InferenceTrainer):
         inputs = TextInputs(self._recipe, input_names)
         name = self._logits_name(output)
         decoder = self._decoder(inputs, name)
-        groups: dict[tuple[int, ...], Predict]  # numbers of texts that are continued together
+        groups: dict[tuple[int, ...], Predict]  # indices of texts that are continued together
         if decoder is None:
             width = max(map(len, texts)) + max_new_tokens
             groups = {tuple(range(len(texts))): self._predictor(inputs, name, texts, width)}
@@ -100,20 +100,20 @@ class GeneratingTrainer(InferenceTrainer):
     # ------------------------------------------------------------------ inside
 
     def _logits_name(self, output: str | None) -> str:
-        """Return the output with the logits."""
+        """Return the name of the output with the logits."""
         outputs = list(self._recipe.outputs)
         name = output or next(iter(self.objectives), outputs[0] if len(outputs) == 1 else "logits")
         if name not in outputs:
             raise SettingError(
-                f"generate needs the output with the logits, and there is no {name!r}: the outputs"
-                f" are {', '.join(map(repr, outputs))}. Set output=."
+                f"generate needs the output with the logits, but the model has no output {name!r}."
+                f" Pass output= with one of {', '.join(map(repr, outputs))}."
             )
         return name
 
     def _decoder(self, inputs: TextInputs, output: str) -> Decoder | None:
-        """Return the decoder by the caches of the file; None for a file that has none.
+        """Return the decoder for the caches of the file.
 
-        None, too, for a file whose inputs are more than texts and caches.
+        The result is None if the file has no caches, or inputs other than texts and caches.
         """
         file = self._trainable.file
         caches = empty_caches(file, inputs)
@@ -129,9 +129,9 @@ class GeneratingTrainer(InferenceTrainer):
         return Decoder(session, device, inputs, caches, output)
 
     def _predictor(self, inputs: TextInputs, output: str, texts: Texts, width: int) -> Predict:
-        """Return a function that reads whole texts, in batches of one shape.
+        """Return a function that processes whole texts, in batches of one shape.
 
-        - `width`: the number of tokens that no text exceeds.
+        - `width`: the maximum number of tokens of a text.
         """
         rows, tokens = inputs.sizes
         width = tokens if isinstance(tokens, int) else width
@@ -149,7 +149,7 @@ class GeneratingTrainer(InferenceTrainer):
 
 
 def _checked_prompts(prompts: Any) -> Texts:
-    """Return lists of token ids. SettingError for anything else, and for an empty prompt."""
+    """Return lists of token ids. SettingError: prompts are something else, or a prompt is empty."""
     try:
         texts = [np.asarray(prompt) for prompt in prompts]
     except (TypeError, ValueError):
@@ -157,14 +157,14 @@ def _checked_prompts(prompts: Any) -> Texts:
     is_text = [one.ndim == 1 and one.size and one.dtype.kind in "iu" for one in texts]
     if not texts or not all(is_text):
         raise SettingError(
-            "generate continues lists of token ids, each with one at least, got"
+            "generate needs prompts that are lists of token ids, with at least one id each, got"
             f" {shortened(prompts)}."
         )
     return [[int(token) for token in text] for text in texts]
 
 
 def _of_equal_length(texts: Texts) -> list[tuple[int, ...]]:
-    """Return the numbers of texts, together with those of the same length."""
+    """Return the indices of texts, grouped by equal length."""
     groups: dict[int, list[int]] = {}
     for i, text in enumerate(texts):
         groups.setdefault(len(text), []).append(i)
@@ -179,7 +179,7 @@ def _continued(
     sampling: Sampling,
     generators: Sequence[np.random.Generator],
 ) -> Texts:
-    """Return texts with new tokens, up to the first end of text among these."""
+    """Return texts with new tokens, up to the first end-of-text token among them."""
     starts = [len(text) for text in texts]
     longer = [list(text) for text in texts]
     for _ in range(max_new_tokens):

@@ -1,4 +1,4 @@
-"""The guard that lets one thread at a time train."""
+"""The guard that allows only one thread at a time to train."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from onnxfit.errors import SettingError
 class TrainingGuard:
     """Context in which only this thread trains, outside of a step.
 
-    `in_step` tells whether a step is running, which user code (a metric, `on_gradients`) may call
-    back from.
+    `in_step` tells whether a step is running. User code inside a step (a metric, `on_gradients`)
+    may call the trainer.
 
-    SettingError while another thread trains, which is not waited for: the weights would depend on
-    the order in which the threads happen to run. SettingError inside a step.
+    SettingError: another thread is training, or a step is running. The guard does not wait for the
+    other thread, because the weights would then depend on the order in which threads run.
     """
 
     def __init__(self) -> None:
@@ -27,14 +27,15 @@ class TrainingGuard:
     def __enter__(self) -> None:
         if not self._lock.acquire(False):
             raise SettingError(
-                "Another thread is training this Trainer: wait for its end, or give each thread a"
-                " Trainer of its own. Beside training, other threads may predict and evaluate."
+                "Another thread is training this Trainer. Wait until it has finished, or use a"
+                " separate Trainer in each thread. Other threads may predict and evaluate during"
+                " training."
             )
         if self.in_step:
             self._lock.release()
             raise SettingError(
-                "A step is running, so that no other one can begin: on_gradients and metrics may"
-                " predict and evaluate. Train in another hook, such as on_train_batch_end."
+                "A training step cannot start inside another step: on_gradients and metrics may"
+                " only predict and evaluate. Train in another hook, such as on_train_batch_end."
             )
 
     def __exit__(self, *exception: object) -> None:
@@ -42,12 +43,12 @@ class TrainingGuard:
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """Let only one fit run; SettingError in a callback of a fit, and in another thread."""
+        """Allow only one fit. SettingError: a fit is running in this or in another thread."""
         with self:
             if self._fit_runs:
                 raise SettingError(
-                    "fit is running already: a callback may evaluate, predict and call"
-                    " train_on_batch, and another fit needs another Trainer."
+                    "fit is already running. A callback may evaluate, predict and call"
+                    " train_on_batch; another fit needs a separate Trainer."
                 )
             self._fit_runs = True
             try:

@@ -1,4 +1,4 @@
-"""Words of other libraries for what a Trainer does, so that its errors can name its own."""
+"""Attributes of other libraries' models and trainers, and their equivalents in Trainer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from onnxfit.errors import MissingAttributeError, listed_names, nearest_name
 _WEIGHTS = "get_weights() returns the weights by name, and set_weights(weights) replaces them."
 _STEP = "train_on_batch(x, y) takes one step; fit(x, y) trains."
 _FILES = "save(path) and Trainer.load(path) keep the training state, export(path) the model."
-_MODE = "fit trains, and predict and evaluate are in inference mode; there is no mode to set."
+_MODE = "There is no mode to set: fit trains; predict and evaluate run in inference mode."
 _DEVICE = "Trainer(..., device='cuda') chooses the device."
 _EVALUATE = "evaluate(x, y) returns the loss and the metrics."
 _CLASSES = "predict(x) returns the outputs; onnxfit.sklearn.OnnxClassifier returns classes."
 
-# Attribute of a model or trainer of another library -> how it is done here
+# Attribute of a model or trainer of another library -> its equivalent in onnxfit
 OTHER_WORDS = {
     **dict.fromkeys(("parameters", "named_parameters", "weights", "trainable_weights"), _WEIGHTS),
     **dict.fromkeys(("layers", "state_dict", "load_state_dict", "coef_"), _WEIGHTS),
@@ -25,7 +25,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("predict_proba", "predict_classes", "transform"), _CLASSES),
     "add_callback": "fit(x, y, callbacks=[...]) takes the callbacks.",
     "callbacks": "fit(x, y, callbacks=[...]) takes the callbacks.",
-    "compile": "Trainer(model, loss=..., optimizer=..., metrics=...) takes what compile takes.",
+    "compile": "Pass its arguments to Trainer(model, loss=..., optimizer=..., metrics=...).",
     "lr": "learning_rate is the rate of the next update, and can be set.",
 }
 

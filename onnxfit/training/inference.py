@@ -27,11 +27,11 @@ Array = npt.NDArray[Any]
 
 
 class InferenceTrainer(BaseTrainer):
-    """Evaluates and predicts, over a data set or for one batch."""
+    """Trainer that can evaluate and predict, over a data set or for one batch."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Name, type and shape of each input that data is matched with."""
+        """Name, type and shape of each input of the model."""
         return self._recipe.inputs
 
     @check_arguments
@@ -47,16 +47,16 @@ class InferenceTrainer(BaseTrainer):
         verbose: int | str = 0,
         return_dict: bool = True,
     ) -> Any:
-        """Return loss and metrics over a data set, exact whatever the batch size.
+        """Return loss and metrics over a data set. The result is exact for any batch size.
 
         A loss of `reduction="sum"` is the sum over all rows. Penalties are added once.
 
         - `x`, `y`, `sample_weight`, `batch_size`, `callbacks`: as in `fit`.
-        - `steps`: the number of batches, if not all of the data.
+        - `steps`: the number of batches; None evaluates all data.
         - `verbose`: 0 silent, 1 a progress bar, 2 a line at the end, "auto" 1 in a terminal, else
           0.
-        - `return_dict`: True for a dict name -> figure. False for Keras's list of the figures, or
-          for the loss alone if there are no others.
+        - `return_dict`: True for a dict name -> figure. False for Keras's list of figures, or for
+          the loss alone if there are no metrics.
 
         The figures are floats; a confusion matrix is an array.
         """
@@ -86,13 +86,14 @@ class InferenceTrainer(BaseTrainer):
         - `x`, `batch_size`, `callbacks`: as in `fit`.
         - `steps`, `verbose`: as in `evaluate`.
 
-        One output is an array, several are a dict. An output whose sizes beyond the rows differ
-        between batches, as with sequences of several lengths, is a list of arrays, one for each
-        batch. A trainer without a loss predicts, too.
+        A single output is an array, several outputs are a dict. If the sizes of an output, apart
+        from the rows, differ between batches, as with sequences of several lengths, the output is a
+        list of arrays, one per batch. A trainer without a loss can predict, too.
 
-        The trained model is compiled for it, so that it predicts as the exported file does, bit for
-        bit; `predict_on_batch` does not compile. With more than 512 MB of frozen weights, which all
-        graphs share, nothing is compiled, and predictions are those of the file within rounding.
+        The trained model is compiled first, so that predictions equal the predictions of the
+        exported file bit for bit; `predict_on_batch` does not compile. With more than 512 MB of
+        frozen weights, which all graphs share, nothing is compiled, and predictions equal those of
+        the exported file within rounding.
         """
         check_steps("steps", steps)
         with (
@@ -112,7 +113,7 @@ class InferenceTrainer(BaseTrainer):
     def predict_on_batch(self, x: Any) -> Any:
         """Return the model's outputs for the rows of `x`, in one run; fast between two steps.
 
-        A model of integers is compiled again after a step, as for `predict`.
+        A quantized model is compiled again after a step, as for `predict`.
         """
         with (
             self._single_batches.source("prediction", x) as data,
@@ -202,13 +203,13 @@ class InferenceTrainer(BaseTrainer):
                 callbacks.on_test_batch_end(index, logs)
         tracker = self._merged(tracker, "the end of an evaluation")
         if not tracker.rows:
-            raise DataError("The evaluation data gave no batch.")
+            raise DataError("The evaluation data is empty: it gave no batches.")
         results = tracker.results()
         callbacks.on_test_end(scalar_logs(results))
         return results
 
     def _loss_of_all(self, tracker: Tracker, loss: float) -> float:
-        """Return the loss of a batch of all ranks, from the tracker of each rank's share of it."""
+        """Return the loss of a batch of all ranks, from the trackers of the ranks' shares."""
         whole = self._merged(tracker, "the loss of an evaluated batch")
         if whole.has_counted:
             return whole.loss
@@ -232,7 +233,7 @@ class InferenceTrainer(BaseTrainer):
         `make_run` returns the function that computes the outputs of a batch. It is called after
         `on_predict_begin`, which may change the weights.
         """
-        results: list[Mapping[str, Any]] = []  # of each batch
+        results: list[Mapping[str, Any]] = []  # outputs of each batch
         outer = self.predicted  # a callback of a prediction may predict
         callbacks.on_predict_begin(Logs())
         run = make_run()
@@ -255,20 +256,21 @@ class InferenceTrainer(BaseTrainer):
         if not tells_end:
             results = [*joined_over_ranks(self._world, results)]
         if not results:
-            raise DataError("The prediction data gave no batch.")
+            raise DataError("The prediction data is empty: it gave no batches.")
         return {name: join_batches([one[name] for one in results]) for name in results[0]}
 
 
 def check_steps(name: str, steps: int | None) -> None:
     """Raise SettingError unless the argument `name` is a number of batches, or None for all."""
     if steps is not None and not 1 <= steps < 2**63:
-        raise SettingError(f"{name} is at least 1, got {shortened(steps)}.")
+        raise SettingError(f"{name} must be >= 1, got {shortened(steps)}.")
 
 
 def refuse_number(sample_weight: Any, function: str) -> None:
-    """Raise SettingError for a number in the place of sample weights."""
+    """Raise SettingError for a number instead of sample weights."""
     if isinstance(sample_weight, (int, float)):
         raise SettingError(
-            f"The third argument of {function} is sample_weight, one factor for each row, got"
-            f" {shortened(sample_weight)}. Did you mean batch_size={shortened(sample_weight)}?"
+            f"The third argument of {function} is sample_weight and must have one weight for each"
+            f" row, got {shortened(sample_weight)}. Did you mean"
+            f" batch_size={shortened(sample_weight)}?"
         )

@@ -18,18 +18,18 @@ def inspect(
 ) -> Inspection:
     """Report for every operator of a model whether and how it is differentiated.
 
-    Nothing is run or changed. A model that cannot train is no error: the Inspection says why, and
-    how to fix it.
+    Nothing is run or changed. A model that cannot be trained raises no error: the Inspection gives
+    the reasons and the fixes.
 
     - `model_onnx` is a path, bytes, or an `onnx.ModelProto`.
     - `weights` selects the weights to train, as in `Trainer`: names or patterns, "!pattern"
       excludes; None selects all weights.
-    - `outputs` names the outputs that losses will be of; None takes every float output.
+    - `outputs` names the outputs that will have losses; None takes every float output.
     - `gradient` is the source of gradients, as in `Trainer`: "auto", "onnx" or "onnxruntime".
 
-    Raises ModelError if the model cannot be read or converted, UnknownNameError for a weight that
-    the model does not have or an output that is no float output of it, SettingError if `weights`
-    selects nothing, and InstallationError for `gradient="onnxruntime"` without the training build.
+    ModelError: the model cannot be read or converted. UnknownNameError: the model has no such
+    weight, or no such float output. SettingError: `weights` selects nothing. InstallationError:
+    `gradient="onnxruntime"` needs the training build.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>

@@ -30,14 +30,14 @@ class FitState:
     batches: EpochIterator
     callbacks: CallbackList
     position: Position  # without the data epoch, which `batches` counts
-    pending: PendingFit  # what an interrupted fit has left, and this one has not taken up yet
+    pending: PendingFit  # state of an interrupted fit that this fit has not restored yet
     idle_data: Source | None = None  # the data, while no epoch runs
-    current_event: tuple[str, int, Logs] | None = None  # what callbacks are being told
+    current_event: tuple[str, int, Logs] | None = None  # event of the running hooks
     running: bool = True
     warned_of_loss: bool = False
-    met_single_row: bool = False  # a batch of one row
-    sums: Mapping[str, Any] = field(default_factory=dict)  # of several ranks, when last exchanged
-    sums_batch: int = -1  # the number of batches in them
+    met_single_row: bool = False  # whether there was a batch of one row
+    sums: Mapping[str, Any] = field(default_factory=dict)  # sums of all ranks at the last exchange
+    sums_batch: int = -1  # number of batches in `sums`
     callback_states: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # after an error
 
     def resume_position(self) -> Position:
@@ -55,7 +55,7 @@ class FitState:
 
 @dataclass(frozen=True)
 class Validation:
-    """The validation data, the epochs at whose end it is evaluated, and how many of its batches."""
+    """The validation data, the epochs after which it is evaluated, and the number of batches."""
 
     data: Source
     is_due: Callable[[int], bool]
@@ -65,7 +65,7 @@ class Validation:
 class FitLoop:
     """One call of `fit`: `run` goes through the epochs, each `epoch` trains and validates.
 
-    `pending` is what an interrupted fit has left: the loop resumes there.
+    `pending` is the state of an interrupted fit, from which the loop resumes.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class FitLoop:
         self.trainer = trainer
         self.validation = validation
         self.callbacks = callbacks
-        # with the number of its data epoch, the position says that a fit has begun
+        # A position with the number of a data epoch means that a fit has begun.
         position = replace(pending.position, data_epoch=batches.data_position[0])
         self.state = FitState(batches, callbacks, position, pending)
-        self.loss = float("nan")  # the mean of the last epoch
-        self.is_stopping = True  # of several ranks: whether all know that training stops
+        self.loss = float("nan")  # mean loss of the last epoch
+        self.is_stopping = True  # whether all ranks know that training stops
         self._has_ranks = trainer.world_size > 1
-        # Hooks before and inside a step see the sums of all ranks; only loops of ranks need this.
+        # Hooks before and inside a step see the sums of all ranks; a single process skips this.
         heard = callbacks.heard if self._has_ranks else ()
         self._exchanges_early = "on_train_batch_begin" in heard or "on_gradients" in heard
         self._agrees_on_steps = "on_gradients" in heard
@@ -117,7 +117,7 @@ class FitLoop:
         return history
 
     def epoch(self, epoch: int) -> Logs:
-        """Run an epoch, or what an interrupted fit has left of it, and return its logs."""
+        """Run an epoch, or the rest of an interrupted epoch, and return its logs."""
         trainer = self.trainer
         self.callbacks.on_epoch_begin(epoch, Logs())
         self._agree("on_epoch_begin")
@@ -195,7 +195,7 @@ class FitLoop:
             if self.callbacks.save_after(trainer.global_batch):
                 trainer._backend.gather_window()
             tracker = self._merged("the end of a batch")
-        figures = tracker.figures()  # of scalars only
+        figures = tracker.figures()  # scalars only
         figures["batch_loss"] = loss
         logs = Logs(figures)
         state.current_event = "on_train_batch_end", index, logs
@@ -204,12 +204,12 @@ class FitLoop:
         self._agree("on_train_batch_end")
 
     def _agree(self, hook: str) -> None:
-        """Let all ranks take over the decisions of rank 0, and stop together."""
+        """Apply the decisions of rank 0 on all ranks, and stop together."""
         if self._has_ranks:
             self.is_stopping = agree(self.trainer, hook)
 
     def _merged(self, where: str) -> Tracker:
-        """Return the figures of all ranks, and keep what a checkpoint needs of them."""
+        """Return the tracker of all ranks, and keep the sums that a checkpoint needs."""
         tracker = self.trainer._tracker
         if not self._has_ranks:
             return tracker
@@ -218,7 +218,7 @@ class FitLoop:
         return whole
 
     def validate(self, validation: Validation) -> Figures:
-        """Evaluate the validation data; every name begins with `val_`."""
+        """Return the figures of the validation data, with names that begin with `val_`."""
         figures = self.trainer._evaluate_source(validation.data, self.callbacks, validation.steps)
         return {f"val_{name}": value for name, value in figures.items()}
 
@@ -234,7 +234,7 @@ class FitLoop:
         steps_before = trainer.global_batch
         trainer._begin_fit(self.state, history)
         if not self.state.position.batch:
-            trainer._discard_window()  # gradients that an interrupted fit has left
+            trainer._discard_window()  # gradients accumulated by an interrupted fit
         try:
             yield
         except BaseException as error:
@@ -248,7 +248,7 @@ class FitLoop:
             self.callbacks.on_close()
 
     def _agree_on_batches(self) -> None:
-        """Let all ranks take over what rank 0 has decided in `on_train_begin`."""
+        """Apply on all ranks the decisions that rank 0 made in `on_train_begin`."""
         self._agree("on_train_begin")
         world, own = self.trainer._world, self.state.batches.data.batch_size
         batch_size = world.from_main("the batch size", own)
@@ -256,7 +256,7 @@ class FitLoop:
             self.trainer.batch_size = batch_size
 
     def _deliver(self) -> Logs:
-        """Tell the loggers of the event that they missed, and restore what it had decided."""
+        """Call the loggers for the event that they missed, and restore the decisions made in it."""
         event = self.state.pending.undelivered
         self.state.pending = replace(self.state.pending, undelivered={})
         logs = Logs({**event["logs"]})
@@ -267,7 +267,7 @@ class FitLoop:
         return logs
 
     def _warn_of_single_row(self, batch: Batch) -> None:
-        """Warn if a batch of one row leaves nothing for BatchNormalization to normalize."""
+        """Warn if BatchNormalization gets a batch of one row, which has no variance."""
         self.state.met_single_row = True
         shapes = {
             name: TensorSpec(name, array.dtype, array.shape)
@@ -277,10 +277,10 @@ class FitLoop:
         if nodes:
             others = f" and {len(nodes) - 1} others" if len(nodes) > 1 else ""
             warn_user(
-                f"A batch has 1 row, which gives BatchNormalization {nodes[0]!r}{others} one value"
-                " per channel: the output is constant, and the variance of the batch is 0. Leave"
-                " out a shorter last batch, DataLoader(..., drop_last=True), or make batches of 2"
-                " rows and more."
+                "A batch of only 1 row has one value per channel for BatchNormalization"
+                f" {nodes[0]!r}{others}: the output is constant, and the variance of the batch is"
+                " 0. Drop a shorter last batch with DataLoader(..., drop_last=True), or make"
+                " batches of at least 2 rows."
             )
 
     def _warn_of_loss(self, loss: float) -> None:
@@ -289,21 +289,21 @@ class FitLoop:
         if not trainer.is_main:
             return
         warn_user(
-            f"The loss is {loss} at step {trainer.global_step}, learning rate"
-            f" {trainer.learning_rate:g}: training goes on. Lower the learning rate, or set"
-            " clip_norm; TerminateOnNaN stops here and keeps the weights.",
+            f"The loss is {loss} at step {trainer.global_step} with learning rate"
+            f" {trainer.learning_rate:g}. Training continues. Lower the learning rate, or set"
+            " clip_norm. The callback TerminateOnNaN would stop here and keep the weights.",
             RuntimeWarning,
         )
 
 
 def validation_due(frequency: Union[int, Sequence[int]]) -> Callable[[int], bool]:
-    """Return a function that tells whether epoch number `epoch`, from 0, ends with validation.
+    """Return a function that tells whether an epoch, counted from 0, ends with validation.
 
     `frequency` is n for every n-th epoch, or a list of epochs counted from 1, as in Keras.
     """
     if not isinstance(frequency, Collection):
         if frequency < 1:
-            raise SettingError(f"validation_freq is at least 1, got {frequency}.")
+            raise SettingError(f"validation_freq must be >= 1, got {frequency}.")
         return lambda epoch: (epoch + 1) % frequency == 0
     listed = set(frequency)
     return lambda epoch: epoch + 1 in listed

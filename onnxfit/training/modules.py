@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Module:
-    """Tensors whose names begin alike, up to a "." or a "/".
+    """Tensors whose names have a common beginning, up to a "." or a "/".
 
-    - `name`: the beginning of the names, without the separator; "" for the whole model.
+    - `name`: the common beginning, without the separator; "" for the whole model.
     - `children`: the modules within this one and tensors by their full names, in order.
     """
 
@@ -19,7 +19,7 @@ class Module:
     children: list[Module | str] = field(default_factory=list)
 
     def tensors(self) -> Iterator[str]:
-        """Yield the names of all tensors within."""
+        """Yield the names of all tensors in the module."""
         for child in self.children:
             if isinstance(child, str):
                 yield child
@@ -31,9 +31,9 @@ class Module:
 class ModuleRow:
     """A line of a list of modules and tensors.
 
-    - `title`: the name, without what the module around it is called.
-    - `level`: the number of modules around it that are listed.
-    - `tensors`: the tensors that it stands for.
+    - `title`: the name, without the name of the enclosing module.
+    - `level`: the number of listed modules that enclose it.
+    - `tensors`: the tensors that it represents.
     - `is_tensor`: whether it is a tensor, not a module.
     - `is_folded`: whether it is a module whose tensors are not listed.
     """
@@ -48,7 +48,7 @@ class ModuleRow:
 def modules_of(names: Sequence[str]) -> Module:
     """Return the whole model as a module.
 
-    - `names`: its tensors. A module that holds a single tensor or module is left out.
+    - `names`: the model's tensors. A module that contains only one tensor or module is left out.
     """
     model = Module("")
     known = {"": model}
@@ -68,7 +68,7 @@ def modules_of(names: Sequence[str]) -> Module:
 
 
 def _shortened(child: Module | str) -> Module | str:
-    """Return a module without the modules in it that hold a single child."""
+    """Return a module without inner modules that have a single child."""
     if isinstance(child, str):
         return child
     child.children = [_shortened(inner) for inner in child.children]
@@ -79,7 +79,7 @@ def entries_of(model: Module, depth: int | None) -> list[ModuleRow]:
     """Return the lines of a list of modules and tensors.
 
     - `model`: the whole model.
-    - `depth`: the modules at this level, from 1, are folded into a line each; None folds none.
+    - `depth`: each module at this level, from 1, is folded into one line; None folds no module.
     """
 
     def listed(module: Module, level: int) -> Iterator[ModuleRow]:

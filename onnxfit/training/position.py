@@ -1,4 +1,4 @@
-"""The position of a fit, and the state that an interrupted one leaves for the next."""
+"""The position of a fit, and the state from which the next fit resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxfit.files import (
     optional,
 )
 
-# of the fields of Position, in their order
+# Types of the fields of Position, in their order.
 POSITION_TYPES = {
     "epoch": COUNT,
     "batch": COUNT,
@@ -31,7 +31,7 @@ POSITION_TYPES = {
     "batch_size": optional(POSITIVE_COUNT),
     "order": POSITIVE_COUNT,
 }
-# the events of which loggers are told when a fit resumes; their names are those of methods
+# The events that are delivered to loggers when a fit resumes: names of hooks.
 DELIVERED_HOOKS = ("on_epoch_end", "on_train_batch_end")
 EVENT_TYPES = {
     "hook": ValueType(
@@ -54,18 +54,18 @@ class Position:
     """
 
     epoch: int = 0  # the running epoch, or the next one
-    batch: int = 0  # batches of it that are done
+    batch: int = 0  # finished batches of this epoch
     data_epoch: int | None = None  # number of the running data epoch, None if none is running
-    data_batch: int = 0  # batches of that data epoch that are done
+    data_batch: int = 0  # finished batches of this data epoch
     learning_rate: float | None = None  # of the last step
-    trained: bool = False  # all batches of the epoch are done, and its validation is not
-    batch_size: int | None = None  # rows of a batch, None if only the data can tell
+    trained: bool = False  # all batches of the epoch are finished, but not its validation
+    batch_size: int | None = None  # rows of a batch, None if the data determines it
     # version of the function that orders shuffled rows
     order: int = field(default=ORDER_VERSION, compare=False)
 
     @classmethod
     def restored(cls, values: Sequence[Any]) -> Position:
-        """Return the position of a checkpoint, whose last fields are absent in older ones."""
+        """Return the position of a checkpoint. In older checkpoints the last fields are absent."""
         position = cls(*values)
         if len(values) < len(POSITION_TYPES):
             position.order = 1
@@ -73,28 +73,28 @@ class Position:
 
     @property
     def nothing_to_resume(self) -> bool:
-        """Whether no fit was begun, or the last one has ended."""
+        """Whether no fit has begun, or the last fit has ended."""
         return self == Position()
 
     def require_batch_size(self, batch_size: int | None) -> None:
-        """Refuse other batches in the middle of a data epoch: rows would be repeated or missed."""
+        """Raise SettingError for another batch size inside a data epoch: it would skip rows."""
         sizes = (self.batch_size, batch_size)
         if self.data_batch and batch_size != self.batch_size and None not in sizes:
             raise SettingError(
-                f"The checkpoint was written after {self.data_batch} batches of {self.batch_size}"
-                " rows, in the middle of an epoch: go on with"
-                f" batch_size={self.batch_size}, not {batch_size}, or begin the next epoch,"
+                f"The checkpoint was written in the middle of an epoch, after {self.data_batch}"
+                f" batches of {self.batch_size} rows, but this fit has batch_size={batch_size}."
+                f" Pass batch_size={self.batch_size}, or start the next epoch with"
                 f" initial_epoch={self.epoch + 1}."
             )
 
     def warn_of_other_order(self) -> None:
-        """Warn if an older version shuffled the data epoch that goes on in its middle."""
+        """Warn if an older version of onnxfit shuffled the data epoch that is resumed."""
         if self.data_batch and self.order != ORDER_VERSION:
             warn_user(
                 f"The checkpoint was written after {self.data_batch} batches of an epoch by a"
                 " version of onnxfit that shuffles in another order. If the data is shuffled, some"
-                " rows come twice in this epoch, and as many do not come. To train on every row"
-                f" once, begin the next epoch: initial_epoch={self.epoch + 1}."
+                " rows are repeated in this epoch, and as many are skipped. To avoid this, start"
+                f" the next epoch with initial_epoch={self.epoch + 1}."
             )
 
 
@@ -104,11 +104,11 @@ class PendingFit:
 
     position: Position = field(default_factory=Position)
     tracker: Mapping[str, Any] = field(default_factory=dict)  # running means of the epoch
-    undelivered: Mapping[str, Any] = field(default_factory=dict)  # event that loggers have missed
+    undelivered: Mapping[str, Any] = field(default_factory=dict)  # event that the loggers missed
     callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # state_key -> state
 
     def from_epoch(self, epoch: int) -> PendingFit:
-        """Return the same for a fit that begins at `epoch`, unless this one is further."""
+        """Return the state for a fit that begins at `epoch`, or itself if it is already later."""
         if epoch <= self.position.epoch:
             return self
         return PendingFit(Position(epoch), callbacks=self.callbacks)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.callback import Callback
     from onnxfit.training.base import BaseTrainer
 
-# Versions that decide about the numbers of a training.
+# Packages whose versions influence the numbers of a training.
 COMPARED_VERSIONS = ("python", "onnxfit", "onnx", "onnxruntime", "onnxruntime-training", "numpy")
-RANKS = "ranks"  # in the sums of a checkpoint: those of each rank
-OWN_TRAINING = "For a training of its own on each rank: Trainer(..., distribute=None)."
+RANKS = "ranks"  # key of the sums of each rank in a checkpoint
+OWN_TRAINING = "To train separately on each rank, pass Trainer(..., distribute=None)."
 
 
 def require_same_trainers(
@@ -41,8 +41,8 @@ def require_same_trainers(
     """Raise SettingError on all ranks if they build different trainers; it names the difference.
 
     - `world`: the ranks.
-    - `model`, `arrays`, `settings`: the model as it was given, its weights and the arguments.
-    - `teacher`: the model whose outputs are learned beside the labels.
+    - `model`, `arrays`, `settings`: the given model, its weights and the arguments.
+    - `teacher`: the model whose outputs are learned in addition to the labels.
     """
     if world.size == 1:
         return
@@ -60,12 +60,12 @@ def require_same_trainers(
 
 
 def refuse_two_waits(world: World, accumulate: int) -> None:
-    """Raise SettingError where ranks that average their weights accumulate gradients, too."""
+    """Raise SettingError if ranks average their weights and accumulate gradients as well."""
     if accumulate > 1 and world.average_every is not None:
         raise SettingError(
-            f"accumulate={accumulate} and average_every={world.average_every} both wait for several"
-            " batches: choose accumulate with gradients that are shared (average_every=None), or"
-            " average_every alone."
+            f"accumulate={accumulate} cannot be combined with average_every={world.average_every}:"
+            " both wait for several batches. Use accumulate with average_every=None, or"
+            " average_every with accumulate=1."
         )
 
 
@@ -78,12 +78,14 @@ def require_same_fits(
 ) -> None:
     """Raise SettingError on all ranks if they call `fit` differently; it names the difference.
 
-    The same for a batch that has fewer rows than there are ranks.
+    SettingError, too: a batch has fewer rows than there are ranks.
     """
     world = trainer._world
     if world.size == 1:
         return
-    trainer._tracker.merged([])  # refuses a metric that cannot be merged, before any step
+    trainer._tracker.merged(
+        []
+    )  # raises the error of a metric that cannot be merged, before any step
     names = [type(callback).__name__ for callback in callbacks]
     compared = {**arguments, "batch_size": data.batch_size, "callbacks": names}
     for source, whose in ((data, "the data's"), (validation, "the validation data's")):
@@ -96,18 +98,18 @@ def require_same_fits(
 
 
 def require_rows_for_ranks(batch_size: int | None, world: World) -> None:
-    """Raise SettingError for batches that have fewer rows than there are ranks."""
+    """Raise SettingError if batches have fewer rows than there are ranks."""
     if batch_size is not None and batch_size < world.size:
         raise SettingError(
-            f"A batch of {batch_size} rows cannot be shared among {world.size} ranks: each needs a"
-            f" row. Choose batch_size={world.size} or more, or start fewer ranks."
+            f"A batch of {batch_size} rows cannot be shared among {world.size} ranks, because each"
+            f" rank needs a row. Pass batch_size={world.size} or more, or start fewer ranks."
         )
 
 
 def agree(trainer: BaseTrainer, hook: str) -> bool:
-    """Let several ranks take over what rank 0 has decided in a hook; return whether training stops.
+    """Apply the decisions of rank 0 in a hook on all ranks; return whether training stops.
 
-    Rank 0 decides to stop, and on the learning rate, `accumulate` and `frozen`.
+    Rank 0 decides whether to stop, and sets the learning rate, `accumulate` and `frozen`.
     """
     decided = [trainer.stop_training, trainer.stop_reason, trainer._learning_rate]
     own = [trainer.accumulate, list(trainer.frozen)]
@@ -121,17 +123,19 @@ def agree(trainer: BaseTrainer, hook: str) -> bool:
 def require_same_weights(
     world: World, name: str, weights: Mapping[str, Any], *, may_differ: bool = False
 ) -> bool:
-    """Raise SettingError on all ranks where they set other weights, or one of them sets none.
+    """Raise SettingError on all ranks if they set different weights, or not all set weights.
 
-    Return whether the weights are the same. A rank that ends after an error sets its own alone.
+    Return whether the weights are the same. After an error, a rank sets only its own weights.
 
     - `name`: the call that sets the weights.
-    - `may_differ`: raise nothing for other weights.
+    - `may_differ`: raise no error for different weights.
     """
     if world.size == 1 or world.is_failing:
         return True
     arrays = {key: np.asarray(weights[key]) for key in sorted(weights)}
-    numbers = [array for array in arrays.values() if array.dtype != object]  # others are refused
+    numbers = [
+        array for array in arrays.values() if array.dtype != object
+    ]  # other types raise an error later
     own = {"the names": list(arrays), f"the weights of {name}": checksum(numbers)}
     if may_differ:
         return len({str(theirs) for theirs in world.gather(name, own)}) == 1
@@ -140,9 +144,9 @@ def require_same_weights(
 
 
 def merged_over_ranks(world: World, where: str, tracker: Tracker) -> tuple[Tracker, dict[str, Any]]:
-    """Return a tracker with the sums of all ranks, and those sums as a checkpoint keeps them.
+    """Return a tracker with the sums of all ranks, and these sums as a checkpoint stores them.
 
-    A fit that resumes on as many ranks goes on from each rank's own sums, to the last bit.
+    A fit that resumes on the same number of ranks continues from each rank's sums, bit for bit.
     """
     if world.size == 1:
         return tracker, {}
@@ -154,9 +158,9 @@ def merged_over_ranks(world: World, where: str, tracker: Tracker) -> tuple[Track
 def joined_over_ranks(
     world: World, batches: Sequence[Mapping[str, Array]]
 ) -> list[dict[str, Array | list[Array]]]:
-    """Return the outputs of whole batches, from each rank's share of them.
+    """Return the outputs of whole batches, from the outputs of each rank.
 
-    An element of `batches` has this rank's outputs by name, and is empty for a share without rows.
+    An element of `batches` has this rank's outputs by name; it is empty for a share without rows.
     """
     if world.size == 1:
         return [dict(batch) for batch in batches]
@@ -164,8 +168,9 @@ def joined_over_ranks(
     lengths = [len(share) for share in shares]
     if len(set(lengths)) > 1:
         raise DataError(
-            f"The ranks predicted other numbers of batches: {', '.join(map(str, lengths))}. Data"
-            " with a method shard gives every rank the same number."
+            "The ranks predicted different numbers of batches:"
+            f" {', '.join(map(str, lengths))}. The data's method shard must give every rank the"
+            " same number of batches."
         )
     joined = []
     for all_parts in zip(*shares):
@@ -178,8 +183,8 @@ def joined_over_ranks(
 def _join_output(name: str, parts: Sequence[Mapping[str, Array]]) -> Array | list[Array]:
     """Join the ranks' rows of an output.
 
-    A float without rows, such as the loss of a model's own, is the mean over the rows, as in
-    training. The number of rows is that of the first output that has rows.
+    A float without rows, such as the model's own loss, becomes the mean over the rows, as in
+    training. The number of rows is taken from the first output that has rows.
     """
     arrays = [part[name] for part in parts]
     if arrays[0].ndim:
@@ -191,14 +196,14 @@ def _join_output(name: str, parts: Sequence[Mapping[str, Array]]) -> Array | lis
 
 
 def own_sums(world: World, sums: Mapping[str, Any], tracker: Tracker) -> Mapping[str, Any]:
-    """Return the sums from which this rank resumes, {} for none.
+    """Return the sums from which this rank resumes, or {}.
 
-    On another number of ranks than before, rank 0 goes on from the sums of all. CheckpointError, on
-    all ranks, for sums of another form than those of `tracker`.
+    With another number of ranks than before, rank 0 continues from the sums of all. CheckpointError
+    on all ranks: the sums do not fit `tracker`.
     """
     states = sums.get(RANKS, [])
     if states:
-        problem = "The metrics cannot go on from the sums of the ranks in the checkpoint"
+        problem = "The metrics cannot continue from the sums of the ranks in the checkpoint"
         with refusing_misfits(problem), np.errstate(all="ignore"):
             tracker.merged(states)
     if len(states) == world.size:
@@ -209,7 +214,7 @@ def own_sums(world: World, sums: Mapping[str, Any], tracker: Tracker) -> Mapping
 
 
 def checksum(arrays: Iterable[Array]) -> int:
-    """Return a number that differs, almost certainly, for other arrays."""
+    """Return a number that almost certainly differs for different arrays."""
     code = 0
     for array in arrays:
         code = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, code)
@@ -217,9 +222,9 @@ def checksum(arrays: Iterable[Array]) -> int:
 
 
 def described(value: Any) -> Any:
-    """Return a setting as JSON that is equal on ranks which run the same program.
+    """Return a setting as JSON that is equal on all ranks of the same program.
 
-    A function is its name, since its address differs.
+    A function is described by its name, because its address differs.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -1,4 +1,4 @@
-"""A trainer in files: checkpoints, the trained model, the graphs of a step, and tables in text."""
+"""Files of a trainer: checkpoints, the trained model, graphs of a step; and text summaries."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ if TYPE_CHECKING:
 
 
 class SavedTrainer(GeneratingTrainer):
-    """Writes and reads the training state, and writes the model and its graphs."""
+    """Trainer that writes and reads its training state, and writes the model and its graphs."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to be pickled or copied: the compiled sessions belong to this process."""
+        """Raise UnsupportedError: the compiled sessions cannot be pickled or copied."""
         raise UnsupportedError(
-            f"A {type(self).__name__} cannot be pickled or copied, since it holds compiled graphs:"
-            f" write it with save(path), and read it with {type(self).__name__}.load(path)."
+            f"A {type(self).__name__} cannot be pickled or copied, because it holds compiled"
+            f" graphs. Use save(path) and {type(self).__name__}.load(path) instead."
         )
 
     @check_arguments
     def save(self, path: str | os.PathLike[str], *, adapters_only: bool = False) -> Path:
-        """Write the whole training state into the file `path`, atomically.
+        """Write the whole training state to the file `path`, atomically.
 
-        It holds model, weights, slots, counters, settings, history and callbacks' states.
-        `adapters_only=True` leaves the model out, whose weights are frozen beside adapters. Then
-        `Trainer.load(path, model_onnx=...)` needs it, and refuses another. A
-        checkpoint is no ONNX file: SettingError for a name that ends in `.onnx`, which is for
-        `export`. Of several processes, only rank 0 writes, and the others do not wait for it.
+        The file contains the model, weights, slots, counters, settings, history and the callbacks'
+        states. `adapters_only=True` leaves out the model, whose weights are frozen if adapters are
+        trained. `Trainer.load(path, model_onnx=...)` then needs the same model. With several
+        processes, only rank 0 writes, and the others do not wait. SettingError: the name ends in
+        `.onnx`; a checkpoint is not an ONNX file, which `export` writes.
         """
         require_path(path)
         if os.fspath(path).endswith(".onnx"):
             raise SettingError(
-                f"save writes a checkpoint, which is no ONNX model, got {os.fspath(path)!r}. Write"
-                f" the model with export({os.fspath(path)!r}), or name the checkpoint *.ckpt."
+                f"save writes a checkpoint, not an ONNX model, got {os.fspath(path)!r}. Write the"
+                f" model with export({os.fspath(path)!r}), or name the checkpoint *.ckpt."
             )
         if not self.is_main:
             self._require_savable("save")
@@ -75,24 +75,25 @@ class SavedTrainer(GeneratingTrainer):
 
     @check_arguments
     def snapshot(self, *, adapters_only: bool = False) -> checkpoint.Snapshot:
-        """Return a copy in memory of what `save` writes; `adapters_only` is as there.
+        """Return a copy of the training state in memory, with the same arguments as `save`.
 
-        Its `write(path)` may run later, or in another thread, while training goes on. Of several
-        processes, only rank 0 writes.
+        Its `write(path)` may run later, or in another thread, while training continues. With
+        several processes, only rank 0 writes.
         """
         return self._snapshot("snapshot", adapters_only)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Load into this trainer what `save` wrote to `path` from it, or from one built alike.
+        """Load the state that `save` wrote to `path`, of this trainer or of an equal one.
 
-        The settings remain this trainer's. All of several processes call it; rank 0 reads the file,
-        and the others get its contents. CheckpointError as for `load`; SettingError or DataError,
-        before anything changes, for the state of another model or optimizer.
+        The settings of this trainer do not change. With several processes, all must call it; rank 0
+        reads the file and sends its contents to the others. CheckpointError: as for `load`.
+        SettingError or DataError, before anything changes: the state belongs to another model or
+        optimizer.
         """
         if self._is_fitting:
             raise SettingError(
-                "restore decides where a fit begins: call it before fit, or in a callback's"
-                " `prepare`."
+                "restore sets the position where fit begins and cannot be called during a fit. Call"
+                " it before fit, or in the method `prepare` of a callback."
             )
         contents = checkpoint.load(path, self.settings, self._world)
         contents.require_base(path, self._trainable.fingerprint if contents.base else "")
@@ -109,28 +110,29 @@ class SavedTrainer(GeneratingTrainer):
     ) -> onnx.ModelProto:
         """Return the original model with the trained weights, for inference; write it to `path`.
 
-        `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. Above
-        2 GB the tensors are in a file `<path>.data` beside it. Of several processes, only rank 0
-        writes. CheckpointError if it cannot be written.
+        `averaged=True` uses the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. If the
+        model is larger than 2 GB, its tensors are in a file `<path>.data` next to it. With several
+        processes, only rank 0 writes. CheckpointError: the file cannot be written.
 
-        `adapters="merged"` writes W + s A B in the place of W. Adapters of packed integers
-        (MatMulNBits) stay beside them, as nodes. `adapters="inputs"` leaves W as it is and writes
-        all adapters as nodes. Their matrices are inputs whose defaults are zeros, so that the file
-        computes what the base does until it gets others: those of an `.onnx_adapter` file of
-        `export_adapter`, of any rank, or arrays. Weights that train besides are in the file.
+        `adapters="merged"` writes W + s A B in place of W. Adapters of packed integers
+        (MatMulNBits) are not merged and stay separate nodes. `adapters="inputs"` keeps W and writes
+        all adapters as nodes. Their matrices are inputs whose defaults are zeros, so that by
+        default the file computes the same as the base model. Other values come from an
+        `.onnx_adapter` file of `export_adapter`, of any rank, or from arrays. The file has the
+        trained values of weights that were trained in addition to the adapters.
         """
         if averaged and self.optimizer.ema_momentum is None:
             raise SettingError(
-                "averaged=True needs an optimizer that averages, such as"
+                "averaged=True needs an optimizer that averages the weights, such as"
                 " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
             )
         if adapters not in ("merged", "inputs"):
             raise SettingError(
-                f"adapters of export is 'merged' or 'inputs', got {shortened(adapters)}."
+                f"export needs adapters to be 'merged' or 'inputs', got {shortened(adapters)}."
             )
         exported = self._trainable.exported
         if adapters == "inputs":
-            exported = self._require_adapters("adapters='inputs' makes inputs of adapters").served
+            exported = self._require_adapters("export(adapters='inputs')").served
         self._require_equal_ranks("export")
         with self._backend.lock:
             arrays = self.get_weights()
@@ -144,29 +146,31 @@ class SavedTrainer(GeneratingTrainer):
         return model
 
     def export_adapter(self, path: str | os.PathLike[str]) -> Path:
-        """Write the adapters alone, and return the path.
+        """Write only the adapters, and return the path.
 
-        `path` is a folder for PEFT; or a file `*.onnx_adapter` for onnxruntime, which sets it for
-        single runs of the file of `export(adapters="inputs")`. `onnxfit.LoRA.load(path)` reads
-        both. `PeftModel.from_pretrained` reads the folder for the torch model that the file was
-        exported from: its files are adapter_model.safetensors and adapter_config.json. A file for
-        onnxruntime (from 1.20 on) and onnxruntime-genai has A, and s B in the place of B. Of
-        several processes, only rank 0 writes. SettingError for a trainer without adapters,
-        CheckpointError if they cannot be written. A UserWarning names weights that are trained
-        besides, which are in `export` alone, and a table that is also the weight of a linear layer,
-        whose adapter PEFT cannot read.
+        `path` is a folder for PEFT, or a file `*.onnx_adapter` for onnxruntime, which applies the
+        adapters to single runs of the model of `export(adapters="inputs")`.
+        `onnxfit.LoRA.load(path)` reads both. `PeftModel.from_pretrained` reads the folder for the
+        torch model from which the ONNX model was exported. The folder has the files
+        adapter_model.safetensors and adapter_config.json. A file for onnxruntime (1.20 or newer)
+        and onnxruntime-genai has A, and s B in place of B. With several processes, only rank 0
+        writes.
+
+        SettingError: the trainer has no adapters. CheckpointError: the files cannot be written. A
+        UserWarning names weights that are trained in addition, which only `export` writes; and an
+        embedding table that is also the weight of a linear layer, whose adapter PEFT cannot read.
         """
         require_path(path)
-        form = self._require_adapters("export_adapter writes adapters")
+        form = self._require_adapters("export_adapter")
         self._require_equal_ranks("export_adapter")
         arrays = self.get_weights()
         own = {name for one in form.adapters for name in one.names}
         others = [name for name in arrays if name not in own]
         if others:
             warn_user(
-                f"{os.fspath(path)!r} does not hold {listed_names(others)}, which train besides the"
-                " adapters: export(path) writes the whole model, and export(path,"
-                " adapters='inputs') the base with them."
+                f"{os.fspath(path)!r} does not contain {listed_names(others)}, which are trained in"
+                " addition to the adapters. export(path) writes the whole model, and export(path,"
+                " adapters='inputs') writes the base model with these weights."
             )
         if is_onnx_adapter(path):
             tensors = form.parameters(arrays)
@@ -174,21 +178,21 @@ class SavedTrainer(GeneratingTrainer):
         tied = [one.weight.module for one in form.adapters if one.weight.is_tied]
         if tied:
             warn_user(
-                f"PEFT cannot read the adapter of {listed_names(tied)}, a table that is also the"
-                " weight of a linear layer: onnxfit.LoRA.load alone does."
+                f"PEFT cannot read the adapter of {listed_names(tied)}, an embedding table that is"
+                " also the weight of a linear layer. Only onnxfit.LoRA.load can read it."
             )
         return write_adapters(path, form.saved(arrays)) if self.is_main else Path(path)
 
     def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
         """Write every graph of this trainer, and a checkpoint, to `folder`.
 
-        The graphs are `model`, `trained`, and those of a step in the order they run: `train`,
+        The graphs are `model`, `trained`, and the graphs of a step in the order they run: `train`,
         `evaluate`, `predict`; or `forward`, `loss`, `backward`, `penalty`, `update`, `evaluate`,
         `predict` with `backend="forward_backward"`; with `accumulate`, `accumulate` and `update` as
-        well. Return graph name -> file name, which is the graph's name between `prefix` and
-        `suffix`, and `.onnx`; tensors above 2 GB are in `<file name>.data`. With the type `bytes`
-        as `folder`, nothing is written: return graph name -> serialized graph. Of several
-        processes, only rank 0 writes.
+        well. Return a dict graph name -> file name. The file name is the graph's name between
+        `prefix` and `suffix`, followed by `.onnx`; tensors above 2 GB are in `<file name>.data`. If
+        `folder` is the type `bytes`, nothing is written: return a dict graph name -> serialized
+        graph. With several processes, only rank 0 writes.
         """
         if folder is not bytes:
             require_path(folder)
@@ -208,13 +212,13 @@ class SavedTrainer(GeneratingTrainer):
     def summary(self, *, depth: int | str | None = "auto") -> str:
         """Return the losses and settings, and a table of the weights by module.
 
-        - `depth`: the modules at this level, a number from 1, have a row each; None lists every
+        - `depth`: each module at this level, a number from 1, gets one row; None lists every
           tensor. "auto" folds modules, and the middle of a long list, if the table has more than 40
           rows.
 
-        A module is what the names of its tensors begin with, up to a "." or "/". Settings are shown
-        where they differ from their defaults, and the learning rate. A notebook shows a table.
-        SettingError: an impossible depth.
+        A module consists of the tensors whose names have a common beginning, up to a "." or "/".
+        The summary shows settings that differ from their defaults, and always the learning rate. A
+        notebook shows a table. SettingError: the depth is impossible.
         """
         return summary(self._recipe, self.settings, depth)
 
@@ -246,16 +250,16 @@ class SavedTrainer(GeneratingTrainer):
         return replace(report, device=device, on_cpu=on_cpu)
 
     def _require_adapters(self, what: str) -> AdaptedModel:
-        """Return the form with adapters; SettingError for a trainer that has none."""
+        """Return the form with adapters. SettingError: the trainer has no adapters."""
         if not isinstance(self._trainable, AdaptedModel):
             raise SettingError(
-                f"{what}, and this trainer has none: Trainer(..., adapters=onnxfit.LoRA(rank=8))"
-                " trains them."
+                f"{what} needs a trainer with adapters, but this trainer has none. Create it with"
+                " Trainer(..., adapters=onnxfit.LoRA(rank=8))."
             )
         return self._trainable
 
     def _require_savable(self, what: str) -> None:
-        """Raise SettingError where rank 0 does not have the state of all ranks."""
+        """Raise SettingError if rank 0 does not have the state of all ranks."""
         self._require_equal_ranks(what)
         self._require_whole_window(what)
 
@@ -266,7 +270,7 @@ class SavedTrainer(GeneratingTrainer):
         return checkpoint.Snapshot(self._contents(adapters_only), writes=self.is_main)
 
     def _contents(self, adapters_only: bool) -> Contents:
-        """Return what a checkpoint written now holds; its arrays are copies."""
+        """Return the contents of a checkpoint written now; its arrays are copies."""
         pending = self._pending_now()
         return Contents(
             model=None if adapters_only else self._trainable.file,
@@ -283,7 +287,7 @@ class SavedTrainer(GeneratingTrainer):
         )
 
     def _pending_now(self) -> PendingFit:
-        """Return the state of the running fit, or of one that was interrupted or loaded."""
+        """Return the state of the running fit, or of an interrupted or loaded fit."""
         fit = self._fit_state
         if fit is None or not self._pending_fit.position.nothing_to_resume:
             return self._pending_fit
@@ -299,24 +303,25 @@ class SavedTrainer(GeneratingTrainer):
         return PendingFit(fit.resume_position(), sums, undelivered, callbacks)
 
     def _sums_of_epoch(self, fit: FitState) -> Mapping[str, Any]:
-        """Return the sums of the running epoch; {}, with a warning, where other ranks have more."""
+        """Return the sums of the running epoch; {}, with a warning, if ranks did not share them."""
         if self.world_size == 1:
             return self._tracker.state_dict()
         if fit.sums_batch == fit.position.batch:
             return fit.sums
         warn_user(
-            "The checkpoint has no loss and metrics of the batches before it, since the ranks did"
-            f" not exchange them after batch {fit.position.batch}: those of the resumed epoch will"
-            " be of its other batches. Save in on_train_batch_end or on_epoch_end instead."
+            "The checkpoint lacks the loss and metrics of the epoch so far, because the ranks did"
+            f" not exchange them after batch {fit.position.batch}. After resuming, the epoch's"
+            " figures will cover the later batches only. Save in on_train_batch_end or on_epoch_end"
+            " instead."
         )
         return {}
 
     def _restore(self, contents: Contents) -> None:
-        """Go to the state that a checkpoint holds."""
+        """Restore the state of a checkpoint."""
         history = History()
         history.load_state_dict(contents.history)
         position = Position.restored(contents.resume)
-        # a fit that has ended leaves nothing to resume
+        # there is nothing to resume after a fit that has ended
         callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
         tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
         with self._training, self._backend.lock:
@@ -332,5 +337,6 @@ class SavedTrainer(GeneratingTrainer):
 
 
 def matching_this_version(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-    """Raise CheckpointError if a checkpoint that was read holds something that cannot be used."""
-    return refusing_misfits(f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged")
+    """Raise CheckpointError for errors caused by unusable contents of a checkpoint."""
+    problem = f"{os.fspath(path)!r} does not fit this version of onnxfit, or is damaged"
+    return refusing_misfits(problem)

@@ -1,4 +1,4 @@
-"""The arguments of `Trainer` as JSON: numbers, texts, and objects of the registries by name."""
+"""The arguments of `Trainer` as JSON: numbers, strings, and objects of the registries by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REGISTRIES = tuple(
 
 
 def encode_setting(value: Any) -> Any:
-    """Return a constructor's argument as JSON; an object that is not onnxfit's leaves its name."""
+    """Return a constructor's argument as JSON; a custom object is stored by its name only."""
     if isinstance(value, Mapping):
         return {str(k): encode_setting(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -38,7 +38,7 @@ def encode_setting(value: Any) -> Any:
             json.dumps(config)
             return {"onnxfit:class": config}
         except TypeError:
-            pass  # a setting of it is a function
+            pass  # one of its settings is a function
     return {"onnxfit:custom": getattr(value, "__name__", type(value).__name__)}
 
 
@@ -46,28 +46,29 @@ def decode_setting(setting: str, value: Any, path: str) -> Any:
     """Return the argument that `encode_setting` wrote as `value`.
 
     - `setting`: the name of the argument.
+    - `value`: the JSON value.
     - `path`: the file that has the value, for messages.
 
-    CheckpointError for an object of the user's own, and for one that this onnxfit does not know.
+    CheckpointError: the value is a custom object, or an object that this version does not know.
     """
     if isinstance(value, list):
         return [decode_setting(setting, v, path) for v in value]
     if isinstance(value, dict):
         if set(value) == {"onnxfit:custom"}:
             raise CheckpointError(
-                f"{path!r} was trained with your own {setting} {value['onnxfit:custom']!r}, and a"
-                f" checkpoint holds no code: Trainer.load(path, {setting}=...)."
+                f"{path!r} was trained with a custom {setting} {value['onnxfit:custom']!r}, but a"
+                f" checkpoint contains no code. Pass it again: Trainer.load(path, {setting}=...)."
             )
         if set(value) == {"onnxfit:class"}:
             try:
                 found = from_config(value["onnxfit:class"], *REGISTRIES)
             except (SettingError, TypeError) as error:
                 raise CheckpointError(
-                    f"{path!r} asks for a {setting} that this onnxfit does not know: {error}"
+                    f"{path!r} has a {setting} that this version of onnxfit does not know: {error}"
                 ) from None
             if isinstance(found, Quantization) and found != found.without_files():
                 raise CheckpointError(
-                    f"{path!r} is not a checkpoint that onnxfit wrote: it names a file to read."
+                    f"{path!r} was not written by onnxfit: its settings name a file to read."
                 )
             return found
         return {k: decode_setting(setting, v, path) for k, v in value.items()}

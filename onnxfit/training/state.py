@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, listed_names
 from onnxfit.files import COUNT, RATE, optional
 from onnxfit.registry import shortened
 
@@ -18,27 +18,28 @@ TrainerState = Mapping[str, Mapping[str, Any]]
 
 
 def require_same_form(state: TrainerState, own: TrainerState) -> None:
-    """Raise SettingError unless a trainer whose state is `own` can go on from `state`."""
+    """Raise SettingError unless a trainer whose state is `own` can continue from `state`."""
     if set(state) != set(own):
         raise SettingError(
-            f"A state has {', '.join(own)}, got {shortened(sorted(state))}: pass what get_state"
-            " returned."
+            f"A state must have {', '.join(own)}, got {shortened(sorted(state))}. Pass the result"
+            " of get_state."
         )
     for kind, entries in own.items():
         if set(state[kind]) != set(entries):
             raise SettingError(
-                f"The state is another trainer's: its {kind} are {sorted(state[kind])}, this"
-                f" one's {sorted(entries)}."
+                f"The state belongs to another trainer: its {kind} are"
+                f" {listed_names(sorted(state[kind]))}, but expected"
+                f" {listed_names(sorted(entries))}."
             )
     counters = state["counters"]
     if (counters["learning_rate"] is None) != (own["counters"]["learning_rate"] is None):
         raise SettingError(
-            "The state's learning rate follows a schedule and this trainer's does not, or the"
-            " other way round."
+            "The state belongs to another trainer: only one of the two learning rates follows a"
+            " schedule."
         )
     for name, value_type in COUNTER_TYPES.items():
         if not value_type.accepts(counters[name]):
             raise SettingError(
-                f"The state has counters with {name} = {counters[name]!r}, expected"
-                f" {value_type.description}."
+                f"The state's counter {name} must be {value_type.description}, got"
+                f" {counters[name]!r}."
             )

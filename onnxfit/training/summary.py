@@ -23,14 +23,14 @@ from onnxfit.step.settings import TrainerSettings
 from onnxfit.training.base import BaseTrainer
 from onnxfit.training.modules import ModuleRow, deepest, entries_of, modules_of
 
-# A column whose cells are all empty is left out.
+# Columns whose cells are all empty are left out.
 COLUMNS = ("module", "shape", "output", "size", "trained", "penalty")
 RIGHT = frozenset({"size"})
 WIDTH = 80  # columns of the lines above the table
-MAX_NAME_CHARACTERS = 36  # of a name in a table with folded rows
-MAX_ROWS = 40  # of the table with depth="auto"
-LAST_ROWS = 9  # of a table without modules that has more rows
-# The lines of these settings are above the table, or they are columns of it.
+MAX_NAME_CHARACTERS = 36  # length of a name in a table with folded rows
+MAX_ROWS = 40  # number of rows of the table with depth="auto"
+LAST_ROWS = 9  # number of rows after the omitted middle of a long table without modules
+# These settings have their own lines above the table, or columns in it.
 SHOWN_ELSEWHERE = {"weights", "loss", "penalty", "optimizer"}
 
 
@@ -40,18 +40,18 @@ def summary(
     """Return inputs, outputs with their losses, the settings that differ from their defaults, and a
     table of the weights.
 
-    - `recipe`: what a trainer trains.
+    - `recipe`: the recipe of a trainer.
     - `settings`: the arguments of its constructor.
-    - `depth`: the modules at this level, a number from 1, have a row each; None lists every tensor.
+    - `depth`: each module at this level, a number from 1, gets one row; None lists every tensor.
       "auto" folds modules, and the middle of a long list, if the table has more than 40 rows.
 
-    An output whose loss has `from_logits` says whether it is taken as logits or probabilities, and
-    why. SettingError: an impossible depth.
+    If the loss of an output has `from_logits`, the summary says whether the output is taken as
+    logits or as probabilities, and why. SettingError: the depth is impossible.
     """
     is_level = isinstance(depth, int) and not isinstance(depth, bool) and depth >= 1
     if not (depth is None or depth == "auto" or is_level):
         raise SettingError(
-            f"depth is 'auto', a whole number from 1 on, or None for every tensor, got {depth!r}."
+            f"depth must be 'auto', a whole number >= 1, or None for every tensor, got {depth!r}."
         )
     head = [line for text in _head(recipe, settings) for line in _wrapped(text)]
     table = _WeightTable(recipe)
@@ -77,11 +77,11 @@ def trainer_html(trainer: BaseTrainer) -> str:
 
 
 def concise(value: object, *, hidden: Iterable[str] = (), shown: Iterable[str] = ()) -> str:
-    """Return the repr of an object of settings, with those alone that differ from their defaults.
+    """Return the repr of an object of settings, with only the settings that are not defaults.
 
     - `value`: a dataclass, a container of them, or any other object.
     - `hidden`: names of settings to leave out.
-    - `shown`: names of settings that are listed in any case.
+    - `shown`: names of settings that are always listed.
     """
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key!r}: {concise(entry)}' for key, entry in value.items())}}}"
@@ -185,7 +185,7 @@ class _WeightTable:
         return Table(COLUMNS, cells, right=RIGHT, strong=frozenset(strong))
 
     def totals(self) -> list[str]:
-        """Return the numbers and bytes of all tensors, and of those that are trained."""
+        """Return the numbers and bytes of all tensors, and of the trained tensors."""
         changing = {*self.recipe.weights, *self.recipe.statistics}
         parts = {
             "total": self.names,
@@ -243,7 +243,7 @@ class _WeightTable:
         return min((self.position[node] for node in self.readers[name]), default=0)
 
     def _output(self, names: Sequence[str]) -> str:
-        """Return the shape of the output of the last layer that these tensors belong to."""
+        """Return the shape of the output of the last layer with these tensors."""
         nodes = [node for name in names for node in self.readers[name]]
         if not nodes:
             return ""
@@ -254,7 +254,7 @@ class _WeightTable:
 
 
 def _layers_of(weight: ir.Value) -> list[ir.Node]:
-    """Return the nodes that combine a weight with data, behind those that only rearrange it."""
+    """Return the nodes that combine a weight with data, after nodes that only rearrange it."""
     found: list[ir.Node] = []
     waiting, seen = [weight], {weight}
     while waiting:

@@ -1,4 +1,4 @@
-"""Folders with a whole training, for hosts without Python; docs/training-folder.md describes them.
+"""Training folders, for hosts without Python; docs/training-folder.md describes them.
 
 - `step_graphs`: the graphs of a folder, for the host that runs them.
 - `manifest`: the names and types of `manifest.json`, and its reader.
@@ -6,5 +6,5 @@
 - `tensors`: the state as a list of tensors, and its file.
 - `message`: the places of tensors in the bytes of a model.
 - `folder_trainer`: `export_training` and `import_state` of `Trainer`.
-- `reading`: the way from a folder back to a `Trainer`.
+- `reading`: the conversion of a folder back to a `Trainer`.
 """

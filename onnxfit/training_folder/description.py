@@ -91,7 +91,7 @@ def _type_name(element_type: int) -> str:
 
 
 def described_state(entries: Sequence[StateEntry], outputs: Collection[str]) -> list[Json]:
-    """Return the entries of the state; `outputs` are those of the training step."""
+    """Return the entries of the state; `outputs` are the outputs of the training step."""
     described = []
     for entry in entries:
         output = names.updated(entry.name)
@@ -148,7 +148,7 @@ def described_model(
 
 
 def source_hash(model: onnx.ModelProto, trained: Sequence[str]) -> str:
-    """Return the SHA-256 of a model without the numbers of its trained tensors."""
+    """Return the SHA-256 of a model without the values of its trained tensors."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     for tensor in bare.graph.initializer:
@@ -161,9 +161,9 @@ def source_hash(model: onnx.ModelProto, trained: Sequence[str]) -> str:
 
 
 def described_losses(recipe: Recipe, outputs: Collection[str]) -> list[Json]:
-    """Return how the loss of each output combines into that of an epoch.
+    """Return descriptions of how the loss of each output combines into the loss of an epoch.
 
-    - `outputs`: those of the training step or of the evaluation.
+    - `outputs`: the outputs of the training step or of the evaluation.
     """
     if not recipe.objectives:
         own = {"output": None, "name": None, "settings": None, "value": names.TOTAL}
@@ -186,7 +186,7 @@ def described_losses(recipe: Recipe, outputs: Collection[str]) -> list[Json]:
 
 
 def described_metrics(recipe: Recipe) -> list[Json]:
-    """Return the metrics, none of which a graph computes."""
+    """Return the descriptions of the metrics, which no graph computes."""
     described = []
     for one in recipe.metrics:
         metric = described_object(one.metric)
@@ -202,7 +202,7 @@ def described_metrics(recipe: Recipe) -> list[Json]:
 
 
 def described_object(value: Any) -> Json:
-    """Return the class and the settings of an object of a registry; None for those of others."""
+    """Return the class and the settings of an object of a registry; None for custom objects."""
     encoded = encode_setting(value)
     config = encoded.get("onnxfit:class") if isinstance(encoded, dict) else None
     if config is None:
@@ -216,7 +216,7 @@ FLOAT = "onnxfit:float"
 
 
 def with_finite_floats(value: Any) -> Any:
-    """Return JSON in which an object with a text stands for each infinite number or NaN."""
+    """Return JSON in which each infinite number or NaN is replaced by an object with its text."""
     if isinstance(value, dict):
         return {key: with_finite_floats(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -228,7 +228,7 @@ def with_finite_floats(value: Any) -> Any:
 
 
 def with_all_floats(value: Any) -> Any:
-    """Return the JSON that `with_finite_floats` was given."""
+    """Return the original JSON, the inverse of `with_finite_floats`."""
     if isinstance(value, list):
         return [with_all_floats(entry) for entry in value]
     if isinstance(value, dict):

@@ -47,7 +47,7 @@ from onnxfit.training_folder.tensors import (
 
 
 class FolderTrainer(SavedTrainer):
-    """Writes a whole training for hosts without Python, and reads the state that they return."""
+    """Trainer that exports its training for hosts without Python, and imports their state."""
 
     @check_arguments
     def export_training(
@@ -59,26 +59,26 @@ class FolderTrainer(SavedTrainer):
         include: Sequence[str] = GRAPHS,
         sample_weight: bool = False,
     ) -> Path:
-        """Write a folder with which any program that runs ONNX trains; return the folder.
+        """Write a folder with which any program that runs ONNX can train; return the folder.
 
         The folder has train.onnx, evaluate.onnx and predict.onnx, the deployable model.onnx,
         state.safetensors and manifest.json: the page "The training folder" in docs describes them.
-        `Trainer.load(folder)` and `import_state` bring a training back. Other files in the folder
-        stay; after an error, the files of an earlier export stay as well.
+        `Trainer.load(folder)` and `import_state` read the training back. Other files in the folder
+        are not changed; after an error, the files of an earlier export are not changed either.
 
         - `folder`: the folder to write; it is created if it is missing.
         - `batch_size`: rows of each batch of the training step, which is then faster. None allows
           any number of rows.
-        - `target`: "onnxruntime" for the step as this trainer computes it, bit for bit; "web" and
-          "webgpu" for a step without float64, whose few scalars the host computes by
-          scalars.onnx. A step for "webgpu" has operators for which its provider has kernels.
+        - `target`: "onnxruntime" for the same step as in this trainer, bit for bit; "web" and
+          "webgpu" for a step without float64, for which the host computes a few scalars with
+          scalars.onnx. A step for "webgpu" has only operators with kernels in that provider.
         - `include`: the graphs to write, of "train", "evaluate" and "predict".
-        - `sample_weight`: whether the losses have an input for the factor of each row's loss.
+        - `sample_weight`: whether the losses have an input with a weight for each row.
 
-        SettingError for a trainer without a loss, with `accumulate` above 1, with weights in
-        `frozen`, with integer weights, DoRA or PiSSA, or with tensors above 2 GB. GradientError if
-        the gradient needs a `batch_size`. CheckpointError if the folder cannot be written. Of
-        several processes, only rank 0 writes.
+        SettingError: the trainer has no loss, `accumulate` above 1, weights in `frozen`, integer
+        weights, DoRA or PiSSA, or tensors above 2 GB. GradientError: the gradient needs a
+        `batch_size`. CheckpointError: the folder cannot be written. With several processes, only
+        rank 0 writes.
 
         >>> import json, onnx.parser, tempfile
         >>> from onnxfit import Trainer
@@ -137,15 +137,16 @@ class FolderTrainer(SavedTrainer):
 
     @check_arguments
     def import_state(self, path: str | os.PathLike[str]) -> None:
-        """Go on from the state that a host of `export_training` wrote.
+        """Load the state that another program wrote after `export_training`.
 
-        The weights, the optimizer's slots, the running statistics, the counters and the learning
-        rate are those of the file; settings and history stay. The next `fit` begins a new epoch.
+        The file replaces the weights, the optimizer's slots, the running statistics, the counters
+        and the learning rate; settings and history do not change. The next `fit` begins a new
+        epoch.
 
         - `path`: the safetensors file.
 
-        CheckpointError, before anything changes, for the state of another training. SettingError
-        while `fit` runs. Of several processes, each reads the file.
+        CheckpointError, before anything changes: the state belongs to another training.
+        SettingError: `fit` is running. With several processes, each process reads the file.
 
         >>> import onnx.parser, tempfile
         >>> from onnxfit import Trainer
@@ -161,7 +162,7 @@ class FolderTrainer(SavedTrainer):
         2.0
         """
         if self._is_fitting:
-            raise SettingError("import_state replaces the state: call it before or after fit.")
+            raise SettingError("import_state cannot be called during fit. Call it before or after.")
         state = read_state(path, state_entries(self._recipe, self.get_state()))
         self.set_state(state)
         self._fit_state = None
@@ -200,22 +201,22 @@ class FolderTrainer(SavedTrainer):
         }
 
     def _require_exportable(self) -> None:
-        """Raise SettingError for a training that the graphs of a folder do not compute."""
+        """Raise SettingError for a training that the graphs of a folder cannot compute."""
         problem = None
         if not self._recipe.loss_outputs:
-            problem = "has no loss: name one, Trainer(..., loss='mean_squared_error')"
+            problem = "has no loss. Pass one: Trainer(..., loss='mean_squared_error')"
         elif self._backend.can_accumulate:
-            problem = "accumulates gradients: build it with accumulate=1, and take larger batches"
+            problem = "accumulates gradients. Create it with accumulate=1, and use larger batches"
         elif self.frozen:
             problem = (
-                f"has frozen tensors ({listed_names(self.frozen)}): leave them out of weights="
+                f"has frozen tensors ({listed_names(self.frozen)}). Leave them out of weights="
             )
         elif self._trainable.no_host is not None:
-            problem = f"{self._trainable.no_host}: train plain adapters or weights of floats"
+            problem = f"{self._trainable.no_host}. Train plain adapters or float weights"
         elif self._recipe.large:
-            problem = "has more than 2 GB of tensors, which one ONNX file cannot hold"
+            problem = "has more than 2 GB of tensors, the limit of one ONNX file"
         if problem is not None:
-            raise SettingError(f"export_training: this trainer {problem}.")
+            raise SettingError(f"export_training is not possible: the trainer {problem}.")
 
 
 def _checked_graphs(include: Sequence[str]) -> tuple[str, ...]:
@@ -225,5 +226,7 @@ def _checked_graphs(include: Sequence[str]) -> tuple[str, ...]:
         if name not in GRAPHS:
             raise UnknownNameError("graph", name, GRAPHS)
     if not wanted:
-        raise SettingError(f"include names at least one of {', '.join(GRAPHS)}, got none.")
+        raise SettingError(
+            f"include must name at least one of {', '.join(GRAPHS)}, got an empty list."
+        )
     return tuple(name for name in GRAPHS if name in wanted)

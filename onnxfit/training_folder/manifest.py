@@ -30,9 +30,9 @@ VERSION = 1
 MANIFEST, STATE, MODEL = "manifest.json", "state.safetensors", "model.onnx"
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
 SCALARS, EXPORT = "scalars", "export"
-GRAPHS = (TRAIN, EVALUATE, PREDICT)  # those that a user may choose from
+GRAPHS = (TRAIN, EVALUATE, PREDICT)  # graphs that a user may choose
 MAX_MANIFEST_BYTES = 1 << 26
-MAX_LEVELS = 32  # of objects and lists inside each other
+MAX_LEVELS = 32  # nesting depth of objects and lists
 CHUNK_BYTES = 1 << 24  # bytes of a file that are hashed at a time
 
 KINDS = ("weight", "slot", "statistic", "counter")
@@ -61,7 +61,7 @@ MODEL_TYPES = {"file": TEXT, "tensors": LIST}
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The files of a folder, each of which is checked before it is read.
+    """The files of a folder. Each file is checked before it is read.
 
     - `folder`: the folder.
     - `declared`: file name -> its size and hash in the manifest.
@@ -71,9 +71,9 @@ class FolderFiles:
     declared: Mapping[str, Mapping[str, Any]]
 
     def checked(self, name: str) -> Path:
-        """Return the path of a file, after its size and its hash were compared with the manifest.
+        """Return the path of a file, after comparing its size and its hash with the manifest.
 
-        Raises CheckpointError.
+        CheckpointError: the manifest does not list the file, or they differ.
         """
         path = self.folder / name
         if name not in self.declared:
@@ -83,8 +83,8 @@ class FolderFiles:
             size = path.stat().st_size
             if size != entry["bytes"]:
                 raise CheckpointError(
-                    f"{str(path)!r} has {size} bytes, and the manifest says {entry['bytes']}: the"
-                    " folder is damaged, or somebody changed the file."
+                    f"{str(path)!r} has {size} bytes, but the manifest lists {entry['bytes']}. The"
+                    " folder is damaged, or the file was changed."
                 )
             found = _sha256(path)
         except OSError as error:
@@ -93,23 +93,23 @@ class FolderFiles:
             ) from error
         if found != entry["sha256"]:
             raise CheckpointError(
-                f"{str(path)!r} has the SHA-256 {found[:12]}..., and the manifest says"
-                f" {entry['sha256'][:12]}...: the folder is damaged, or somebody changed the file."
-                " import_state reads a state that another program wrote."
+                f"{str(path)!r} has the SHA-256 {found[:12]}..., but the manifest lists"
+                f" {entry['sha256'][:12]}... . The folder is damaged, or the file was changed. To"
+                " read a state that another program wrote, use import_state."
             )
         return path
 
 
 def is_training_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder with a manifest. SettingError if it is no path."""
+    """Return whether a path is a folder with a manifest. SettingError: it is not a path."""
     require_path(path)
     return (Path(path) / MANIFEST).is_file()
 
 
 def earlier_graphs(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the files of graphs that an earlier export left in a folder; [] if there was none.
+    """Return the graph files that an earlier export wrote to a folder; [] if there was no export.
 
-    Whatever a manifest lists, no other file counts.
+    Files of other names are never included, even if a manifest lists them.
     """
     try:
         listed = read_manifest(folder)["files"]
@@ -124,37 +124,38 @@ def graph_file(graph: str) -> str:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the manifest of a folder, of which the parts that `Trainer.load` needs are checked.
+    """Return the manifest of a folder, after checking the parts that `Trainer.load` needs.
 
-    Raises CheckpointError for anything but a manifest of a known version.
+    CheckpointError: the file is not a manifest of a known version.
     """
     path = Path(folder) / MANIFEST
     name = str(path)
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise CheckpointError(
-                f"{name!r} has {path.stat().st_size} bytes, more than {MAX_MANIFEST_BYTES}."
+                f"{name!r} has {path.stat().st_size} bytes, but a manifest has at most"
+                f" {MAX_MANIFEST_BYTES}."
             )
         manifest = json.loads(path.read_bytes())
         if isinstance(manifest, (dict, list)):
             _require_shallow(manifest)
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name!r} is not the manifest of a folder: {error}") from None
+        raise CheckpointError(f"{name!r} is not a valid manifest: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(
-            f"{name!r} is not a manifest that export_training wrote: its format is not {FORMAT!r}."
+            f"{name!r} was not written by export_training: its format is not {FORMAT!r}."
         )
     if manifest.get("version") != VERSION:
         raise CheckpointError(
-            f"{name!r} has version {manifest.get('version')!r}, and this onnxfit reads {VERSION}:"
-            " upgrade onnxfit, or write the folder again."
+            f"{name!r} has version {manifest.get('version')!r}, but this version of onnxfit reads"
+            f" version {VERSION}. Upgrade onnxfit, or export the folder again."
         )
     require_types(repr(name), manifest, MANIFEST_TYPES)
     for file, entry in manifest["files"].items():
         if not is_plain_name(file):
             raise CheckpointError(
-                f"{name!r} names the file {file!r}, expected a name without a path: a stranger"
-                " wrote it."
+                f"{name!r} was not written by onnxfit: it names the file {file!r}, expected a name"
+                " without a path."
             )
         require_types(f"The entry of {file!r} in {name!r}", entry, FILE_TYPES)
     for entry in manifest["state"]:
@@ -164,16 +165,16 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _require_shallow(value: Any, levels: int = MAX_LEVELS) -> None:
-    """Raise ValueError for JSON of too many levels, on which a recursive function would fail."""
+    """Raise ValueError for JSON nested so deeply that a recursive function would fail."""
     if not levels:
-        raise ValueError(f"it has more than {MAX_LEVELS} levels")
+        raise ValueError(f"it is nested more than {MAX_LEVELS} levels deep")
     for entry in value.values() if isinstance(value, dict) else value:
         if isinstance(entry, (dict, list)):
             _require_shallow(entry, levels - 1)
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a name is that of a file in a folder itself, on every system.
+    """Return whether a name is the name of a file directly in a folder, on every system.
 
     >>> is_plain_name("train.onnx"), is_plain_name("../train.onnx"), is_plain_name("C:train.onnx")
     (True, False, False)

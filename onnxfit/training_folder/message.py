@@ -1,7 +1,7 @@
-"""The places of tensors in the bytes of a model.
+"""The positions of tensors in the bytes of a model.
 
-A host that knows them writes trained weights into a copy of the file, without a library for
-protobuf. The functions read the wire format of protobuf
+With these positions, a host can write trained weights into a copy of the file without a protobuf
+library. The functions read the wire format of protobuf
 (https://protobuf.dev/programming-guides/encoding).
 """
 
@@ -14,31 +14,31 @@ import onnx
 
 from onnxfit.graph.tensors import MAX_INLINE_BYTES, refer
 
-# the numbers of the fields of ONNX's messages, which never change
+# Field numbers of ONNX's messages, which never change.
 GRAPH = 7  # of ModelProto
 INITIALIZER = 5  # of GraphProto
 TENSOR_NAME, RAW_DATA = 8, 9  # of TensorProto
-# the wire types of protobuf
+# Wire types of protobuf.
 VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes of a file: the first one, and their number."""
+    """A range of bytes in a file: offset and length."""
 
     offset: int
     size: int
 
     @property
     def end(self) -> int:
-        """The first byte behind the range."""
+        """Offset of the first byte after the range."""
         return self.offset + self.size
 
 
 def places_of_initializers(model: bytes) -> dict[str, ByteRange]:
-    """Return initializer -> the place of its `raw_data` in a serialized model.
+    """Return a dict initializer -> the position of its `raw_data` in a serialized model.
 
-    Initializers that keep their elements in another field are left out.
+    Initializers that store their elements in another field are left out.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -62,15 +62,15 @@ def places_of_initializers(model: bytes) -> dict[str, ByteRange]:
 def refer_to_constants(
     graph: onnx.ModelProto, file: str, data: bytes, changing: Collection[str]
 ) -> None:
-    """Let a graph read its larger constants from the model that holds the same bytes, in place.
+    """Make a graph, in place, read its larger constants from a model file with the same bytes.
 
-    A folder then has the weights of a frozen backbone once, and not in each graph. They stay
+    A folder then has the weights of a frozen backbone only once, not in each graph. They remain
     constants, for which onnxruntime has its fastest kernels.
 
     - `graph`: the graph.
-    - `file`: the name of the file beside the graph.
+    - `file`: the name of the model file, in the same folder as the graph.
     - `data`: the contents of the file, a serialized model.
-    - `changing`: initializers of the model into whose places a host may write other numbers.
+    - `changing`: initializers of the model that a host may overwrite.
     """
     places = {
         data[place.offset : place.end]: place
@@ -96,7 +96,7 @@ def files_of_constants(graph: onnx.ModelProto) -> list[str]:
 
 
 def _fields(data: bytes, message: ByteRange, number: int) -> Iterator[ByteRange]:
-    """Yield the places of the fields of a number in a message, where they have a length."""
+    """Yield the positions of the length-delimited fields with this number in a message."""
     position = message.offset
     while position < message.end:
         key, position = _varint(data, position)
@@ -112,7 +112,7 @@ def _fields(data: bytes, message: ByteRange, number: int) -> Iterator[ByteRange]
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number at a position, seven bits in each byte, and the position behind it."""
+    """Return the varint at a position (seven bits per byte), and the position after it."""
     value = shift = 0
     while True:
         byte = data[position]

@@ -1,4 +1,4 @@
-"""The way from a training folder back to a `Trainer`."""
+"""Conversion of a training folder back to a `Trainer`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ MAX_ELEMENTS = 2**40  # of a tensor that a manifest may declare
 
 
 def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
-    """Return what a training folder holds; `settings` replace those of the same names in it.
+    """Return the contents of a training folder, with some of its settings replaced.
 
-    Raises CheckpointError for a folder that is damaged, or that a stranger made up. No code of the
-    folder runs.
+    - `path`: the folder. It runs no code.
+    - `settings`: settings that replace settings of the same names in the folder.
+
+    CheckpointError: the folder is damaged, or was not written by onnxfit.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
@@ -40,7 +42,9 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
     if manifest["model"]["file"] != MODEL:
         raise CheckpointError(f"{str(folder)!r} has no model called {MODEL!r}.")
     if "distribute" in manifest["settings"]:  # a file does not decide which processes train
-        raise CheckpointError(f"{str(folder)!r} was not written by onnxfit: it distributes.")
+        raise CheckpointError(
+            f"{str(folder)!r} was not written by onnxfit: its settings contain 'distribute'."
+        )
     entries = [_entry(values, folder) for values in manifest["state"]]
     with refusing_misfits(f"The settings of {str(folder)!r} are damaged"):
         saved = {
@@ -55,7 +59,7 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
         raise CheckpointError(f"{str(folder / MODEL)!r} is not an ONNX model: {error}") from None
     if any(map(is_external, model.graph.initializer)):
         raise CheckpointError(
-            f"{str(folder / MODEL)!r} was not written by onnxfit: it names files to read."
+            f"{str(folder / MODEL)!r} was not written by onnxfit: it refers to other files."
         )
     require_valid(model, "its model")
     return Contents(
@@ -73,12 +77,12 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
 
 
 def _entry(values: Mapping[str, Any], folder: Path) -> StateEntry:
-    """Return an entry of the state as a manifest declares it, whose types are checked."""
+    """Return an entry of the state as declared in a manifest, whose types are already checked."""
     known = {str(np.dtype(dtype)) for dtype in TYPES.values()}
     if values["type"] not in known or math.prod(values["shape"]) > MAX_ELEMENTS:
         raise CheckpointError(
-            f"The manifest of {str(folder)!r} declares {values['name']!r} as"
-            f" {values['type']}{values['shape']}, which no training has."
+            f"The manifest of {str(folder)!r} is damaged: it declares {values['name']!r} as"
+            f" {values['type']}{values['shape']}, which no training can have."
         )
     return StateEntry(
         values["name"], values["type"], tuple(values["shape"]), values["kind"], values["of"]

@@ -24,7 +24,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights
 from onnxfit.training_folder.manifest import EVALUATE, EXPORT, PREDICT, SCALARS, TRAIN
 
-# Target -> the kind of device whose forms of operators its step has; None for that of the trainer.
+# Target -> the kind of device for whose kernels the step is built; None for the trainer's device.
 DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu"}
 TARGETS = tuple(DEVICES)
 
@@ -39,23 +39,24 @@ def step_graphs(
 ) -> dict[str, onnx.ModelProto]:
     """Return the graphs of a folder by name.
 
-    - `target`: "onnxruntime" for the step of the trainer; for "web" and "webgpu", a host computes
-      the numbers that depend on learning rate, step and seed alone. Operators of "webgpu" have the
-      forms for which there are kernels.
+    - `target`: "onnxruntime" for the step of the trainer. For "web" and "webgpu", the host computes
+      the numbers that depend only on learning rate, step and seed. A step for "webgpu" has only
+      operators with kernels in that provider.
     - `include`: the names of the graphs.
     - `fused`: the weights that the step of the trainer updates as one tensor.
     - `rows`: the rows of a batch in the training step; None for any number.
-    - `sample_weight`: whether the losses have factors, an input with one for each row.
+    - `sample_weight`: whether the losses have an input with a weight for each row.
 
-    Raises GradientError if the gradient needs the number of rows, SettingError for other sizes that
-    are missing.
+    GradientError: the gradient needs the number of rows. SettingError: other sizes are missing.
     """
     graphs: dict[str, onnx.ModelProto] = {}
     recipe = replace(recipe, sums_metrics=False)  # the host computes its own metrics
     device = DEVICES[target]
     if device is not None:
         recipe = recipe.for_device(device)
-        fused = NO_FUSED_WEIGHTS  # WebGPU bounds the number of tensors that one kernel joins
+        fused = (
+            NO_FUSED_WEIGHTS  # WebGPU limits the number of tensors that a kernel can concatenate
+        )
     any_rows = batch_specs(recipe, None, sample_weight)
     if TRAIN in include:
         batch = any_rows if rows is None else batch_specs(recipe, rows, sample_weight)
@@ -65,8 +66,8 @@ def step_graphs(
             if rows is not None:
                 raise
             raise GradientError(
-                f"{error}\nThere is no training step for any size of batch. Give the number of"
-                " rows: export_training(folder, batch_size=...)."
+                f"{error}\nA training step for batches of any size is not possible. Pass the number"
+                " of rows: export_training(folder, batch_size=...)."
             ) from None
         step, scalars = _divide_fused(step, recipe, fused), None
         if device is not None:
@@ -85,11 +86,11 @@ def step_graphs(
 
 
 def _divide_fused(step: onnx.ModelProto, recipe: Recipe, fused: FusedWeights) -> onnx.ModelProto:
-    """Return a step that joins and divides fused tensors itself, so that no host knows of them.
+    """Return a step that joins and divides fused tensors itself, so that hosts do not see them.
 
-    The step updates the same tensors as that of the trainer. An update of each weight by itself
+    The step updates the same fused tensors as the trainer's step. Separate updates of each weight
     could differ in the last bit: older versions of onnxruntime round a square root differently in
-    the rest of a tensor that does not fill a vector register.
+    the last elements of a tensor, which do not fill a vector register.
     """
     if not fused:
         return step

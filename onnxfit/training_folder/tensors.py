@@ -22,7 +22,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.training.state import COUNTERS
 
 Array = npt.NDArray[Any]
-COUNTER = "counter"  # beginning of the counters' names
+COUNTER = "counter"  # prefix of the counters' names
 LEARNING_RATE = "learning_rate"
 MAX_HEADER_BYTES = 1 << 26
 
@@ -33,7 +33,7 @@ class StateEntry:
 
     - `name`: its name in the file, and as an input of the step.
     - `kind`: "weight", "slot", "statistic" or "counter".
-    - `of`: the weight of a slot; None for the others.
+    - `of`: the weight of a slot; None for other kinds.
     """
 
     name: str
@@ -44,14 +44,14 @@ class StateEntry:
 
     @property
     def nbytes(self) -> int:
-        """The size of the tensor."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def state_entries(recipe: Recipe, state: Mapping[str, Mapping[str, Any]]) -> list[StateEntry]:
     """Return the entries of a state: weights, slots, statistics, counters.
 
-    - `state`: that of `Trainer.get_state`.
+    - `state`: the result of `Trainer.get_state`.
     """
     owners = {
         names.slot(weight, slot): weight for weight, own in recipe.slots.items() for slot in own
@@ -72,7 +72,7 @@ def state_entries(recipe: Recipe, state: Mapping[str, Mapping[str, Any]]) -> lis
 
 
 def counter_prefix(tensors: Iterable[str]) -> str:
-    """Return the beginning of the counters' names, which no name of `tensors` has."""
+    """Return a prefix for the counters' names that no name in `tensors` has."""
     used = {name.partition("/")[0] for name in tensors}
     return names.unused(COUNTER, used.__contains__)
 
@@ -80,7 +80,7 @@ def counter_prefix(tensors: Iterable[str]) -> str:
 def state_arrays(
     entries: Sequence[StateEntry], state: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Array]:
-    """Return entry -> its array, from a state of `Trainer.get_state`."""
+    """Return a dict name -> array from a state of `Trainer.get_state`."""
     arrays = {}
     tensors = {**state["weights"], **state["slots"]}
     for entry in entries:
@@ -103,9 +103,9 @@ def read_state(
 ) -> dict[str, dict[str, Any]]:
     """Return the state in a safetensors file, as `Trainer.get_state` returns it.
 
-    - `entries`: the tensors that the file must have, no more and no fewer.
+    - `entries`: exactly the tensors that the file must have.
 
-    Raises CheckpointError for anything else, before the file is read where its size tells.
+    CheckpointError: the file has other contents. A wrong size is found before the file is read.
     """
     require_path(path)
     name = os.fspath(path)
@@ -114,16 +114,16 @@ def read_state(
         size = Path(path).stat().st_size
         if not expected <= size <= expected + MAX_HEADER_BYTES:
             raise CheckpointError(
-                f"{name!r} has {size} bytes, and the tensors of this training need {expected} and a"
-                " header: it is the state of another model or optimizer, or it is cut off."
+                f"{name!r} has {size} bytes, but the tensors of this training need {expected} bytes"
+                " and a header. It is the state of another model or optimizer, or is incomplete."
             )
         arrays = read_safetensors(Path(path).read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"There is no file {name!r}.") from None
+        raise CheckpointError(f"The file {name!r} does not exist.") from None
     except CheckpointError:
         raise
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{name!r} is not a whole safetensors file: {error}") from None
+        raise CheckpointError(f"{name!r} is not a complete safetensors file: {error}") from None
     _require_entries(name, arrays, entries)
     counters: dict[str, Any] = {LEARNING_RATE: None, "window": 0}
     state: dict[str, dict[str, Any]] = {"weights": {}, "slots": {}, "counters": counters}
@@ -137,20 +137,20 @@ def read_state(
 
 
 def _require_entries(path: str, arrays: Mapping[str, Array], entries: Sequence[StateEntry]) -> None:
-    """Raise CheckpointError unless the arrays are those of the entries, in type and shape."""
+    """Raise CheckpointError unless the arrays match the entries in name, type and shape."""
     expected = {entry.name: entry for entry in entries}
     missing = [name for name in expected if name not in arrays]
     surplus = [name for name in arrays if name not in expected]
     if missing or surplus:
         problem = f"lacks {listed_names(missing)}" if missing else f"has {listed_names(surplus)}"
         raise CheckpointError(
-            f"{path!r} {problem}, and this training has {listed_names(list(expected))}: it is the"
+            f"{path!r} {problem}, but this training has {listed_names(list(expected))}. It is the"
             " state of another model or optimizer."
         )
     for name, entry in expected.items():
         array = arrays[name]
         if array.shape != entry.shape or str(array.dtype) != entry.dtype:
             raise CheckpointError(
-                f"{path!r} has {name!r} as {array.dtype}{list(array.shape)}, expected"
+                f"{path!r} has {name!r} as {array.dtype}{list(array.shape)}. Expected"
                 f" {entry.dtype}{list(entry.shape)}."
             )

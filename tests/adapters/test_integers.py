@@ -118,7 +118,7 @@ def test_the_folder_is_for_the_modules_of_the_float_network(tmp_path: Path) -> N
 
 def test_what_would_change_the_integers_is_refused() -> None:
     file = quantized()
-    with pytest.raises(SettingError, match="beside adapters= they stay as they are"):
+    with pytest.raises(SettingError, match="with adapters= these integers stay"):
         classifier(file, quantization=Quantization())
     for settings in ({"init": "pissa"}, {"dora": True}):
         with pytest.raises(SettingError, match=r"holds integers.*\n?.*target="):

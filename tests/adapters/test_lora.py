@@ -13,8 +13,8 @@ from onnxfit.errors import ArgumentError
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, "LoRA needs a whole number as rank >= 1, got 0"),
-        ({"rank": 2.5}, "a whole number as rank"),
+        ({"rank": 0}, "LoRA needs rank to be a whole number >= 1, got 0"),
+        ({"rank": 2.5}, "rank to be a whole number"),
         ({"alpha": 0}, "alpha > 0, got 0"),
         ({"alpha": float("inf")}, "alpha > 0, got inf"),
         ({"dropout": 1}, "dropout >= 0 and < 1, got 1"),
@@ -23,7 +23,7 @@ from onnxfit.errors import ArgumentError
         ({"init": "zeros"}, "'kaiming', 'gaussian', 'pissa', got 'zeros'"),
         ({"dora": 1}, "LoRA dora must be True or False, got 1"),
         ({"target": []}, "matches no weight"),
-        ({"target": 3}, "target is a name, or a list of names"),
+        ({"target": 3}, "target must be a name or a list of names"),
     ],
 )
 def test_values_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:

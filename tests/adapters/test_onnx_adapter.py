@@ -128,7 +128,9 @@ def test_the_served_file_has_the_weights_of_the_base(tmp_path: Path) -> None:
 def test_weights_that_train_besides_are_in_the_served_file(tmp_path: Path) -> None:
     trainer = mlp_trainer(weights="fc2.*", optimizer=SGD(0.5, ema_momentum=0.9))
     trainer.fit(X, np.arange(len(X)) % 3, epochs=3, verbose=0)
-    with pytest.warns(UserWarning, match=r"a\.onnx_adapter' does not hold fc2\.weight, fc2\.bias"):
+    with pytest.warns(
+        UserWarning, match=r"a\.onnx_adapter' does not contain fc2\.weight, fc2\.bias"
+    ):
         path = trainer.export_adapter(tmp_path / "a.onnx_adapter")
     served = trainer.export(adapters="inputs")
     np.testing.assert_allclose(Served(served)(X, path), run(trainer.export())(X), atol=2e-6)
@@ -140,11 +142,13 @@ def test_weights_that_train_besides_are_in_the_served_file(tmp_path: Path) -> No
 
 def test_a_trainer_without_adapters_makes_no_inputs_of_them(tmp_path: Path) -> None:
     plain = Trainer(models.mlp())
-    with pytest.raises(SettingError, match="makes inputs of adapters, and this trainer has none"):
+    with pytest.raises(
+        SettingError, match="needs a trainer with adapters, but this trainer has none"
+    ):
         plain.export(tmp_path / "a.onnx", adapters="inputs")
     with pytest.raises(SettingError, match="'merged' or 'inputs', got 'nodes'"):
         plain.export(tmp_path / "a.onnx", adapters="nodes")
-    with pytest.raises(SettingError, match="writes adapters, and this trainer has none"):
+    with pytest.raises(SettingError, match="export_adapter needs a trainer with adapters"):
         plain.export_adapter(tmp_path / "a.onnx_adapter")
     assert not list(tmp_path.iterdir())
 

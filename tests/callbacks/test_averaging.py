@@ -205,7 +205,7 @@ def test_stochastic_weight_averaging_resumes_and_knows_its_limits(tmp_path):
     assert same(
         fit(StochasticWeightAveraging(5), epochs=3).get_weights(), fit(epochs=3).get_weights()
     )
-    with pytest.raises(TypeError, match="drop either"):
+    with pytest.raises(TypeError, match="Remove either"):
         fit(StochasticWeightAveraging(learning_rate=0.1), on=line(SGD(Cosine(0.1, 9))))
     for settings in ({"start_epoch": -1}, {"start_epoch": 1.5}, {"learning_rate": -1.0}):
         with pytest.raises(SettingError, match="StochasticWeightAveraging needs"):

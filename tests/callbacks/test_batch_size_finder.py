@@ -219,7 +219,7 @@ def test_the_batch_size_is_settled_before_the_first_epoch(hook):
         on.batch_size = 1
     assert on.batch_size == 2
     for wrong in (0, 1.5):
-        with pytest.raises(SettingError, match="batch_size is"):
+        with pytest.raises(SettingError, match="batch_size must be"):
             fit(
                 LambdaCallback(
                     on_train_begin=lambda logs, wrong=wrong: setattr(on, "batch_size", wrong)

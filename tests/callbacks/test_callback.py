@@ -130,7 +130,7 @@ def test_what_a_callback_logs_is_seen_by_those_after_it_in_that_event_only():
     calls = CallbackList(first.trainer, [after])
     calls.on_epoch_end(0, Logs())
     for log in (first.trainer.log, calls.log):
-        with pytest.raises(SettingError, match="call it inside one"):
+        with pytest.raises(SettingError, match="Call it inside a hook"):
             log("mine", 1.0)
 
 
@@ -277,7 +277,7 @@ def test_a_hook_that_the_backend_never_calls_is_refused_by_name():
 
     on = line()
     with pytest.raises(
-        SettingError, match=r"Clip overrides on_gradients, which backend='full' never calls"
+        SettingError, match=r"Clip overrides on_gradients, but backend='full' never calls"
     ):
         fit(Clip(), on=on)
     assert on.global_step == 0
@@ -289,9 +289,9 @@ def test_a_hook_that_the_backend_never_calls_is_refused_by_name():
     [
         (
             [EarlyStopping(), EarlyStopping()],
-            r"Two callbacks have the state_key 'EarlyStopping\(val_loss\)'",
+            r"Two callbacks have the same state_key 'EarlyStopping\(val_loss\)'",
         ),
-        ([EarlyStopping], r"instances of .*Callback, got <class .*; write EarlyStopping\(\.\.\.\)"),
+        ([EarlyStopping], r"instances of .*Callback, got <class .*Create an object: EarlyStopping"),
         ([print], "instances of"),
     ],
 )

@@ -78,5 +78,5 @@ def test_appending_to_a_file_of_another_kind_is_refused(tmp_path):
         SettingError, match=r"was not written by CSVLogger: it has rows without 'epoch'"
     ):
         fit(CSVLogger(tmp_path / "log.csv", append=True))
-    with pytest.raises(SettingError, match="one character as separator, got ''"):
+    with pytest.raises(SettingError, match="separator to be a single character, got ''"):
         CSVLogger(tmp_path / "log.csv", separator="")

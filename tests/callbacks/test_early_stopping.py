@@ -104,7 +104,7 @@ def test_early_stopping_restores_the_weights_of_the_best_epoch(
 def test_early_stopping_passes_over_epochs_without_the_figure_with_one_warning():
     with pytest.warns(
         UserWarning,
-        match=r"EarlyStopping monitors 'val_loss', which was not computed here; available: loss",
+        match=r"EarlyStopping monitors 'val_loss', which this epoch did not compute\. Available: loss",
     ) as warned:
         assert run([1, None, 1, None, 1], EarlyStopping(patience=3)).ran == 5
     assert len(warned) == 1
@@ -172,7 +172,7 @@ def test_early_stopping_resumed_after_any_epoch_stops_where_it_would_have(way, k
 def test_a_state_of_another_shape_is_refused_by_name():
     with pytest.raises(
         CheckpointError,
-        match=r"state of EarlyStopping\(val_loss\) lacks best_epoch, .*; it has best\.",
+        match=r"state of EarlyStopping\(val_loss\) must have best_epoch, .*, but has only best\.",
     ):
         EarlyStopping().load_state_dict({"best": 1.0})
 

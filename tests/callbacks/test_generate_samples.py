@@ -139,9 +139,9 @@ def test_ranks_show_the_same_texts_once(capsys: Any) -> None:
     ("settings", "message"),
     [
         ({"prompts": []}, "at least one prompt"),
-        ({"prompts": [[1], []]}, "and a token in each"),
-        ({"prompts": [[1.5]]}, r"A prompt is text or a list of token ids, got \[1.5\]"),
-        ({"prompts": ["a"]}, "is text, which needs tokenizer=, .* got NoneType"),
+        ({"prompts": [[1], []]}, "with at least one token each"),
+        ({"prompts": [[1.5]]}, r"A prompt must be text or a list of token ids, got \[1.5\]"),
+        ({"prompts": ["a"]}, "is text, which needs a tokenizer .* got NoneType"),
         ({"temperature": -1.0}, "a finite temperature >= 0, got -1.0"),
         ({"top_p": 0.0}, "needs 0 < top_p <= 1, got 0.0"),
         ({"top_k": 0}, "top_k"),
@@ -158,7 +158,7 @@ def test_an_output_of_another_shape_is_refused() -> None:
     model.graph.node.append(onnx.helper.make_node("ReduceMax", ["logits"], ["largest"]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("largest", 1, [1, 1, 1]))
     trainer = Trainer(model, loss={"logits": "causal_lm"})
-    for output, message in (("largest", "logits of shape"), ("y", "there is no 'y'")):
+    for output, message in (("largest", "logits of shape"), ("y", "the model has no output 'y'")):
         samples = GenerateSamples([[1]], output=output)
         with pytest.raises(SettingError, match=message):
             trainer.fit(TextLoader(COUNTING, 8), callbacks=samples, verbose=0)

@@ -101,7 +101,7 @@ def test_plot_refuses_what_is_not_there(monkeypatch):
     history = gappy()
     with pytest.raises(UnknownNameError, match="Did you mean 'loss'"):
         history.plot("los")
-    with pytest.raises(SettingError, match="train for an epoch first"):
+    with pytest.raises(SettingError, match="Train for an epoch first"):
         History().plot()
     for library, method in (("matplotlib.pyplot", history.plot), ("pandas", history.frame)):
         monkeypatch.setitem(sys.modules, library, None)

@@ -97,7 +97,7 @@ def test_the_finder_passes_over_few_data_again_and_knows_linear_rates_and_flat_l
 
 
 def test_the_finder_s_limits(tmp_path):
-    with pytest.raises(TypeError, match="give set_rate=False"):
+    with pytest.raises(TypeError, match="Pass set_rate=False"):
         fit(LearningRateFinder(), on=line(SGD(Cosine(0.1, 9))))
     fit(LearningRateFinder(steps=3, set_rate=False), on=line(SGD(Cosine(0.1, 9))))
     with pytest.raises(DataError, match="once"):
@@ -111,10 +111,10 @@ def test_the_finder_s_limits(tmp_path):
     ):
         with pytest.raises(SettingError, match="LearningRateFinder needs"):
             LearningRateFinder(**settings)
-    with pytest.raises(SettingError, match="on_train_begin or on_train_end"):
+    with pytest.raises(SettingError, match="on_train_begin and on_train_end"):
         next(line().trial_steps([0.1]))
     on = line()
-    with pytest.raises(SettingError, match="on_train_begin or on_train_end"):
+    with pytest.raises(SettingError, match="on_train_begin and on_train_end"):
         fit(LambdaCallback(on_epoch_end=lambda epoch, logs: next(on.trial_steps([0.1]))), on=on)
 
 

@@ -109,7 +109,7 @@ def test_a_server_that_refuses_or_is_away_costs_one_warning_and_no_epoch():
     assert (len(warned), len(server.posted)) == (1, 3)
     monitor = RemoteMonitor(server.root, timeout=1)  # nobody listens any more
     for _ in range(2):
-        with pytest.warns(RuntimeWarning, match="Training goes on") as warned:
+        with pytest.warns(RuntimeWarning, match="Training continues") as warned:
             assert fit(monitor, epochs=2).epoch == 2
         assert len(warned) == 1
     for settings in ({"root": "ftp://a/"}, {"root": "http:"}, {"timeout": 0}):

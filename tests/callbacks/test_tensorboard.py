@@ -210,7 +210,7 @@ def test_settings_out_of_range_are_refused():
     with pytest.raises(SettingError, match="histogram_freq >= 0, got -1"):
         TensorBoard(histogram_freq=-1)
     for freq in (0, -1, "steps", 0.5):
-        with pytest.raises(SettingError, match="TensorBoard needs update_freq"):
+        with pytest.raises(SettingError, match="TensorBoard needs update_freq to be"):
             TensorBoard(update_freq=freq)
 
 

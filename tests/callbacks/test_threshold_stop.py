@@ -40,4 +40,4 @@ def test_the_reason_counts_epochs_from_1():
     script = LambdaCallback(on_epoch_end=lambda epoch, logs: script.trainer.log("score", epoch))
     on = fit(script, ThresholdStop("score", threshold=1, mode="max"), epochs=5)
     assert on.history.epoch == [0, 1]
-    assert on.stop_reason == "ThresholdStop: score is 1 at epoch 2, and 1 was asked for."
+    assert on.stop_reason == "ThresholdStop: score is 1 at epoch 2 and has reached the threshold 1."

@@ -125,11 +125,13 @@ def test_a_run_that_the_user_has_begun_is_not_finished(wandb, given):
 
 def test_arguments_that_an_active_run_cannot_take_are_named(wandb):
     wandb.run = Run(wandb.calls, "mine")
-    with pytest.warns(UserWarning, match="active run 'mine' and does not use project, name"):
+    with pytest.warns(UserWarning, match="active run 'mine' and ignores project, name"):
         fit(WandbLogger("digits", name="first"))
-    with pytest.raises(SettingError, match=r"either a run .* got run= and name"):
+    with pytest.raises(SettingError, match=r"needs run= .* got run= and name"):
         WandbLogger(run=wandb.run, name="first")
-    with pytest.raises(SettingError, match=r"WandbLogger needs update_freq 'epoch', .* got 0"):
+    with pytest.raises(
+        SettingError, match=r"WandbLogger needs update_freq to be 'epoch', .* got 0"
+    ):
         WandbLogger(update_freq=0)
 
 

@@ -68,9 +68,9 @@ def test_a_prediction_passes_over_labels(folder: Path) -> None:
     [
         ("a,b\n1,x\n", "could not convert string 'x'"),
         ("a,b\n1\n", "columns"),
-        ("a,a\n1,2\n", "a name of its own"),
+        ("a,a\n1,2\n", "a unique name"),
         ("a,b\n", "no rows"),
-        ("", "a name of its own"),
+        ("", "a unique name"),
         ("a,b,c,d\n1,2,3,4\n", "no column with the labels of y"),
         ("y\n1\n", "no column for the input x: float32[N, 4]"),
         ("a,b,c,y\n1,2,3,0\n", "shape (1, 3)"),
@@ -97,8 +97,12 @@ def test_files_that_will_not_do(folder: Path) -> None:
         assert f"{name}'" in refused("fit", "m.onnx", "-d", name, *labels, *rest)
     np.savez("names.npz", features=np.zeros(3), y=np.zeros(3))
     assert "no array for the input x" in refused("fit", "m.onnx", "-d", "names.npz", *rest)
-    assert "1 of 2 arrays" in refused("fit", "m.onnx", "-d", "X.npy", *rest)
-    assert "Data is one .npz" in refused("fit", "m.onnx", "-d", "d.npz", "-d", "d.csv", *rest)
+    assert "Got 1 .npy files, but the model needs 2 arrays" in refused(
+        "fit", "m.onnx", "-d", "X.npy", *rest
+    )
+    assert "--data must be one .npz" in refused(
+        "fit", "m.onnx", "-d", "d.npz", "-d", "d.csv", *rest
+    )
     assert "--label" in refused("fit", "m.onnx", "-d", "d.npz", "--label", "kind", *rest)
     assert "no column 'knid'" in refused("fit", "m.onnx", "-d", "d.csv", "--label", "knid", *rest)
     assert "does not exist" in refused("fit", "m.onnx", "-d", "none.npz", *rest, code=2)
@@ -130,5 +134,5 @@ def test_a_header_is_not_believed(folder: Path, name: str, compression: int) -> 
 
 
 def test_predictions_that_a_file_cannot_hold() -> None:
-    with pytest.raises(DataError, match=r"write a \.npz"):
+    with pytest.raises(DataError, match=r"Write a \.npz\."):
         arrays.as_csv({"y": np.zeros((2, 3, 4))})

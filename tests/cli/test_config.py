@@ -64,11 +64,11 @@ def test_yaml_without_its_reader(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ('{"epoch": 3}', "is called 'epoch'. Did you mean 'epochs'?"),
         ('{"config": "o.json"}', "is called 'config'"),
-        ('{"batch-size": 1, "batch_size": 2}', "gives batch-size twice"),
-        ('{"epochs": [1]}', "expected one value"),
-        ('{"epochs": true}', "expected a value"),
-        ('{"quiet": 1}', "expected true or false"),
-        ("[1]", "holds a list"),
+        ('{"batch-size": 1, "batch_size": 2}', "gives the option batch-size twice"),
+        ('{"epochs": [1]}', "Expected a single value"),
+        ('{"epochs": true}', "Expected a value"),
+        ('{"quiet": 1}', "Expected true or false"),
+        ("[1]", "contains a list"),
         ("{", "cannot be read"),
     ],
 )
@@ -93,15 +93,15 @@ MERGED = [f"- &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40)]
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\n".join(["metrics:", "- &a0 [x, x]", *DOUBLED]), "gives the name 'a0' to a list"),
-        ("\n".join(["metrics:", "- &a0 {x: 1}", *MERGED]), "gives the name 'a0' to a list"),
-        ("seed: 2001-01-01", "has seed: datetime.date(2001, 1, 1), expected"),
-        ("metrics: [2001-01-01]", "has metrics: datetime.date(2001, 1, 1), expected"),
-        ("metrics: [[accuracy]]", "has metrics: ['accuracy'], expected"),
-        ("penalty: {a: {b: 1}}", "has penalty: {'b': 1}, expected"),
+        ("\n".join(["metrics:", "- &a0 [x, x]", *DOUBLED]), "uses the anchor 'a0' for a list"),
+        ("\n".join(["metrics:", "- &a0 {x: 1}", *MERGED]), "uses the anchor 'a0' for a list"),
+        ("seed: 2001-01-01", "has seed: datetime.date(2001, 1, 1). Expected"),
+        ("metrics: [2001-01-01]", "has metrics: datetime.date(2001, 1, 1). Expected"),
+        ("metrics: [[accuracy]]", "has metrics: ['accuracy']. Expected"),
+        ("penalty: {a: {b: 1}}", "has penalty: {'b': 1}. Expected"),
         ("seed: 0x" + "f" * 5000, "0xffffffffffffffffff... has 5002 characters"),
         ("0x" + "f" * 5000 + ": 1", "has 5002 characters"),
-        ("metrics: " + "[" * 100_000, "nested more than 20 deep"),
+        ("metrics: " + "[" * 100_000, "nested more than 20 levels deep"),
     ],
 )
 def test_what_yaml_cannot_hold(folder: Path, text: str, message: str) -> None:

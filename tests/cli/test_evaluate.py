@@ -37,4 +37,4 @@ def test_evaluate(folder: Path) -> None:
     )
     assert other["loss"] != expected["loss"]
     assert np.sum(figures["confusion_matrix"]) == ROWS
-    assert "Name a loss" in refused("evaluate", "t.onnx", "-d", "d.npz")
+    assert "Pass a loss" in refused("evaluate", "t.onnx", "-d", "d.npz")

@@ -107,7 +107,7 @@ def test_adapters_of_a_configuration_file(folder: Path) -> None:
 
 def test_adapters_are_written_where_some_train(folder: Path) -> None:
     text = refused(*FIT, "--adapter-output", "peft/", code=2)
-    assert "--adapter-output writes the adapters of --lora, which is not given" in text
+    assert "--adapter-output writes the adapters of --lora, but --lora is missing" in text
 
 
 def test_its_files(folder: Path) -> None:
@@ -166,13 +166,13 @@ def test_several_outputs(folder: Path) -> None:
         t.name: onnx.numpy_helper.to_array(t).item() for t in onnx.load("t.onnx").graph.initializer
     }
     assert weights == pytest.approx({"u": 2, "v": 3, "t": 3}, abs=0.1)
-    assert "arrays that nothing reads (b)" in refused(
+    assert "arrays that the model does not use (b)" in refused(
         "fit", "two.onnx", "-d", "two.npz", "-l", "a=mse", "-o", "t.onnx"
     )
 
 
 def test_something_must_be_left_of_it(folder: Path) -> None:
-    assert "Nothing would be left" in refused(*FIT, code=2)
+    assert "The trained model would not be saved" in refused(*FIT, code=2)
 
 
 def test_text_is_a_line_for_each_figure(folder: Path) -> None:

@@ -55,7 +55,7 @@ def test_without_a_checkpoint_it_says_so(folder: Path, monkeypatch: pytest.Monke
     stop_at(monkeypatch, "on_train_batch_end", 1, 0)
     result = call(*LONG, "-o", "t.onnx")
     assert result.exit_code == 130
-    assert "nothing is saved" in result.stderr
+    assert "Nothing was saved" in result.stderr
 
 
 def test_an_earlier_training_is_not_overwritten_unasked(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_an_earlier_training_is_not_overwritten_unasked(folder: Path) -> None:
     done(*ADAM, "--checkpoint", "c/a.ckpt", "--overwrite")
     assert Path("c/a.ckpt").read_bytes() != before
     done(*FIT, "--checkpoint", "c/b.ckpt")  # another one beside it
-    assert "name a checkpoint" in refused("resume", "c", "-e", 3)
+    assert "Name a checkpoint" in refused("resume", "c", "-e", 3)
     done("resume", "c/b.ckpt", "-e", 3)
 
 

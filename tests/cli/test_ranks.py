@@ -84,7 +84,7 @@ def test_the_number_is_not_kept_for_resume(folder: Path, recorder: Recorder) -> 
 
 def test_what_is_wrong_is_told_before_processes_start(folder: Path, recorder: Recorder) -> None:
     several = (*FIT, "--ranks", 2)
-    assert "Nothing would be left" in refused(*several, code=2)
+    assert "The trained model would not be saved" in refused(*several, code=2)
     assert "--ranks" in refused(*FIT, "--ranks", 0, code=2)
     for option in ("--optimizer", "--penalty", "--learning-rate"):
         assert "nothing" in refused(*several, "-o", "t.onnx", option, "nothing")
@@ -133,7 +133,9 @@ def test_mpiexec_decides_on_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [ranks.to_launch(number) for number in (None, 1, 2)] == [False, False, True]
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     assert [ranks.to_launch(number) for number in (None, 2)] == [False, False]
-    with pytest.raises(SettingError, match=r"--ranks 3 .* mpiexec started this command in 2"):
+    with pytest.raises(
+        SettingError, match=r"--ranks 3 .*mpiexec already started this command in 2"
+    ):
         ranks.to_launch(3)
     monkeypatch.setattr(ranks, "world_of", lambda: ALONE)
     with pytest.raises(SystemExit, match="does not connect"):

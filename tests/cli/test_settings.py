@@ -33,7 +33,7 @@ def test_metrics_take_logits_where_the_loss_does() -> None:
         ("--loss", "nowhere=mse", "No output is called 'nowhere'"),
         ("--optimizer", "adamm", "Did you mean 'adam'?"),
         ("--optimizer", "sgd:momentum=much", "momentum"),
-        ("--learning-rate", "fast", "No schedule, and no number, is called 'fast'"),
+        ("--learning-rate", "fast", "No schedule or number is called 'fast'"),
         ("--learning-rate", "cosine:learning_rate=1", "decay_steps"),
         ("--learning-rate", "-1", "-1"),
         ("--metrics", "acuracy", "Did you mean 'accuracy'?"),

@@ -117,50 +117,50 @@ class Ragged:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "unequal rows": ({"x": X, "y": Y[:9]}, r"unequal numbers of rows: x: float32\[N, 2\] has 10, y for out has 9"),
+    "unequal rows": ({"x": X, "y": Y[:9]}, r"the same number of rows, but x: float32\[N, 2\] has 10, y for out has 9\."),
     "unequal weights": ({"x": X, "y": Y, "sample_weight": W[1:]}, "sample_weight has 9"),
-    "no rows": ({"x": X[:0], "y": Y[:0]}, "The training data is empty: 0 rows"),
+    "no rows": ({"x": X[:0], "y": Y[:0]}, r"The training data is empty: it has 0 rows\."),
     "an empty list": ({"x": [], "y": []}, "empty"),
-    "no data": ({"x": None}, "The training data is None: expected arrays"),
-    "a path": ({"x": "train.csv"}, r"'train.csv' is a path, and those of .npy and .npz.*ParquetLoader.*ImageFolder"),
-    "a number": ({"x": 3.0}, "of type float: expected arrays"),
-    "no labels": ({"x": X}, "no labels, and the loss of 'out' needs them"),
+    "no data": ({"x": None}, r"The training data is None\. Expected arrays"),
+    "a path": ({"x": "train.csv"}, r"'train\.csv' is a path, but only paths of \.npy and \.npz.*ParquetLoader.*ImageFolder"),
+    "a number": ({"x": 3.0}, r"of type float\. Expected arrays"),
+    "no labels": ({"x": X}, "no labels, but the loss of 'out' needs"),
     "missing input": ({"x": {"a": X}, "y": Y, "inputs": AB}, r"Missing: b: float32\[N, 1\]\. Expected: a: float32\[N, 2\]; b: float32\[N, 1\]"),
     "surplus input": ({"x": {"x": X, "z": X}, "y": Y}, r"Not an input: 'z'\. Expected: x: float32\[N, 2\]"),
     "both": ({"x": {"z": X}, "y": Y}, r"Missing: x: float32\[N, 2\]\. Not an input: 'z'"),
     "two label columns": ({"x": {"x": X, "label": Y, "y": Y}}, "Not an input: 'y'"),
-    "one array for two inputs": ({"x": X, "y": Y, "inputs": AB}, "one ndarray for 2 inputs: pass a dict by name or a list in the order 'a', 'b'"),
+    "one array for two inputs": ({"x": X, "y": Y, "inputs": AB}, r"one ndarray for 2 inputs\. Pass a dict by name, or a list in the order 'a', 'b'\."),
     "three arrays for two inputs": ({"x": [X, X, X], "y": Y, "inputs": AB}, "3 arrays for 2 inputs"),
-    "rows in a list": ({"x": list(X), "y": Y}, r"10 arrays for 1 input: .*np\.stack"),
-    "labels of another output": ({"x": X, "y": {"other": Y}}, "labels are for 'other'; the outputs with a loss are 'out'"),
-    "labels missing for one": ({"x": X, "y": {"u": Y}, "targets": {"u": Labels("u"), "v": Labels("v")}}, "for 'u'; .* 'u', 'v'"),
+    "rows in a list": ({"x": list(X), "y": Y}, r"10 arrays for 1 input\..*np\.stack"),
+    "labels of another output": ({"x": X, "y": {"other": Y}}, r"labels are for 'other', but the outputs with a loss are 'out'\."),
+    "labels missing for one": ({"x": X, "y": {"u": Y}, "targets": {"u": Labels("u"), "v": Labels("v")}}, r"for 'u'.* 'u', 'v'"),
     "labels the loss refuses": ({"x": X, "y": X}, r"labels of shape \(10, 2\)"),
     "a number as label": ({"x": X, "y": 1.0}, "y for out is a single number"),
-    "a model with its own loss": ({"x": X, "y": Y, "targets": {}}, r"computes its own loss, so that labels have no place.*x: float32\[N, 2\]"),
-    "weights for its own loss": ({"x": X, "sample_weight": W, "targets": {}}, "computes its own loss, so that sample weights"),
+    "a model with its own loss": ({"x": X, "y": Y, "targets": {}}, r"computes its own loss and cannot use labels.*x: float32\[N, 2\]"),
+    "weights for its own loss": ({"x": X, "sample_weight": W, "targets": {}}, "computes its own loss and cannot use sample weights"),
     "wrong size": ({"x": Y, "y": Y}, r"x: float32\[N, 2\] got an array of shape \(10, 1\)"),
     "wrong rank": ({"x": X[:, None], "y": Y}, r"shape \(10, 1, 2\)"),
-    "no feature axis": ({"x": X[:, 0], "y": Y}, r"got an array of shape \(10,\); the first dimension is the batch"),
-    "many for a scalar": ({"x": X, "y": Y, "inputs": [spec("x")]}, r"x: float32\[\] is a single number, got an array of shape \(10, 2\)"),
+    "no feature axis": ({"x": X[:, 0], "y": Y}, r"got an array of shape \(10,\)\. The first dimension is the batch\."),
+    "many for a scalar": ({"x": X, "y": Y, "inputs": [spec("x")]}, r"x: float32\[\] must be a single number, got an array of shape \(10, 2\)"),
     "nothing has rows": ({"x": 1.0 * np.ones(()), "inputs": [spec("x")], "targets": {}}, "no array with rows"),
-    "NaN": ({"x": with_nan(X, 7), "y": Y}, r"x: float32\[N, 2\] is NaN in row 7"),
-    "NaN label": ({"x": X, "y": with_nan(Y, 3)}, "y for out is NaN in row 3"),
+    "NaN": ({"x": with_nan(X, 7), "y": Y}, r"x: float32\[N, 2\] has NaN in row 7\."),
+    "NaN label": ({"x": X, "y": with_nan(Y, 3)}, r"y for out has NaN in row 3\."),
     "NaN weight": ({"x": X, "y": Y, "sample_weight": with_nan(W, 2)}, "sample_weight is NaN in row 2"),
-    "weights of another shape": ({"x": X, "y": Y, "sample_weight": X}, r"shape \(10, 2\), and y for out has \(10, 1\): pass one weight for each row"),
+    "weights of another shape": ({"x": X, "y": Y, "sample_weight": X}, r"shape \(10, 2\), but y for out has shape \(10, 1\)\. Pass one weight for each row"),
     "text": ({"x": np.array([["a", "b"]] * ROWS), "y": Y}, r"x: float32\[N, 2\] has element type <U1 \(text\)"),
     "class names": ({"x": X, "y": ["cat"] * ROWS}, r"y for out has element type <U3 \(text\).*return_inverse"),
     "objects": ({"x": X.astype(object), "y": Y}, r"element type object \(objects\)"),
     "dates": ({"x": X.astype("datetime64[s]"), "y": Y}, "dates"),
     "complex": ({"x": X.astype(complex), "y": Y}, "complex"),
     "records": ({"x": np.zeros(ROWS, "f4,f4"), "y": Y}, "records"),
-    "ragged": ({"x": [[1, 2], [3]], "y": Y[:2]}, "cannot become one array"),
-    "another library's refusal": ({"x": Ragged(), "y": Y}, "cannot become one array.*requires grad"),
+    "ragged": ({"x": [[1, 2], [3]], "y": Y[:2]}, "cannot be converted to one array"),
+    "another library's refusal": ({"x": Ragged(), "y": Y}, r"cannot be converted to one array.*requires grad"),
     "sparse": ({"x": scipy.sparse.csr_array(X), "y": Y}, r"sparse \(csr_array\).*\.toarray\(\)"),
     "masked": ({"x": np.ma.MaskedArray(X, X > 3), "y": Y}, "masked array"),
     "a stream's batch": ({"x": [(X, Y), (X[:, 0], Y)]}, r"In batch 1 of the training data: x: .* \(10,\)"),
-    "a batch of four": ({"x": [(X, Y, W, W)]}, "In batch 0 .* got 4 items"),
-    "a stream of nothing": ({"x": Iterable([])}, "The training data gave no batch"),
-    "a function of nothing": ({"x": lambda: iter(())}, "gave no batch"),
+    "a batch of four": ({"x": [(X, Y, W, W)]}, r"In batch 0 .*got a tuple of 4 items\."),
+    "a stream of nothing": ({"x": Iterable([])}, "The training data is empty: it gave no"),
+    "a function of nothing": ({"x": lambda: iter(())}, "gave no batches"),
     "an empty batch": ({"x": [(X[:0], Y[:0])]}, "empty"),
 }  # fmt: skip
 
@@ -175,12 +175,12 @@ def test_what_does_not_fit_is_a_data_error_that_says_why(case: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"x": X, "y": Y, "batch_size": 0}, "batch_size is at least 1, got 0"),
+        ({"x": X, "y": Y, "batch_size": 0}, r"batch_size must be >= 1, got 0\."),
         ({"x": X, "y": Y, "batch_size": 2.5}, "batch_size to be a whole number, got 2.5"),
-        ({"x": DataLoader(X, Y), "y": Y}, "DataLoader gives batches.*leave out y"),
+        ({"x": DataLoader(X, Y), "y": Y}, "DataLoader gives batches.*Remove the argument y"),
         (
             {"x": three_batches(), "sample_weight": W},
-            "list gives batches.*leave out sample_weight",
+            r"list gives batches.*sample_weight\.",
         ),
     ],
 )
@@ -209,6 +209,9 @@ def test_prediction_lets_nan_pass_and_calibration_no_infinite_number() -> None:
     infinite = X.copy()
     infinite[2] = np.inf
     whole(make(infinite, Y))
-    for x, message in ((with_nan(X, 1), "is NaN in row 1"), (infinite, "is infinite in row 2")):
+    for x, message in (
+        (with_nan(X, 1), r"has NaN in row 1\."),
+        (infinite, r"infinite number in row 2\."),
+    ):
         with pytest.raises(DataError, match=message):
             whole(make(x, targets={}, purpose="calibration"))

@@ -34,15 +34,19 @@ def test_types_that_lose_nothing_convert_silently(given_dtype: str, wanted: str)
         (
             np.array([[0.5, 1]], np.float32),
             "int64",
-            r"float32 values that int64 cannot hold, such as 0.5",
+            r"float32 values that int64 cannot represent, such as 0.5",
         ),
-        (np.array([[np.nan, 1]]), "int64", "cannot hold, such as nan"),
-        (np.array([[2**40, 1]]), "int32", f"int64 values that int32 cannot hold, such as {2**40}"),
-        (np.array([[-1, 1]]), "uint8", "cannot hold, such as -1"),
-        (np.array([[2**64 - 1, 1]], np.uint64), "int64", "cannot hold"),
-        (np.array([[1e300, 1]]), "float32", "beyond the range of float32"),
-        (np.array([[70000, 1]]), "float16", "beyond the range of float16"),
-        (np.array([[2, 1]]), "bool", "bool cannot hold, such as 2"),
+        (np.array([[np.nan, 1]]), "int64", "cannot represent, such as nan"),
+        (
+            np.array([[2**40, 1]]),
+            "int32",
+            f"int64 values that int32 cannot represent, such as {2**40}",
+        ),
+        (np.array([[-1, 1]]), "uint8", "cannot represent, such as -1"),
+        (np.array([[2**64 - 1, 1]], np.uint64), "int64", "cannot represent"),
+        (np.array([[1e300, 1]]), "float32", "outside the range of float32"),
+        (np.array([[70000, 1]]), "float16", "outside the range of float16"),
+        (np.array([[2, 1]]), "bool", "bool cannot represent, such as 2"),
     ],
 )
 def test_types_that_lose_values_do_not_convert(x: np.ndarray, wanted: str, message: str) -> None:

@@ -88,7 +88,7 @@ def test_channels_on_another_axis_than_the_models_are_named(
         onnxfit.Trainer(model, ["w"], loss="mse").predict(images)
     images = onnxfit.ImageFolder(pictures, (4, 5), channels_last=not channels_last, prefetch=0)
     assert onnxfit.Trainer(model, ["w"], loss="mse").predict(images).shape == (6, *shape)
-    with pytest.raises(DataError, match=r"the first dimension is the batch\.$"):
+    with pytest.raises(DataError, match=r"The first dimension is the batch\."):
         onnxfit.Trainer(model, ["w"], loss="mse").predict(np.ones((2, 4, 4, 4), np.float32))
 
 
@@ -168,7 +168,9 @@ def test_classes_may_be_chosen_and_ordered(pictures: Path) -> None:
     chosen = onnxfit.ImageFolder(pictures, (2, 2), classes=["dog", "cat"])
     assert chosen.classes == ("dog", "cat")
     assert chosen.labels.tolist() == [0, 0, 1, 1, 1, 1]
-    with pytest.raises(DataError, match="has no folder 'fish'; there are 'bird', 'cat', 'dog'"):
+    with pytest.raises(
+        DataError, match=r"has no folder 'fish'\. Its folders are 'bird', 'cat', 'dog'\."
+    ):
         onnxfit.ImageFolder(pictures, (2, 2), classes=["cat", "fish"])
 
 
@@ -192,19 +194,19 @@ def test_an_image_that_cannot_be_decoded_is_named(pictures: Path, prefetch: int)
     broken.write_bytes(b"text")
     fails(r"1\.PNG' cannot be read as an image: cannot identify")
     Image.fromarray(np.full((2, 2), 60000, np.uint16)).save(broken, "png")
-    fails(r"1\.PNG' has more than 8 bits a channel \(mode I")
+    fails(r"has more than 8 bits per channel \(mode I")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 3}, r"size=\(height, width\), got 3"),
-        ({"size": (3, 0)}, r"at least 1, got \(3, 0\)"),
-        ({"channels": 2}, "channels 1 .* got 2"),
+        ({"size": 3}, r"\(height, width\), got 3\."),
+        ({"size": (3, 0)}, r"1, got \(3, 0\)"),
+        ({"channels": 2}, r"channels to be 1.* got 2"),
         ({"std": 0}, "std > 0, got 0"),
-        ({"mean": (1, 2)}, r"mean to be a number, or one for each of 3 channels, got \(1, 2\)"),
+        ({"mean": (1, 2)}, r"mean to be a number, or 3 numbers, one per channel, got \(1, 2\)"),
         ({"std": float("nan")}, "std to be a number"),
-        ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"batch_size": 0}, "batch_size must be >= 1"),
     ],
 )
 def test_impossible_settings_of_images(
@@ -215,7 +217,7 @@ def test_impossible_settings_of_images(
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no images \(\.bmp"):
+    with pytest.raises(DataError, match=r"has no images\. Images end in \.bmp"):
         onnxfit.ImageFolder(tmp_path, (2, 2))
     with pytest.raises(DataError, match=r"nowhere' cannot be read"):
         onnxfit.ImageFolder(tmp_path / "nowhere", (2, 2))

@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "a label of NaN": (rows(2, 3), np.array([[np.nan], [1]], np.float32), "got nan at row 0"),
     "infinity": (rows(2, 3), np.array([[1], [np.inf]], np.float32), "got inf at row 1"),
     "minus infinity": (rows(2, 3), np.array([[1], [-np.inf]], np.float32), "got -inf at row 1"),
-    "unequal rows": (rows(3, 3), rows(2, 1), "unequal numbers of rows"),
+    "unequal rows": (rows(3, 3), rows(2, 1), "the same number of rows"),
     "another width": (rows(2, 4), rows(2, 1), "got an array of shape"),
     "text": (rows(2, 3), np.array([["1"], ["2"]]), "text"),
     "no labels": (rows(2, 3), None, "has no labels"),

@@ -112,7 +112,9 @@ def test_a_pass_over_a_map_needs_memory_for_some_batches_only(tmp_path: Path) ->
 
 def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Path) -> None:
     x, y = mapped(tmp_path / "x.npy", X), saved(tmp_path / "y.npy", Y)
-    with pytest.raises(DataError, match=r"unequal numbers of rows: x has 10, y for out has 9"):
+    with pytest.raises(
+        DataError, match=r"the same number of rows, but x has 10, y for out has 9\."
+    ):
         make(x, Y[1:])
     with pytest.raises(DataError, match=r"x: float32\[N, 2\] got an array of shape \(1, 1\)"):
         make(y, Y)
@@ -123,9 +125,12 @@ def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Pat
             {"x": open_paths(archive(tmp_path / "none.npz", x=X[:0]))["x"]},
             mapped(tmp_path / "y.npy", Y)[:0],
         )
-    with pytest.raises(DataError, match="Pass batch_size=4; drop_last=True"):
+    with pytest.raises(
+        DataError,
+        match=r"Pass batch_size=4, and drop the last 2 rows with DataLoader\(x, y, batch_size=4, drop_last=True",
+    ):
         make(x, Y, inputs=FIXED, batch_size=4)
-    with pytest.raises(DataError, match="10 rows are fewer than batch_size=11"):
+    with pytest.raises(DataError, match="10 rows do not fill a batch of batch_size=11"):
         make(x, Y, batch_size=11, drop_last=True)
     with pytest.raises(SettingError, match="class_weight or sample_weight"):
         make(x, Y, W, class_weight={0: 1.0})

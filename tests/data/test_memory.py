@@ -86,14 +86,14 @@ def test_validation_split_keeps_the_kind_of_data(kind: str) -> None:
 
 def test_validation_split_needs_rows_to_train_on_and_arrays() -> None:
     for rows, fraction, message in (
-        (3, 0.99, "leaves no row for training"),
-        (3, 1e-12, "leaves no row for validation"),
+        (3, 0.99, "leaves no rows for training"),
+        (3, 1e-12, "leaves no rows for validation"),
         (3, 1.0, "between 0 and 1"),
     ):
         with pytest.raises(SettingError, match=message):
             validation_split(X[:rows], Y[:rows], None, fraction)
     for data in (DataLoader(X, Y), three_batches(), Numbered(), lambda: iter(three_batches())):
-        with pytest.raises(SettingError, match="validation_split splits arrays"):
+        with pytest.raises(SettingError, match="validation_split can split arrays only"):
             validation_split(data, None, None, 0.5)
     with pytest.raises(DataError, match="unequal"):
         validation_split(X, Y[1:], None, 0.5)

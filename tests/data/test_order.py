@@ -37,7 +37,7 @@ def test_every_row_comes_once_an_epoch(
         "purpose": "prediction",
     }
     if drop_last and size > rows:
-        with pytest.raises(DataError, match="drop_last=True leaves nothing"):
+        with pytest.raises(DataError, match="drop_last=True would drop"):
             make(x, **settings)
         return
     data = make(x, **settings)
@@ -107,14 +107,14 @@ def test_a_row_comes_anywhere_and_after_any_other() -> None:
 
 
 def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:
-    with pytest.raises(DataError, match=r"x: float32\[4, 2\] is fixed.*Pass batch_size=4; drop_last=True leaves out the last 2 rows: "
+    with pytest.raises(DataError, match=r"x: float32\[4, 2\] is fixed.*Pass batch_size=4, and drop the last 2 rows with "
                        r"DataLoader\(x, y, batch_size=4, drop_last=True\)"):  # fmt: skip
         make(X, Y, inputs=FIXED, batch_size=4)
     with pytest.raises(
         DataError,
         match=(
-            r"every batch needs 4 rows, and batches of 5 from 8 rows do not give that\. Pass"
-            r" batch_size=4\. For batches of any size: onnxfit\.dynamic_batch\(model\)"
+            r"every batch needs 4 rows, but got batches of 5 rows from 8 rows\. Pass"
+            r" batch_size=4\. To allow any batch size, use onnxfit\.dynamic_batch\(model\)"
         ),
     ):
         make(X[:8], Y[:8], inputs=FIXED, batch_size=5)
@@ -147,7 +147,7 @@ def test_blocks_of_an_epoch_have_orders_of_their_own() -> None:
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_batch_has_at_least_one_row(size: int) -> None:
-    with pytest.raises(SettingError, match=f"batch_size is at least 1, got {size}"):
+    with pytest.raises(SettingError, match=f"batch_size must be >= 1, got {size}"):
         checked_batch_size(size)
 
 

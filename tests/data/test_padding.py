@@ -275,15 +275,15 @@ def test_a_mask_is_made_where_the_model_has_one_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([],), "is empty: 0 rows"),
-        (([1, 2],), "pads rows that are sequences"),
+        (([],), r"is empty: it has 0 rows\."),
+        (([1, 2],), "rows that are sequences"),
         ((3,), "list of rows or a dict of lists, got int"),
-        (({"input_ids": 3},), "input_ids is one value"),
+        (({"input_ids": 3},), r"input_ids is a single value\. Expected one"),
         ((["text"],), "text"),
         (([[1], [[1, 2]]],), r"shape \(1,\) in one row and \(1, 2\) in row 1"),
         (([np.ones((2, 3)), np.ones((2, 4))],), r"shape \(2, 3\) in one row and \(2, 4\) in row 1"),
-        (([{"a": [1]}, {"b": [1]}],), "Row 1 has 'b', and row 0 has 'a'"),
-        ((ROWS, [1, 2]), "unequal numbers of rows"),
+        (([{"a": [1]}, {"b": [1]}],), r"Row 1 has 'b', but row 0 has 'a'\."),
+        ((ROWS, [1, 2]), "the same number of rows"),
         ((ROWS, [[0.5] * length for length in LENGTHS]), "sequences of floats.*sample_weight"),
     ],
 )
@@ -293,7 +293,7 @@ def test_rows_that_cannot_be_padded_are_refused(arguments: Any, message: str) ->
 
 
 def test_impossible_settings_of_padding() -> None:
-    with pytest.raises(SettingError, match="pad_to_multiple_of is from 1 to 65536, got 0"):
+    with pytest.raises(SettingError, match=r"pad_to_multiple_of must be from 1 to 65536, got 0\."):
         Pad(ROWS, pad_to_multiple_of=0)
     with pytest.raises(SettingError, match="pool >= 1, got 0"):
         Bucket(ROWS, pool=0)

@@ -55,7 +55,7 @@ def test_a_generator_is_good_for_one_epoch() -> None:
     ):
         data.require_re_iterable(3)
     assert len(whole(data)["x"]) == ROWS, "asking took no batch"
-    with pytest.raises(DataError, match=r"no batch.*used up"):
+    with pytest.raises(DataError, match=r"no batch.*used"):
         next(data.batches(1))
 
 

@@ -282,21 +282,21 @@ def test_documents_get_the_end_that_they_lack() -> None:
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
-        ([[1], []], {}, "Document 1 has no tokens: leave it out."),
-        ([[1], [2.5]], {}, "Token ids are integers, and document 1 has float64."),
-        ([[1], [[2]]], {}, r"Document 1 has shape \(1, 1\), expected one axis"),
-        ([[1], [[2], [3, 4]]], {}, "Document 1 is no sequence of token ids"),
+        ([[1], []], {}, r"Document 1 has no tokens\. Remove it"),
+        ([[1], [2.5]], {}, r"Token ids must be integers, but document 1 has type float64\."),
+        ([[1], [[2]]], {}, r"Document 1 has shape \(1, 1\)\. Expected a single axis"),
+        ([[1], [[2], [3, 4]]], {}, "Document 1 is not a sequence of token ids"),
         ([[1], [2**31]], {}, "from 0 to 2147483647, got 2147483648 in document 1"),
         ([[1], [-1]], {}, "got -1 in document 1"),
-        (np.array([1, 2, -3]), {}, "got -3 at token 2"),
-        (np.array([1, 2**40], np.uint64), {}, "got 1099511627776 at token 1"),
-        (np.zeros(0, np.int64), {}, "There are no tokens: the array is empty."),
-        (np.zeros(4), {}, "Token ids are integers, and the array has float64."),
-        ([], {}, "There are no documents."),
-        ("some text", {}, "'some text' is none of .parquet"),
-        (["some text"], {}, "Document 0 is text, 'some text', expected its token ids"),
-        (5, {}, "TextLoader takes token ids: .* got 5. Apply your tokenizer"),
-        ([{"ids": [1]}], {}, "Document 0 has 'ids', and no 'input_ids'"),
+        (np.array([1, 2, -3]), {}, r"got -3 at position 2\."),
+        (np.array([1, 2**40], np.uint64), {}, r"got 1099511627776 at position 1\."),
+        (np.zeros(0, np.int64), {}, r"no tokens: the array is empty\."),
+        (np.zeros(4), {}, r"Token ids must be integers, but the array has type float64\."),
+        ([], {}, r"no documents\."),
+        ("some text", {}, r"'some text' is unknown\. Expected one of \.parquet"),
+        (["some text"], {}, r"Document 0 is text, 'some text', but expected token ids\."),
+        (5, {}, r"TextLoader needs token ids:.* got 5. Apply your tokenizer"),
+        ([{"ids": [1]}], {}, "Document 0 has no column 'input_ids'. Its columns are 'ids'"),
     ],
 )
 def test_ids_that_are_none_are_refused(data: Any, settings: Any, message: str) -> None:
@@ -307,12 +307,12 @@ def test_ids_that_are_none_are_refused(data: Any, settings: Any, message: str) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "say which, TextLoader"),
-        ({"length": 1}, "needs a length from 2 to 16777216, got 1"),
-        ({"length": 4, "eos_token_id": -1}, "eos_token_id is from 0 to 2147483647, got -1"),
+        ({}, ", such as TextLoader"),
+        ({"length": 1}, r"needs length from 2 to 16777216, got 1\."),
+        ({"length": 4, "eos_token_id": -1}, r"eos_token_id must be from 0 to 2147483647, got -1\."),
         ({"length": 4, "pool": 0}, "needs pool >= 1, got 0"),
         ({"length": 4, "pad_to_multiple_of": 0}, "from 1 to 65536, got 0"),
-        ({"length": 4, "input_names": {"ids": "x"}}, "input_names maps 'input_ids', .* got"),
+        ({"length": 4, "input_names": {"ids": "x"}}, r"input_names must map 'input_ids',.* got"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Any, message: str) -> None:
@@ -324,7 +324,7 @@ def test_a_column_that_has_no_lists_is_refused(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     for number, (values, message) in enumerate(
-        [([1, 2], "has int64, expected a list in each row"), ([[1], None], "has nulls")]
+        [([1, 2], r"has type int64\. Expected a list in each row\."), ([[1], None], "has nulls")]
     ):
         path = tmp_path / f"{number}.parquet"
         parquet.write_table(pyarrow.table({"input_ids": values}), path)

@@ -104,12 +104,14 @@ def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
     loader = data.DataLoader(rows, batch_size=2, sampler=data.DistributedSampler(rows, 4, 1))
     with pytest.raises(
         DataError,
-        match=r"rows of rank 1 of 4, and this process is rank 1 of 2: pass num_replicas=2, rank=1",
+        match=r"rows of rank 1 of 4, but this process is rank 1 of 2\. Pass num_replicas=2, rank=1\.",
     ):
         make(loader).shard(1, 2)
-    with pytest.raises(DataError, match=r"rows of rank 1 of 4, and this process is rank 3 of 4"):
+    with pytest.raises(DataError, match=r"rows of rank 1 of 4, but this process is rank 3 of 4\."):
         make(loader).shard(3, 4)
-    with pytest.raises(DataError, match=r"changes the order.*pass a DataLoader without it"):
+    with pytest.raises(
+        DataError, match=r"changes the order.*Pass a DataLoader without this sampler"
+    ):
         make(loader, targets={}, purpose="prediction").shard(1, 4)
 
 
@@ -129,12 +131,12 @@ class Halved(data.SequentialSampler):  # type: ignore[misc]
 
 REFUSED = {
     "of an IterableDataset": lambda: data.DataLoader(Streamed(), batch_size=2),
-    "with a method __iter__ of its own": lambda: Overridden(Rows(), batch_size=2),
+    "with an overridden method __iter__": lambda: Overridden(Rows(), batch_size=2),
     "with batch_size=None": lambda: data.DataLoader(Rows(), batch_size=None),
     "with the batch sampler list": lambda: data.DataLoader(Rows(), batch_sampler=[[0, 1], [2]]),
     "with the sampler Halved": lambda: data.DataLoader(Rows(), sampler=Halved(Rows())),
     "with the sampler list": lambda: data.DataLoader(Rows(), sampler=[1, 2]),
-    "with a RandomSampler of other rows": lambda: data.DataLoader(
+    "with a RandomSampler that draws only some rows": lambda: data.DataLoader(
         Rows(), sampler=data.RandomSampler(Rows(), replacement=True)
     ),
     "with the sampler WeightedRandomSampler": lambda: data.DataLoader(
@@ -145,7 +147,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_another_order_is_refused(kind: str) -> None:
-    with pytest.raises(DataError, match=f"{kind}, which cannot be shared out to 2 ranks") as error:
+    with pytest.raises(DataError, match=f"{kind}, which cannot be divided among 2 ranks") as error:
         make(REFUSED[kind]()).shard(0, 2)
     assert "DistributedSampler" in str(error.value)
     assert len(str(error.value).splitlines()) <= 4
@@ -165,7 +167,7 @@ def test_the_shares_of_a_loader_fill_a_fixed_batch_dimension() -> None:
     two = [spec("x", 2, 2)]
     assert {b.rows for b in make(loader, inputs=two, ranks=2).shard(0, 2).batches(0)} == {2}
     with pytest.raises(
-        DataError, match=r"needs 4 rows \(2 for each of 2 ranks\), and batches of 5"
+        DataError, match=r"needs 4 rows \(2 for each of 2 ranks\), but got batches of 5"
     ):
         make(data.DataLoader(Rows(), batch_size=5), inputs=two, ranks=2).shard(0, 2)
 

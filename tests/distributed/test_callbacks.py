@@ -270,7 +270,7 @@ def test_a_call_on_one_rank_is_refused():
             other = CALLS["evaluate" if name == "predict" else "predict"]
             with pytest.raises(SettingError) as caught:
                 (call if on.is_main else other)(on)
-            assert "The ranks do not do the same: rank 0: " in str(caught.value)
+            assert "The ranks are out of step: rank 0: " in str(caught.value)
             assert name in str(caught.value)
 
         def act(on, *_):
@@ -316,7 +316,11 @@ def test_a_second_thread_cannot_call_the_other_ranks_while_one_works_with_them()
         assert [name for name, _ in errors] == list(CALLS)
         assert with_thread == without
         for name, message in errors:
-            told = ("Another thread is training", "another thread of rank", "decides where a fit")
+            told = (
+                "Another thread is training",
+                "another thread of rank",
+                "cannot be called during a fit",
+            )
             assert any(words in message for words in told), (name, message)
 
 
@@ -325,7 +329,7 @@ def test_an_evaluation_keeps_other_threads_from_the_ranks():
         on, errors = trainer(communicator), []
 
         def predict():
-            with pytest.raises(SettingError, match="predict needs all 2 ranks, and another thread"):
+            with pytest.raises(SettingError, match="predict needs all 2 ranks, but another thread"):
                 on.predict(X)
             errors.append("predict")
 
@@ -547,7 +551,7 @@ def test_saves_between_averages_are_refused_at_the_start():
     def run(communicator):
         on = trainer(Averaging(communicator))
         for setting in ({"save_freq": 3}, {"every_n_steps": 5}):
-            with pytest.raises(SettingError, match="in multiples of 2"):
+            with pytest.raises(SettingError, match="a multiple of 2"):
                 fit(on, ModelCheckpoint("a", **setting))
 
     on_ranks(2, run)
@@ -739,7 +743,7 @@ def test_figures_of_one_rank_are_left_out_with_a_warning():
         with pytest.raises(KeyboardInterrupt):
             fit(on)
         if on.is_main:  # `pytest.warns` is for one thread
-            with pytest.warns(UserWarning, match="has no loss and metrics of the batches"):
+            with pytest.warns(UserWarning, match="lacks the loss and metrics of the epoch"):
                 on.save("saved.ckpt")
         return on.get_weights()
 
@@ -772,7 +776,7 @@ def test_after_an_error_nobody_waits_for_the_others():
 
         def evaluate(on, error):
             if on.is_main:  # `pytest.warns` is for one thread
-                with pytest.raises(SettingError, match="rank 0 ends after an error"):
+                with pytest.raises(SettingError, match="rank 0 is ending after an error"):
                     on.evaluate(X, Y)
 
         on = trainer(communicator)

@@ -85,7 +85,7 @@ def line(communicator: Any) -> Trainer:
     [
         ("data", "Rank 1 has the data's steps 4, rank 0 has 3"),
         ("validation", "Rank 1 has the validation data's steps 4, rank 0 has 3"),
-        ("prediction", "other numbers of batches: 3, 4"),
+        ("prediction", "different numbers of batches: 3, 4"),
     ],
 )
 def test_shares_of_other_lengths_are_told(what: str, words: str) -> None:
@@ -137,4 +137,4 @@ def test_an_error_in_a_share_of_a_file_names_rank_and_rows(tmp_path: Path) -> No
     assert len(found) == 1
     expected = "In batch 1 of the training data, whose rows 4 to 7 are rows 0 to 3 of rank 1: "
     assert found[0].startswith(expected)
-    assert found[0].endswith("is NaN in row 2.")
+    assert found[0].endswith("has NaN in row 2.")

@@ -143,7 +143,7 @@ def test_srun_without_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert world_of("auto") is ALONE  # a batch script
     find._by_way.clear()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    with pytest.warns(UserWarning, match="srun started 2 processes.*srun --mpi=pmix does"):
+    with pytest.warns(UserWarning, match="srun started 2 processes.*srun --mpi=pmix"):
         assert world_of("auto") is ALONE
 
 
@@ -164,7 +164,7 @@ def test_a_missing_member_is_named(name: str) -> None:
 
 
 def test_what_is_no_communicator_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"got the class Pair: make an object of it"):
+    with pytest.raises(SettingError, match=r"got the class Pair. Create an object"):
         world_of(Pair)
     with pytest.raises(UnknownNameError, match="Did you mean 'mpi'"):
         world_of("mpy")
@@ -200,17 +200,17 @@ def test_the_watchdog_ends_a_rank_that_waits(capsys: pytest.CaptureFixture[str])
 
 
 def test_launch_refuses_what_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingError, match="ranks >= 1, got 0"):
+    with pytest.raises(SettingError, match="ranks to be a whole number >= 1, got 0"):
         launcher.launch(["true"], 0)
     with pytest.raises(SettingError, match="needs a command"):
         launcher.launch([], 2)
     monkeypatch.setattr(launcher.shutil, "which", lambda name, path: None)
     with pytest.raises(
-        InstallationError, match=r"No mpiexec is beside .*pip install onnxfit\[mpi\]"
+        InstallationError, match=r"mpiexec was found neither .*pip install onnxfit\[mpi\]"
     ):
         launcher.launch(["true"], 2)
     monkeypatch.setenv("PMI_SIZE", "1")
-    with pytest.raises(SettingError, match="mpiexec started this process already"):
+    with pytest.raises(SettingError, match="was itself started by mpiexec"):
         launcher.launch(["true"], 2)
 
 

@@ -395,7 +395,7 @@ def test_averaging_of_weights():
     for weights, _, _ in on_ranks(2, lambda c: trained(Averaging(c), **settings)):
         for name, array in alone.items():
             np.testing.assert_allclose(weights[name], array, rtol=1e-12)
-    with pytest.raises(SettingError, match="accumulate=2 and average_every=1"):
+    with pytest.raises(SettingError, match="accumulate=2 cannot be combined with average_every=1"):
         on_ranks(2, lambda c: trained(Averaging(c), **settings, accumulate=2))
 
 

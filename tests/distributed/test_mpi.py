@@ -247,7 +247,7 @@ sys.exit(launch([sys.executable, "-c", "import signal; print('ready', flush=True
     [
         ({"timeout": 0.0}, "MPI needs timeout > 0 seconds, or None"),
         ({"timeout": "long"}, "MPI needs timeout to be"),
-        ({"average_every": 0}, "average_every >= 1"),
+        ({"average_every": 0}, "average_every to be a whole number >= 1"),
         ({"average_every": 1.5}, "average_every"),
     ],
 )
@@ -285,7 +285,7 @@ def test_messages_of_different_sizes_name_the_cause() -> None:
         mpi._library = SimpleNamespace(IN_PLACE=None, Exception=Failure, ERR_TRUNCATE=15)
         mpi.allreduce(np.zeros(4))
 
-    with pytest.raises(SettingError, match="rank 1 sums 32 bytes, and another rank more"):
+    with pytest.raises(SettingError, match="rank 1 sums 32 bytes, but another rank sums more"):
         allreduce(15)
     with pytest.raises(Failure):
         allreduce(16)

@@ -73,5 +73,7 @@ def test_two_processes_exchange_messages_and_end_together() -> None:
 def test_a_process_that_no_launcher_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SettingError, match=r"the environment lacks RANK, WORLD_SIZE.*by torchrun"):
+    with pytest.raises(
+        SettingError, match=r"the environment lacks RANK, WORLD_SIZE.*with torchrun"
+    ):
         Torch()

@@ -116,7 +116,7 @@ def test_a_second_thread_of_a_rank_is_refused():
 
         def call_all():
             for call in calls:
-                with pytest.raises(SettingError, match="evaluate needs all 2 ranks, and another"):
+                with pytest.raises(SettingError, match="evaluate needs all 2 ranks, but another"):
                     call()
                 refused.append(call)
 

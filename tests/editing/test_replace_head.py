@@ -154,7 +154,7 @@ def test_every_output_after_the_head_is_declared_anew() -> None:
     ]
     outputs = {"logits": ("N", 3), "p": ("N", 3), "r": ("N", 3)}
     model = model_of(nodes, {"w": random(3, 3), "b": zeros(3)}, {"x": ("N", 3)}, outputs)
-    with pytest.raises(SettingError, match="3 outputs: name the one"):
+    with pytest.raises(SettingError, match=r"3 outputs\. Pass the output with the head"):
         onnxfit.replace_head(model, 7)
     with pytest.raises(UnknownNameError, match="No output is called 'q'"):
         onnxfit.replace_head(model, 7, output="q")
@@ -188,7 +188,7 @@ def test_what_has_no_head_is_refused(message: str) -> None:
 
 @pytest.mark.parametrize("settings", [{"classes": 0}, {"classes": 2.5}, {"classes": True}, {"classes": 3, "seed": -1}])  # fmt: skip
 def test_impossible_numbers_are_refused(settings: dict) -> None:
-    with pytest.raises(SettingError, match=r"is a whole number, .*, got"):
+    with pytest.raises(SettingError, match=r"a whole number,.*, got"):
         onnxfit.replace_head(mlp(), **settings)
 
 

@@ -80,5 +80,5 @@ def test_what_does_not_match_is_refused() -> None:
         onnxfit.tie(model, {"head": "tabel"})
     with pytest.raises(SettingError, match="itself replaced by 'table'"):
         onnxfit.tie(model, {"table": "head", "head": "table"})
-    with pytest.raises(SettingError, match="pairs is a dict"):
+    with pytest.raises(SettingError, match="pairs must be a dict"):
         onnxfit.tie(model, ["head"])  # type: ignore[arg-type]

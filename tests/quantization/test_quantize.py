@@ -413,12 +413,15 @@ def test_unknown_names_are_refused(options: dict[str, Any], message: str) -> Non
         (None, "activations needs calibration data"),
         (np.ones((4, 3), np.float32), r"x: float32\[N, 2, 6, 6\]"),
         ({"z": rows(4, 2, 6, 6)}, "calibration data does not match the model's inputs"),
-        (rows(0, 2, 6, 6), "is empty: 0 rows"),
-        ([], "is empty: 0 rows"),
-        (lambda: iter([]), "has no rows|gave no batch"),
-        (np.full((4, 2, 6, 6), np.nan, np.float32), "is NaN in row 0"),
-        (np.stack([rows(2, 6, 6), np.full((2, 6, 6), np.inf)]), "is infinite in row 1"),
-        ([(rows(4, 2, 6, 6),), (np.full((2, 2, 6, 6), -np.inf),)], "is infinite in row 0"),
+        (rows(0, 2, 6, 6), "is empty: it has 0 rows"),
+        ([], "is empty: it has 0 rows"),
+        (lambda: iter([]), "has no rows|gave no batches"),
+        (np.full((4, 2, 6, 6), np.nan, np.float32), "has NaN in row 0"),
+        (np.stack([rows(2, 6, 6), np.full((2, 6, 6), np.inf)]), "has an infinite number in row 1"),
+        (
+            [(rows(4, 2, 6, 6),), (np.full((2, 2, 6, 6), -np.inf),)],
+            "has an infinite number in row 0",
+        ),
     ],
 )
 def test_data_that_does_not_fit_is_refused(data: Any, message: str) -> None:

@@ -27,7 +27,7 @@ Y = np.random.default_rng(2).integers(0, files.COLUMNS, 20)
 def test_names_are_a_tuple() -> None:
     assert Quantization().weights is None
     assert Quantization(weights="w").weights == Quantization(weights=["w"]).weights == ("w",)
-    with pytest.raises(SettingError, match="weights is a name, or a list of names"):
+    with pytest.raises(SettingError, match="weights must be a name or a list of names"):
         Quantization(weights=3)
     with pytest.raises(SettingError, match="unexpected keyword argument 'weight'"):
         Quantization(weight="w")
@@ -39,10 +39,10 @@ def test_names_are_a_tuple() -> None:
         ({"scales": "lerned"}, "scales must be 'fixed' or 'learned', got 'lerned'"),
         ({"scales": None}, "scales must be 'fixed' or 'learned', got None"),
         ({"observe": -1}, "observe >= 0 and <= 1000000000, got -1"),
-        ({"observe": 1.5}, "a whole number as observe"),
-        ({"observe": True}, "a whole number as observe"),
-        ({"observe": "3"}, "a whole number as observe"),
-        ({"observe": 10**30}, "a whole number as observe"),
+        ({"observe": 1.5}, "observe to be a whole number"),
+        ({"observe": True}, "observe to be a whole number"),
+        ({"observe": "3"}, "observe to be a whole number"),
+        ({"observe": 10**30}, "observe to be a whole number"),
         ({"scales": "learned", "observe": 3}, "Train with observe first, export the file"),
     ],
     ids=str,
@@ -168,5 +168,5 @@ def test_a_checkpoint_cannot_name_a_file_to_read(tmp_path: Path, field: str) -> 
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in entries.items():
             archive.writestr(name, data)
-    with pytest.raises(CheckpointError, match="names a file to read"):
+    with pytest.raises(CheckpointError, match="settings name a file to read"):
         Trainer.load(path)

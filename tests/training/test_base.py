@@ -51,7 +51,7 @@ class InterruptedAfter(Callback):
 def test_a_learning_rate_that_is_refused_changes_nothing(rate: float) -> None:
     trainer = new()
     before = trainer.get_state()
-    with pytest.raises(SettingError, match="learning_rate is a finite number >= 0, got"):
+    with pytest.raises(SettingError, match="learning_rate must be a finite number >= 0, got"):
         trainer.learning_rate = rate
     assert trainer.learning_rate == 0.01
     np.testing.assert_equal(trainer.get_state(), before)
@@ -64,7 +64,7 @@ def test_a_learning_rate_of_zero_and_one_that_a_schedule_drives() -> None:
     trainer.learning_rate = 0
     assert trainer.learning_rate == 0
     trainer = new(optimizer=SGD(Exponential(0.1, 1, 0.5)), accumulate=2)
-    with pytest.raises(TypeError, match="keep that schedule"):
+    with pytest.raises(TypeError, match="follows the schedule"):
         trainer.learning_rate = 0.1
     trainer.train_on_batch(X, Y)
     assert trainer.learning_rate == 0.1  # no update yet
@@ -78,7 +78,7 @@ def test_the_learning_rate_is_part_of_the_state() -> None:
     trainer.learning_rate = 0.5
     trainer.set_state(state)
     assert trainer.learning_rate == 0.01
-    with pytest.raises(SettingError, match="learning rate follows a schedule"):
+    with pytest.raises(SettingError, match="learning rates follows a schedule"):
         new(optimizer=SGD(Exponential(0.1, 1, 0.5))).set_state(state)
     assert trainer.learning_rate == 0.01
 
@@ -102,7 +102,7 @@ def test_a_metric_says_itself_which_way_is_better_and_its_validation_too() -> No
 
 def test_accumulate_needs_the_graphs_for_it() -> None:
     trainer = new()
-    with pytest.raises(SettingError, match="which this trainer was built without"):
+    with pytest.raises(SettingError, match="needs a Trainer that was created with accumulate=2"):
         trainer.accumulate = 2
     assert trainer.accumulate == 1
 

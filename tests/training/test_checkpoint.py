@@ -142,7 +142,7 @@ def test_what_is_appended_or_in_front_is_no_other_state(
 )
 def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "c").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"'.*c' is not a whole onnxfit checkpoint: ."):
+    with pytest.raises(CheckpointError, match=r"'.*c' is not a complete onnxfit checkpoint: ."):
         Trainer.load(tmp_path / "c")
 
 
@@ -178,7 +178,7 @@ def test_a_backup_that_cannot_be_read_gives_way_to_the_one_before(
     else:
         newest.write_bytes(b"GIF89a")
     with pytest.warns(
-        UserWarning, match=rf"{newest.name}.* cannot be read; the one before is tried"
+        UserWarning, match=rf"{newest.name}.* cannot be read\. The previous backup is tried"
     ) as warned:
         again = fit(new(), BackupAndRestore(tmp_path / "b", every_n_steps=1))
     assert len(warned) == 1
@@ -219,7 +219,7 @@ def test_a_full_disk_costs_nothing_but_that_save(
     )  # type: ignore[attr-defined]
     with pytest.raises(
         CheckpointError,
-        match=r"c' cannot be written: No space left on device. Training is unharmed.$",
+        match=r"c' cannot be written: No space left on device. The training state is intact.$",
     ):
         trainer.save(path)
     monkeypatch.undo()

@@ -82,7 +82,9 @@ def test_after_a_stop_the_next_epoch_is_a_data_epoch_of_its_own() -> None:
 def test_too_few_batches_are_said_once(re_iterable: bool) -> None:
     batches = EpochIterator(Numbers(2, re_iterable), 3, 0, Position())
     assert batches.steps == 2
-    with pytest.warns(UserWarning, match="the epoch has 2 batches, steps_per_epoch=3") as caught:
+    with pytest.warns(
+        UserWarning, match="the epoch ended after 2 batches, but steps_per_epoch=3"
+    ) as caught:
         assert [len(epoch(batches)) for _ in range(2)] == [2, 2]
     assert len(caught) == 1
 
@@ -95,13 +97,13 @@ def test_exactly_enough_batches_are_no_warning() -> None:
 def test_an_iterator_is_not_begun_again() -> None:
     batches = EpochIterator(Numbers(3, re_iterable=False), 2, 0, Position())
     assert epoch(batches) == ["0: 0.0", "1: 0.1"]
-    with pytest.warns(UserWarning, match="the epoch has 1 batches"):
+    with pytest.warns(UserWarning, match="the epoch ended after 1 batches"):
         assert epoch(batches) == ["0: 0.2"]
 
 
 @pytest.mark.parametrize("steps", [0, -1])
 def test_steps_per_epoch_is_at_least_one(steps: int) -> None:
-    with pytest.raises(SettingError, match=f"steps_per_epoch is at least 1, got {steps}"):
+    with pytest.raises(SettingError, match=f"steps_per_epoch must be >= 1, got {steps}"):
         EpochIterator(Numbers(2), steps, 0, Position())
 
 

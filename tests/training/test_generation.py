@@ -92,15 +92,15 @@ def test_a_file_with_caches_reads_each_token_once(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prompts": []}, "lists of token ids, each with one at least, got"),
-        ({"prompts": [[1], []]}, "each with one at least"),
+        ({"prompts": []}, "lists of token ids, with at least one id each, got"),
+        ({"prompts": [[1], []]}, "with at least one id each"),
         ({"prompts": [[1.5]]}, "lists of token ids"),
         ({"prompts": 5}, "lists of token ids"),
         ({"temperature": -1.0}, "generate needs a finite temperature >= 0, got -1.0"),
         ({"top_p": 0.0}, "needs 0 < top_p <= 1, got 0.0"),
         ({"top_k": 0}, "needs top_k >= 1, got 0"),
         ({"max_new_tokens": 0}, "max_new_tokens from 1 to"),
-        ({"output": "y"}, "there is no 'y': the outputs are 'logits'"),
+        ({"output": "y"}, "the model has no output 'y'. Pass output= with one of 'logits'"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Any, message: str) -> None:

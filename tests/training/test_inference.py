@@ -91,7 +91,7 @@ def test_a_fit_goes_on_to_log_after_an_evaluation_in_a_hook() -> None:
 
 @pytest.mark.parametrize("call", ["predict", "evaluate"])
 def test_data_without_a_batch_is_refused(trainer: Trainer, call: str) -> None:
-    with pytest.raises(DataError, match=r"data gave no batch"):
+    with pytest.raises(DataError, match=r"it gave no batches"):
         getattr(trainer, call)(lambda: iter(()))
 
 

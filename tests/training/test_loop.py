@@ -57,13 +57,13 @@ def test_validation_steps_are_a_number_of_batches(steps: int | None, rows: Any) 
 
 @pytest.mark.parametrize("steps", [0, -1])
 def test_validation_steps_are_at_least_one(steps: int) -> None:
-    with pytest.raises(SettingError, match=f"validation_steps is at least 1, got {steps}"):
+    with pytest.raises(SettingError, match=f"validation_steps must be >= 1, got {steps}"):
         fit(new(), validation_data=(X, Y), validation_steps=steps)
 
 
 @pytest.mark.parametrize("frequency", [0, -2])
 def test_validation_freq_is_at_least_one(frequency: int) -> None:
-    with pytest.raises(SettingError, match=f"validation_freq is at least 1, got {frequency}"):
+    with pytest.raises(SettingError, match=f"validation_freq must be >= 1, got {frequency}"):
         fit(new(), validation_freq=frequency)
 
 
@@ -391,10 +391,12 @@ def normalized(shape: str = "N, 2", layers: int = 1) -> onnx.ModelProto:
 def test_a_batch_of_one_row_without_anything_to_normalize_is_warned_of_once(way) -> None:
     trainer = Trainer(normalized(), loss="mse", **way)
     for _ in range(2):  # once for each fit
-        with pytest.warns(UserWarning, match="1 row.* 'bn0' one value.*drop_last") as caught:
+        with pytest.warns(
+            UserWarning, match="1 row has one value per channel .* 'bn0': .*drop_last"
+        ) as caught:
             trainer.fit(INPUTS, TARGETS, batch_size=4, epochs=3, verbose=0)
         assert len(caught) == 1
-    with pytest.warns(UserWarning, match="'bn0' and 1 others one value"):
+    with pytest.warns(UserWarning, match="'bn0' and 1 others: "):
         Trainer(normalized(layers=2), loss="mse", **way).fit(INPUTS[:1], TARGETS[:1], verbose=0)
 
 

@@ -14,7 +14,10 @@ from onnxfit.training.position import PendingFit, Position
 def test_other_batches_are_refused_within_a_data_epoch_alone() -> None:
     inside = Position(epoch=2, batch=3, data_batch=3, batch_size=4)
     inside.require_batch_size(4)
-    with pytest.raises(SettingError, match=r"after 3 batches of 4 rows.*not 8.*initial_epoch=3"):
+    with pytest.raises(
+        SettingError,
+        match=r"after 3 batches of 4 rows, but this fit has batch_size=8.*initial_epoch=3",
+    ):
         inside.require_batch_size(8)
     Position(epoch=2, batch_size=4).require_batch_size(8)
 
@@ -41,5 +44,7 @@ def test_the_order_of_rows_has_a_version() -> None:
         warnings.simplefilter("error")
         Position.restored(astuple(now)).warn_of_other_order()
         Position.restored(astuple(Position(epoch=2))[:-1]).warn_of_other_order()
-    with pytest.warns(UserWarning, match="after 3 batches.*begin the next epoch: initial_epoch=3"):
+    with pytest.warns(
+        UserWarning, match="after 3 batches.*start the next epoch with initial_epoch=3"
+    ):
         Position.restored(astuple(now)[:-1]).warn_of_other_order()

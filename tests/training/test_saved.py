@@ -71,7 +71,7 @@ def test_restore_is_not_for_a_running_fit(tmp_path: Path) -> None:
     path = new().save(tmp_path / "c")
     trainer = new()
     restore = LambdaCallback(on_epoch_begin=lambda epoch, logs: trainer.restore(path))
-    with pytest.raises(SettingError, match="restore decides where a fit begins"):
+    with pytest.raises(SettingError, match="restore sets the position where fit begins"):
         fit(trainer, restore)
     trainer.restore(path)
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_of_a_newer_format_says_to_upgrade(
     monkeypatch.setattr(checkpoint, "FORMAT", 0)
     with pytest.raises(
         CheckpointError,
-        match=rf"'{path}' has format 1, from a newer onnxfit; this one reads up to 0: upgrade\.",
+        match=rf"'{path}' has format 1, from a newer version of onnxfit. This version reads formats up to 0\.",
     ):
         Trainer.load(path)
     trainer = new()

@@ -117,7 +117,7 @@ def test_a_long_table_without_modules_lacks_its_middle() -> None:
 
 @pytest.mark.parametrize("depth", [0, -1, 1.5, True, "all"])
 def test_impossible_depths_are_refused(depth: object) -> None:
-    with pytest.raises(SettingError, match="depth is 'auto', a whole number"):
+    with pytest.raises(SettingError, match="depth must be 'auto', a whole number"):
         deep().summary(depth=depth)  # type: ignore[arg-type]
 
 

@@ -239,7 +239,7 @@ def test_nothing_trains_inside_a_step(train: str) -> None:
 
     trainer = make("forward_backward")
     before = trainer.get_state()
-    with pytest.raises(SettingError, match="A step is running"):
+    with pytest.raises(SettingError, match="A training step cannot start inside another step"):
         trainer.fit(X, Y, verbose=0, callbacks=[Train()])
     np.testing.assert_equal(trainer.get_state(), before)
     trainer.fit(X, Y, verbose=0)
@@ -252,7 +252,7 @@ def test_a_metric_that_trains_is_refused() -> None:
     trainer = Trainer(mlp(), loss="cross_entropy", metrics=[accuracy])
     before = trainer.get_state()
     for train in (trainer.fit, trainer.train_on_batch):
-        with pytest.raises(SettingError, match="A step is running"):
+        with pytest.raises(SettingError, match="A training step cannot start inside another step"):
             train(X, Y)
         np.testing.assert_equal(trainer.get_state(), before)
 
@@ -272,7 +272,7 @@ def test_a_fit_inside_a_fit_is_refused() -> None:
     hooks = ("on_train_begin", "on_train_batch_end", "on_test_batch_end", "on_epoch_end")
     for callback in (Prepare(), *map(Fit, hooks)):
         trainer = make("full")
-        with pytest.raises(SettingError, match="fit is running already"):
+        with pytest.raises(SettingError, match="fit is already running"):
             trainer.fit(X, Y, verbose=0, callbacks=[callback], validation_data=(X, Y))
         assert len(trainer.fit(X, Y, verbose=0).epoch) == 1
 

@@ -431,7 +431,7 @@ def test_a_training_that_a_folder_cannot_hold_is_refused(name: str, tmp_path: Pa
         ({"target": "wbe"}, "wbe"),
         ({"include": ["trian"]}, "train"),
         ({"include": []}, "at least one"),
-        ({"batch_size": 0}, "at least 1"),
+        ({"batch_size": 0}, "batch_size must be >= 1"),
     ],
 )
 def test_impossible_arguments_are_refused(

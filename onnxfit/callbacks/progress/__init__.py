@@ -47,18 +47,18 @@ class ProgressBar(Callback):
 
     - `verbose`: 0 is silent. 1 draws a bar with the batches of the epoch, the running metrics, the
       time left and the time of a step, and prints a line at the end of each epoch. 2 prints that
-      line alone. "auto" is 1 in a terminal, and in a notebook with ipywidgets; else 2.
-    - `interval` >= 0 seconds: the bar is drawn at most this often. Between drawings a batch costs a
-      look at the clock, and no metric is computed.
+      line alone. "auto" is 1 in a terminal, and in a notebook with ipywidgets; otherwise 2.
+    - `interval` >= 0 seconds: the minimum time between two drawings of the bar. Between drawings, a
+      batch only reads the clock, and no metric is computed.
 
     The line of an epoch has the batches, the seconds of the epoch, the milliseconds of a training
-    step and the metrics; the learning rate where it changes. Epochs are counted from 1:
+    step, the metrics, and the learning rate if it changed. Epochs are counted from 1:
     `epoch 3/20  45/45  0.12s  2.7 ms/step  loss 0.2309  val_loss 0.2544`. A line that is wider
-    than the terminal goes on below, indented. In a log it stays one line.
+    than the terminal is wrapped and indented. In a log it stays one line.
 
-    With 1 and 2, the reason is printed too where a callback stopped training early. All of it goes
-    to the standard error, in a notebook to the standard output. While a bar is shown, `sys.stdout`
-    and `sys.stderr` remove it before they write, so that what a callback prints stands above it.
+    With 1 and 2, if a callback stops training early, the reason is printed too. The output goes to
+    standard error, or in a notebook to standard output. While a bar is shown, `sys.stdout` and
+    `sys.stderr` remove it before they write, so that the output of callbacks appears above the bar.
     `fit` adds a ProgressBar unless its `verbose` is 0. SettingError: a setting is out of its range.
 
     >>> bar = ProgressBar(1, interval=1.0)

@@ -1,4 +1,4 @@
-"""Show how far an evaluation, a prediction or a calibration is."""
+"""Show the progress of an evaluation, a prediction or a calibration."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["shown_batches"]
 def shown_batches(
     source: Source, steps: int | None, verbose: int | str, title: str, shows: bool = True
 ) -> Iterator[Batch]:
-    """Yield the first `steps` batches of a source, or all; show them as `verbose` says.
+    """Yield the first `steps` batches of a source, or all, and show the progress.
 
     - `verbose`: 0 silent, 1 a progress bar, 2 a line at the end, "auto" 1 in a terminal, else 0.
     - `title`: the word before the bar and the line.
-    - `shows`: False for a process that leaves the showing to another one.
+    - `shows`: False for a process that shows nothing because another process does.
 
-    SettingError: `verbose` is something else.
+    SettingError: `verbose` has another value.
     """
     if verbose not in (0, 1, 2, "auto"):
         raise SettingError(f"verbose must be 0, 1, 2 or 'auto', got {shortened(verbose)}.")

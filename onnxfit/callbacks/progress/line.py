@@ -34,7 +34,7 @@ class LineFormat:
 
         - `name`: the field.
         - `text`: its text in this line.
-        - `min_width`: the width of the field at least.
+        - `min_width`: the minimum width of the field.
         """
         width = self._widths[name] = max(self._widths.get(name, min_width), len(text))
         return text.rjust(width)
@@ -92,7 +92,7 @@ def step_seconds_text(seconds: float) -> str:
 
 
 def wrapped(title: str, groups: Iterable[Sequence[str]], width: int | None) -> str:
-    """Return a title and fields, with line breaks where a line is full.
+    """Return a title and fields, wrapped to the width of a line.
 
     - `title`: the beginning of the first line. The other lines are indented by its width.
     - `groups`: fields after the title, two spaces apart. A group that does not fit into the rest of
@@ -114,7 +114,7 @@ def wrapped(title: str, groups: Iterable[Sequence[str]], width: int | None) -> s
 
 
 def fitting(fields: Iterable[str], width: int | None) -> list[str]:
-    """Return the first fields that have room, two spaces before each.
+    """Return the first fields that fit, with two spaces before each.
 
     - `fields`: text, the most important first.
     - `width`: columns that they may take; None for all fields.

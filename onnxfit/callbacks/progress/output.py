@@ -1,4 +1,4 @@
-"""The streams that progress is written to: a terminal, a notebook or a file."""
+"""The output streams of progress: a terminal, a notebook or a file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["OutputAboveBar", "in_notebook", "progress_stream", "shows_bars", "st
 
 def in_notebook() -> bool:
     """Return whether the code runs in a Jupyter kernel."""
-    # A kernel has imported IPython; without it there is nothing to ask.
+    # A Jupyter kernel has always imported IPython.
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_ipython is not None and hasattr(get_ipython(), "kernel")
 
 
 def progress_stream() -> TextIO:
-    """Return the standard error; in a notebook, which paints that red, the standard output."""
+    """Return standard error, or in a notebook standard output: notebooks show errors in red."""
     return sys.stdout if in_notebook() else sys.stderr
 
 
 def shows_bars() -> bool:
-    """Return whether a bar can be drawn over itself: in a terminal, or by a widget in a notebook.
+    """Return whether a bar can be redrawn in place: in a terminal, or by a widget in a notebook.
 
-    Without ipywidgets a notebook stores every drawing of a bar as a line of its own.
+    Without ipywidgets, a notebook stores every drawing of a bar as a separate line.
     """
     if in_notebook():
         return importlib.util.find_spec("ipywidgets") is not None
@@ -36,7 +36,7 @@ def shows_bars() -> bool:
 def stream_width(stream: TextIO) -> int | None:
     """Return the columns of the terminal behind a stream.
 
-    - `stream`: a text stream. None for one that is no terminal.
+    - `stream`: a text stream. The result is None if it is not a terminal.
     """
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
@@ -48,7 +48,7 @@ def stream_width(stream: TextIO) -> int | None:
 class OutputAboveBar:
     """Standard output and error that remove a progress bar before they write.
 
-    So that what a callback prints begins in a line of its own. The bar is drawn again below.
+    The output of a callback therefore begins on its own line. The bar is drawn again below.
 
     - `hide`: removes the bar from the screen.
     """
@@ -70,7 +70,7 @@ class OutputAboveBar:
                 stream.flush()
 
     def close(self) -> None:
-        """Put back the streams, unless someone has replaced them meanwhile."""
+        """Restore the original streams, unless other code has replaced them since."""
         for name, stream in self._streams.items():
             if getattr(sys, name) is stream:
                 setattr(sys, name, stream.wrapped)

@@ -31,12 +31,12 @@ class RemoteMonitor(Callback):
     - `headers`: HTTP headers of every request, such as `{"Authorization": "Bearer ..."}`. They are
       not saved in checkpoints, and no other host gets them, since redirects are not followed.
     - `send_as_json`: send the JSON object as the body of the request, instead of within a form.
-    - `timeout`: training waits no longer than this for the server, however the server answers:
-      more than 0 seconds, and at most a day.
+    - `timeout`: the longest time that training waits for the server, in seconds: more than 0, and
+      at most a day.
 
     A server that is down, refuses or redirects never stops training: there is one warning per fit,
-    and the next epoch is sent all the same. SettingError: an address of another kind, a header that
-    HTTP cannot send, or a timeout out of its range.
+    and the next epoch is sent all the same. SettingError: the address has another scheme, HTTP
+    cannot send a header, or the timeout is out of its range.
 
     >>> monitor = RemoteMonitor("https://example.org", path="/runs/7", send_as_json=True)
     >>> RemoteMonitor("file:///etc")  # doctest: +ELLIPSIS
@@ -69,8 +69,11 @@ class RemoteMonitor(Callback):
             )
         for name, value in (headers or {}).items():
             if not (re.fullmatch(r"[!-9;-~]+", name) and re.fullmatch(r"[\t -~\xa0-\xff]*", value)):
-                # The message leaves the value out, which may be a password.
-                raise SettingError(f"RemoteMonitor cannot send the header {name!r} as HTTP.")
+                # The message leaves the value out, because it may be a password.
+                raise SettingError(
+                    f"RemoteMonitor cannot send the header {name!r}: its name or value has a"
+                    " character that HTTP does not allow."
+                )
         self.root = root
         self.path = path
         self.field = field
@@ -81,7 +84,7 @@ class RemoteMonitor(Callback):
 
     @property
     def url(self) -> str:
-        """Address to which every epoch is posted: `root` and `path`."""
+        """Address to which every epoch is posted: `root` followed by `path`."""
         return self.root + self.path
 
     @property
@@ -92,7 +95,7 @@ class RemoteMonitor(Callback):
         self._guard.reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        # Imported late: it takes 4 MB that a training on a small device can do without.
+        # Imported late: the module takes 4 MB, which matters on small devices.
         from onnxfit.callbacks.remote_monitor.request import post
 
         text = json.dumps(

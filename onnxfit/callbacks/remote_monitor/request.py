@@ -1,4 +1,4 @@
-"""A POST that ends in time and goes to no other host."""
+"""A POST request with a limit on its total time, which is never sent to another host."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> N
 
     - `url`: the address.
     - `body`: the bytes to post.
-    - `headers`: HTTP headers, which no other host gets: redirects are not followed.
-    - `timeout`: seconds for all of it: finding the address, connecting, sending, and the answer.
+    - `headers`: HTTP headers. They are sent to no other host, because redirects are not followed.
+    - `timeout`: seconds for the whole request: name lookup, connecting, sending, and the answer.
 
-    OSError: the server is away, refuses, redirects, takes longer, or does not speak HTTP.
+    OSError: the server is down, refuses, redirects, takes longer, or does not speak HTTP.
     """
     attempt = _Attempt(Request(url, body, dict(headers), method="POST"), timeout)
     attempt.start()
@@ -42,8 +42,8 @@ def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> N
         error.close()
         if 300 <= error.code < 400:
             raise OSError(
-                f"{error}: it redirects to {error.headers.get('Location')!r}, which RemoteMonitor"
-                " does not follow; give that address if you trust it"
+                f"{error}: the server redirects to {error.headers.get('Location')!r}, and"
+                " RemoteMonitor does not follow redirects; use that address if you trust it"
             )
     if isinstance(error, HTTPException):
         raise OSError(f"{type(error).__name__}: {error}") from error
@@ -54,8 +54,8 @@ def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> N
 class _Attempt(Thread):
     """Thread that sends one request.
 
-    A timeout of a socket is one of each wait, so that a server that drips its answer could hold
-    the thread forever. `hang_up` ends the connection from outside.
+    A socket's timeout limits each wait, not the sum of all waits. A server that answers byte by
+    byte could therefore keep the thread forever. `hang_up` ends the connection from outside.
     """
 
     def __init__(self, request: Request, timeout: float) -> None:
@@ -68,7 +68,7 @@ class _Attempt(Thread):
 
     def run(self) -> None:
         opener = OpenerDirector()
-        # No handler of redirects is among them.
+        # These handlers do not follow redirects.
         for handler in (
             ProxyHandler(),
             _Handler(self),
@@ -84,7 +84,7 @@ class _Attempt(Thread):
             self.error = error
 
     def hang_up(self) -> None:
-        """End the connection, even one that is made later, so that the thread ends."""
+        """End the connection, even a connection opened later, so that the thread ends."""
         self.is_over = True
         for connection in self.connections:
             try:
@@ -95,7 +95,7 @@ class _Attempt(Thread):
 
 
 class _Remembering:
-    """Mixin for handlers of urllib that tells an attempt of the connections they open."""
+    """Mixin for urllib handlers that reports opened connections to their `_Attempt`."""
 
     def __init__(self, attempt: _Attempt) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _Remembering:
                 open_socket()
                 if self.attempt.is_over:
                     connection.close()
-                    raise TimeoutError("the connection was made too late")
+                    raise TimeoutError("the connection was opened after the timeout")
 
             connection.connect = connect_in_time  # type: ignore[method-assign]
             return connection

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["TensorBoard"]
 
 
-# The session is a part of a pattern of files that are cut back or deleted.
+# The session is part of the pattern that selects the files to truncate or delete.
 SESSION = ValueType(
     "12 hexadecimal digits",
     lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\da-f]{12}", value, re.ASCII)),
@@ -55,39 +55,39 @@ class TensorBoard(Callback):
 
     - `log_dir`: a folder for this training alone. Its folders `train` and `validation` are the runs
       of TensorBoard, each created at its first write. To compare trainings, give each a `log_dir`
-      below a common folder.
-    - `histogram_freq` >= 0: every so many epochs, write a histogram of each weight, `<weight
-      name>/histogram`, to the train run; 0 writes none.
+      inside a common folder.
+    - `histogram_freq` >= 0: every `histogram_freq` epochs, write a histogram of each weight,
+      `<weight name>/histogram`, to the train run; 0 writes no histograms.
     - `write_graph`: write the ONNX model for the graph tab.
     - `update_freq`: "epoch" for curves over epochs alone; "batch" for curves over updates too, or a
       number n >= 1 for every n-th update.
-    - `hparams`: name -> number, string or bool, listed in the hparams tab besides optimizer,
+    - `hparams`: name -> number, string or bool, listed in the hparams tab in addition to optimizer,
       learning rate, loss and batch size. TensorBoard takes the columns from one of the runs it
       shows, so runs to be compared should have the same names.
 
     The tags are:
 
-    - `epoch_<metric>` in both runs, at the epoch, from 0. `val_` is dropped, so that the curves lie
-      over each other.
+    - `epoch_<metric>` in both runs, at the epoch, from 0. The prefix `val_` is dropped, so that
+      both curves appear in one chart.
     - `epoch_learning_rate` and `epoch_steps_per_second` in train (updates per second, validation
       not counted).
     - `batch_<metric>` and `batch_learning_rate` in train, at `trainer.global_step`, which the next
-      `fit` continues. `batch_loss` is the loss of the batch alone, the others are means since the
+      `fit` continues. `batch_loss` is the loss of the batch alone; the others are means since the
       epoch began.
     - `evaluation_<metric>_vs_iterations` in validation, after each validation, at
       `trainer.global_step`.
 
-    After every epoch all of it is in the files, even if the process is killed. Where training
-    resumes from a checkpoint, the files of the killed run are cut back to their sizes at that
-    checkpoint, so that no point is there twice. `writer(run)` returns the tensorboardX writer of a
-    run, for images, figures and text. A folder that cannot be written is a warning, and training
-    goes on. SettingError: a setting is out of its range.
+    After every epoch, all events are in the files, even if the process is then killed. When
+    training resumes from a checkpoint, the files of the killed run are truncated to their sizes at
+    that checkpoint, so that no point appears twice. `writer(run)` returns the tensorboardX writer
+    of a run, for images, figures and text. If the folder cannot be written, a warning says so, and
+    training continues. SettingError: a setting is out of its range.
 
     >>> board = TensorBoard("runs/first", histogram_freq=1, update_freq="batch")
     >>> TensorBoard(update_freq="step")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    onnxfit.errors.SettingError: TensorBoard needs update_freq 'epoch', 'batch' or a number >= 1...
+    onnxfit.errors.SettingError: TensorBoard needs update_freq to be 'epoch', 'batch' or a number...
     """
 
     phase: ClassVar[str] = "logger"
@@ -107,7 +107,7 @@ class TensorBoard(Callback):
             isinstance(update_freq, int) and update_freq >= 1
         ):
             raise SettingError(
-                "TensorBoard needs update_freq 'epoch', 'batch' or a number >= 1, got"
+                "TensorBoard needs update_freq to be 'epoch', 'batch' or a number >= 1, got"
                 f" {update_freq!r}."
             )
         require_path(log_dir)
@@ -118,7 +118,7 @@ class TensorBoard(Callback):
         self.hparams = dict(hparams or {})
         self._writers: dict[str, RunWriter] = {}
         self._guard = WriteGuard("TensorBoard", self.log_dir)
-        # In the names of the files of this run; a resumed run keeps it.
+        # Part of the names of the files of this run; a resumed run keeps it.
         self._session = uuid.uuid4().hex[:12]
         self._resumes = False
         self._graph_is_written = False
@@ -141,7 +141,7 @@ class TensorBoard(Callback):
         - `run`: "train", "validation", or the name of a new run. The callback flushes the writer
           after every epoch and closes it after training.
         """
-        # Imported late: tensorboardX and its protocol buffers take a quarter of a second.
+        # Imported late: importing tensorboardX and its protocol buffers takes 0.25 s.
         from onnxfit.callbacks.tensorboard.writer import RunWriter
 
         if run not in self._writers:
@@ -161,9 +161,9 @@ class TensorBoard(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state, and cut the files of its session back to their sizes at that time.
+        """Restore a saved state, and truncate the session's files to their sizes at that time.
 
-        - `state`: the dict that `state_dict` returned. CheckpointError: a value is of another type.
+        - `state`: the dict that `state_dict` returned. CheckpointError: a value has another type.
         """
         require_types(f"The saved state of {self.state_key}", state, STATE_TYPES)
         self._session = state["session"]
@@ -172,7 +172,7 @@ class TensorBoard(Callback):
         self._written_step = state["written_step"]
         for path in self._files():
             size = state["files"].get(str(path.relative_to(self.log_dir)))
-            if size is None:  # begun after the checkpoint
+            if size is None:  # the file was created after the checkpoint
                 path.unlink()
             elif size < path.stat().st_size:
                 os.truncate(path, size)
@@ -208,7 +208,7 @@ class TensorBoard(Callback):
         self._validation_seconds = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        # When the batch ends, the next rate of a schedule is already in force.
+        # Read the rate now: at the end of the batch, a schedule has already set the next rate.
         self._rate = self.trainer.learning_rate
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
@@ -246,7 +246,7 @@ class TensorBoard(Callback):
             self._write_histograms(epoch)
         if not self._hparams_are_written:
             tags.pop("learning_rate", None)
-            # Metrics of the validation come first: the page is not wide enough for all columns.
+            # Validation metrics come first, because the page is not wide enough for all columns.
             self._write_hparams(
                 dict(sorted(tags.items(), key=lambda item: item[1][0] != "validation"))
             )

@@ -46,9 +46,9 @@ ELEMENT_TYPES: dict[int, int] = {
     TensorProto.UINT32: 22,
     TensorProto.UINT64: 23,
 }
-# A constant of at most so many elements is written out as text.
+# A constant with at most this many elements is written out as text.
 MAX_ELEMENTS_AS_TEXT = 8
-# Shape inference reads only small tensors; larger ones need not be copied.
+# Shape inference reads only small tensors, so larger tensors need not be copied.
 MAX_ELEMENTS_FOR_INFERENCE = 1024
 
 # ONNX element type (0: unknown) and sizes (-1: unknown size; None: unknown rank).
@@ -62,16 +62,17 @@ def graph_event(model: onnx.ModelProto) -> Event:
 
 
 def graph_def(model: onnx.ModelProto) -> GraphDef:
-    """Return the drawing of a model.
+    """Return the GraphDef of a model.
 
     - `model`: the ONNX model.
 
-    It shows inputs (`Placeholder`), initializers (`Const`), every node, also those in the bodies of
-    control flow, and outputs (`Output`). The steps of a name between `/` are the scopes that the
-    tab folds. A node without scopes in its name gets those of `scopes_of_nodes`, and its attribute
-    `name` is then its name in the model. Initializers are drawn beside their readers, a `Constant`
-    as `Const`. `dtype` or `T` is the element type of a node's first output, `output_types` and
-    `_output_shapes` are those of all outputs, `outputs` their names in the model.
+    It shows inputs (`Placeholder`), initializers (`Const`), outputs (`Output`) and every node,
+    including nodes in the bodies of control flow. The parts of a name between `/` are the scopes
+    that the tab folds. A node without scopes in its name gets the scopes of `scopes_of_nodes`, and
+    its attribute `name` is then its name in the model. Initializers are drawn next to their
+    readers, and a `Constant` as `Const`. `dtype` or `T` is the element type of a node's first
+    output; `output_types`, `_output_shapes` and `outputs` are the types, shapes and names of all
+    its outputs.
     """
     model = _with_shapes(model)
     drawing = _Drawing()
@@ -109,7 +110,7 @@ class _Drawing:
             initializers.append(sparse.values.name)
             types[sparse.values.name] = (sparse.values.data_type, list(sparse.dims))
         inputs = [value.name for value in graph.input if value.name not in initializers]
-        # The names of a body are in the scope of its node already.
+        # The names in a body are already in the scope of its node.
         scopes = [()] * len(graph.node) if scope else scopes_of_nodes(graph)
         readers: dict[str, list[tuple[str, ...]]] = {}
         for node, steps in zip(graph.node, scopes):
@@ -138,7 +139,7 @@ class _Drawing:
         sources: dict[str, str],
         types: Mapping[str, Type],
     ) -> None:
-        # The tab shows few letters, and torch's prefix would take them.
+        # The tab shows only a few letters, and torch's prefix would use them up.
         leaf = node.name.split("/")[-1].removeprefix("node_") or node.op_type
         name = self._name(scope + "/".join([*steps, leaf]))
         inputs = [sources.get(tensor, tensor) for tensor in node.input if tensor]
@@ -155,7 +156,7 @@ class _Drawing:
             attributes["name"] = AttrValue(s=node.name.encode())
         if node.domain:
             attributes["domain"] = AttrValue(s=node.domain.encode())
-        # The tab draws a Const small, beside its reader.
+        # The tab draws a Const small, next to its reader.
         op = "Const" if node.op_type == "Constant" else node.op_type
         self._draw(name, op, inputs, node.output, types, "T", attributes)
         for index, tensor in enumerate(node.output):
@@ -185,9 +186,9 @@ class _Drawing:
         self.nodes.append(NodeDef(name=name, op=op, input=inputs, attr=attr))
 
     def _name(self, wanted: str) -> str:
-        """Return a name that TensorBoard can read and that no other node has.
+        """Return a unique name that TensorBoard can read.
 
-        Other characters are replaced, because `:` and `^` have a meaning in references to a name.
+        Other characters are replaced, because `:` and `^` are special in references to a name.
         """
         steps = [re.sub(r"[^\w.\-]", "_", step) for step in wanted.split("/") if step]
         base = "/".join(steps) or "_"
@@ -201,7 +202,7 @@ class _Drawing:
 
 
 def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with functions inlined and shapes inferred, without large tensors' data."""
+    """Return a copy with functions inlined, shapes inferred and large tensors' data removed."""
     light = onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
@@ -228,7 +229,7 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(light)
     except Exception:
-        # A drawing without shapes is better than training that fails for the sake of a drawing.
+        # A drawing without shapes is better than a training that fails because of a drawing.
         return light
 
 
@@ -248,7 +249,7 @@ def _shape(sizes: list[int] | None) -> TensorShapeProto:
 
 
 def _attribute(attribute: AttributeProto) -> AttrValue | None:
-    """Return an attribute as TensorBoard shows it; None for a body, which is drawn."""
+    """Return an attribute as TensorBoard shows it; None for a body, which is drawn instead."""
     value: Any = onnx.helper.get_attribute_value(attribute)
     kind = attribute.type
     if kind in (AttributeProto.GRAPH, AttributeProto.GRAPHS):

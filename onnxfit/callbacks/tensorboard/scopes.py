@@ -1,4 +1,4 @@
-"""Find the scopes that TensorBoard's graph tab folds, for models whose names have none."""
+"""Find scopes for TensorBoard's graph tab to fold, for models whose names have no scopes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["name_of_weight", "reads", "scopes_of_nodes"]
 
 Scope = tuple[str, ...]
 
-# torch's exporter names nodes without scopes, and writes their modules into their metadata:
+# torch's exporter writes no scopes into node names, but the modules into the metadata:
 # ['', 'layer1', 'layer1.0', 'add_3'].
 TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -21,11 +21,11 @@ def scopes_of_nodes(graph: onnx.GraphProto) -> list[Scope]:
 
     - `graph`: the graph of a model.
 
-    The scope is, in this order: what the node's name has before its last "/"; the module that
-    torch's exporter noted; the module whose weight the node reads (`layer1.0.conv1.weight` is in
-    layer1, 0); what the scopes of the nodes before and after it have in common. Scopes that are not
-    in the name are shortened: a step that all nodes share carries no information, and neither does
-    a scope with one kind of operator.
+    The scope is the first of these that exists: the part of the node's name before its last "/";
+    the module that torch's exporter noted; the module whose weight the node reads
+    (`layer1.0.conv1.weight` is in layer1, 0); the common part of the scopes of the nodes before and
+    after it. Scopes that are not in the name are shortened: a part that all nodes share carries no
+    information, and neither does a scope with one kind of operator.
     """
     weights = {tensor.name for tensor in graph.initializer}
     named = [_scope_in_name(node) for node in graph.node]
@@ -62,7 +62,7 @@ def name_of_weight(name: str, readers: Iterable[Scope]) -> str:
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the tensors that a `node` reads, and those that its bodies may read."""
+    """Yield the tensors that a `node` reads, and the tensors that its bodies may read."""
     yield from filter(None, node.input)
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs):
@@ -71,13 +71,13 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _scope_in_name(node: onnx.NodeProto) -> Scope | None:
-    """Return the scope in a node's name, or, without a name, in that of its first output."""
+    """Return the scope in a node's name; for a node without a name, in its first output's name."""
     name = node.name or next(iter(node.output), "")
     return tuple(filter(None, name.split("/")[:-1])) if "/" in name else None
 
 
 def _scope_in_metadata(node: onnx.NodeProto, weights: set[str]) -> Scope | None:
-    """Return the scope that torch's exporter noted, or that of the weights that the node reads."""
+    """Return the scope that torch's exporter noted, or the scope of the weights the node reads."""
     for entry in node.metadata_props:
         if entry.key == TORCH_SCOPES:
             *_, module, _ = ["", "", *re.findall(r"'([^']*)'", entry.value)]
@@ -90,7 +90,7 @@ def _scope_in_metadata(node: onnx.NodeProto, weights: set[str]) -> Scope | None:
 def _filled(
     graph: onnx.GraphProto, known: Sequence[Scope | None], weights: set[str]
 ) -> list[Scope]:
-    """Return all scopes, the unknown ones from those before and after them.
+    """Return all scopes, with unknown scopes filled in from the nodes before and after.
 
     The model's inputs and outputs are in no scope.
     """
@@ -117,7 +117,7 @@ def _filled(
 def _shortened(
     scopes: Sequence[Scope], operators: Sequence[str], others: Sequence[Scope]
 ) -> list[Scope]:
-    """Return scopes without the steps that carry no information.
+    """Return scopes without the parts that carry no information.
 
     - `operators`: the operator of each node.
     - `others`: the scopes of all other nodes.
@@ -138,7 +138,7 @@ def _shortened(
 
 
 def _common(scopes: Iterable[Scope | None]) -> Scope | None:
-    """Return the steps with which all known scopes begin; None where no scope is known."""
+    """Return the parts with which all known scopes begin; None if no scope is known."""
     known = [scope for scope in scopes if scope is not None]
     if not known:
         return None

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, cast
 from onnxfit.files import append_whole, make_folder
 from onnxfit.imports import without
 
-# tensorboardX imports torch only to annotate its methods, which takes 2 s and 200 MB. A method that
-# is given a tensor of torch imports torch itself.
+# tensorboardX imports torch only to annotate its methods, at a cost of 2 s and 200 MB. A method
+# that is given a tensor of torch imports torch itself.
 with without("torch"):
     from tensorboardX import SummaryWriter
     from tensorboardX.proto.api_pb2 import (
@@ -44,7 +44,7 @@ MAX_UNWRITTEN_BYTES = 2**24
 
 
 class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no types
-    """tensorboardX's SummaryWriter on an EventFile: `flush` leaves nothing behind in a queue.
+    """tensorboardX's SummaryWriter on an EventFile: `flush` writes every event to the file.
 
     - `folder`: the folder of the run.
     - `session`: a word in the name of every file of this training.
@@ -52,14 +52,14 @@ class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no typ
     """
 
     def __init__(self, folder: str, session: str, failed: Callable[[OSError], None]) -> None:
-        # The base's constructor asks for a file writer, which needs these two.
+        # The base's constructor creates a file writer, which needs these two attributes.
         self._session = session
         self._failed = failed
-        # The suffix is for add_scalars, which opens files of its own.
+        # add_scalars opens other files and uses the suffix.
         super().__init__(folder, filename_suffix=f".{uuid.uuid4().hex}")
 
     def add_event(self, event: Any) -> None:
-        """Write an Event as it is.
+        """Write an Event unchanged.
 
         - `event`: the protocol buffer.
         """
@@ -84,8 +84,8 @@ class EventFile:
 
     - `folder`: the folder of the run.
     - `session`: a word in the file's name.
-    - `failed`: called with an OSError of the disk, after which training goes on. The events stay in
-      memory, up to 16 MB of them, and are written when the disk takes them.
+    - `failed`: called with an OSError of the disk, after which training continues. Up to 16 MB of
+      events stay in memory, and are written when the disk accepts them.
 
     No other writer chooses the same name, even in the same second. The names sort in the order in
     which a process creates the files, because TensorBoard reads the files of a run in the order of
@@ -117,7 +117,7 @@ class EventFile:
                 self._flush()
 
     def flush(self) -> None:
-        """Write to the file what is in memory."""
+        """Write the events in memory to the file."""
         with self._lock:
             self._flush()
 
@@ -157,7 +157,7 @@ class EventFile:
 
 
 def _record(event: Any) -> bytes:
-    """Return an event as TensorBoard's files hold it: length and data, each with its checksum."""
+    """Return an event as bytes of TensorBoard's files: length and data, each with a checksum."""
     data: bytes = event.SerializeToString()
     length = struct.pack("<Q", len(data))
     checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]

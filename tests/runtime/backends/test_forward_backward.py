@@ -401,7 +401,7 @@ class TestWithoutALoss:
     def test_fit_asks_for_one(self) -> None:
         trainer = Trainer(mlp(), backend="forward_backward")
         for call in (trainer.fit, trainer.evaluate, trainer.train_on_batch):
-            with pytest.raises(SettingError, match=r"This trainer has no loss, which .* needs"):
+            with pytest.raises(SettingError, match=r"This trainer has no loss, but .* needs"):
                 call(X, Y)
         assert trainer.predict(X).shape == (24, 3)
         assert set(trainer.save_onnx_graph(bytes)) == {
@@ -472,7 +472,8 @@ class TestGraphs:
 
     def test_a_folder_without_or_with_two_checkpoints(self, tmp_path: Path) -> None:
         with pytest.raises(
-            CheckpointError, match=r"has one checkpoint, called \*.onnxfit; .* has none"
+            CheckpointError,
+            match=r"must contain exactly one checkpoint, called \*.onnxfit; .* has none",
         ):
             Trainer.load(tmp_path)
         trainer = Trainer(mlp(), loss="mse")
@@ -480,7 +481,7 @@ class TestGraphs:
         trainer.save_onnx_graph(tmp_path, prefix="other_")
         with pytest.raises(
             CheckpointError,
-            match=r"has 2 \(other_trainer.onnxfit, trainer.onnxfit\): name the file",
+            match=r"has 2 \(other_trainer.onnxfit, trainer.onnxfit\)\. Pass the file",
         ):
             Trainer.load(tmp_path)
 
