@@ -4,7 +4,7 @@
 
 # In Chromium, whose path is CHROMIUM=; WebGPU is computed in software.
 web-test: js build/web/training
-	cd js && PYTHON=../$(dev) npm run test-browser
+	cd js && PYTHON=$(abspath $(dev)) npm run test-browser
 
 # Serve the page of examples/web on PORT=8000.
 web: js/node_modules/installed build/web/training

@@ -35,7 +35,8 @@ async function bundle(folder, entryPoints, files) {
     external: ["onnxruntime-web/webgpu"],
   });
   const wasm = path.join(runtime, "ort-wasm-simd-threaded.wasm");
-  for (const file of [...files, wasm]) fs.copyFileSync(file, path.join(folder, path.basename(file)));
+  for (const file of [...files, wasm])
+    fs.copyFileSync(file, path.join(folder, path.basename(file)));
 }
 
 await bundle(

@@ -70,6 +70,14 @@ def mlp() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def dropping() -> onnx.ModelProto:
+    return network(
+        "(float[N,4] x) => (float[N,3] y) { d = Dropout(x, ratio)  y = MatMul(d, w) }",
+        constants={"ratio": np.float32(0.25)},
+        w=(4, 3),
+    )
+
+
 def lstm() -> onnx.ModelProto:
     return network(
         """(float[N,8,8] x) => (float[N,10] y) {
@@ -255,7 +263,7 @@ def scalar_cases() -> list[dict[str, Any]]:
     ]
     described = []
     for own in settings:
-        trainer = onnxfit.Trainer(cnn(), loss="cross_entropy", **own)
+        trainer = onnxfit.Trainer(dropping(), loss="cross_entropy", **own)
         with tempfile.TemporaryDirectory() as out:
             folder = trainer.export_training(out, target="web", include=["train"])
             graph = json.loads((folder / "manifest.json").read_text())["graphs"]["scalars"]
