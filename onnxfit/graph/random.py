@@ -64,8 +64,10 @@ def uniform(
         if iteration is not None:
             key = key + op.cast(iteration, np.int32) * _int32(ITERATION_FACTOR)
         count, starts = _row_starts(op, shape)
-        # Two bytes for each number; a session computes the cast once, when it is created.
-        columns = op.cast(op.constant(_columns()), np.float32)
+        if op.device == "webgpu":  # which has no kernel for integers of 16 bits
+            columns = op.constant(_columns(), np.float32)
+        else:  # half the size of a file; a session computes the cast once, when it is created
+            columns = op.cast(op.constant(_columns()), np.float32)
         product = op.MatMul(_vectors(op, starts + key), columns)
         if not isinstance(count, int) or count % ROW:
             stop = op.Reshape(op.constant(count) if isinstance(count, int) else count, [1])

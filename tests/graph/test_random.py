@@ -6,12 +6,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnxfit.graph import random
 from onnxfit.graph.random import normal, uniform
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.finish import finish
 from tests.graph.graphs import empty
 
@@ -173,3 +175,10 @@ def _chi2(u: np.ndarray[Any, Any], cells: int) -> float:
     counts, _ = np.histogram(u, cells, (0, 1))
     expected = u.size / cells
     return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_webgpu_has_no_integers_of_16_bits() -> None:
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"), device="webgpu")
+    seed, step = (op.input(name, np.int64, ()) for name in ("seed", "step"))
+    random.uniform(op, op.constant([2000]), seed, step, 1)
+    assert ir.DataType.INT16 not in {value.dtype for value in op.graph.initializers.values()}
