@@ -4,7 +4,7 @@
 
 # In Chromium, whose path is CHROMIUM=; WebGPU is computed in software.
 web-test: js build/web/training
-	cd js && PYTHON=../$(dev) npm run test-browser
+	cd js && PYTHON=$(abspath $(dev)) npm run test-browser
 
 # Serve the page of examples/web on PORT=8000.
 web: js/node_modules/installed build/web/training
@@ -16,7 +16,8 @@ js/node_modules/installed: js/package.json js/package-lock.json
 	cd js && npm ci --ignore-scripts --no-audit --no-fund
 	@touch $@
 
-build/web/training: examples/web/make_model.py | .venv-dev/installed
+build/web/training: examples/web/make_model.py examples/web/federated/make_folder.py | .venv-dev/installed
 	mkdir -p build/web
 	$(dev) examples/web/make_model.py build/web
+	$(dev) examples/web/federated/make_folder.py build/web/federated
 	@touch $@

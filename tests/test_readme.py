@@ -19,6 +19,7 @@ PAGES = [
     "README.md",
     "docs/guide.md",
     "docs/adapters.md",
+    "docs/browser.md",
     "docs/from-onnxcustom.md",
     "docs/callbacks.md",
     "docs/checkpoints.md",
@@ -42,7 +43,7 @@ MAX_README_LINES = 120
 MAX_LINES_BEFORE_CODE = 25
 every_page = pytest.mark.parametrize("page", PAGES)
 every_page_with_links = pytest.mark.parametrize(
-    "page", [*PAGES, "docs/exporting.md", "docs/federated.md", "docs/reference.md"]
+    "page", [*PAGES, "docs/exporting.md", "docs/federated.md", "docs/reference.md", "js/README.md"]
 )
 
 

@@ -30,7 +30,6 @@ export interface Engine {
 export type ExternalData = Record<string, Uint8Array>;
 
 interface Compiled {
-  runtime: Runtime;
   session: ort.InferenceSession;
   graph: Graph;
 }
@@ -58,26 +57,18 @@ export class LocalEngine implements Engine {
   ): Promise<void> {
     return this.inTurn(async () => {
       if (this.graphs.has(name)) return;
-      const isScalar = name === "scalars" && this.device === "webgpu";
-      // the WebGPU build of onnxruntime-web computes nothing in float64
-      const runtime = isScalar ? await this.wasmRuntime() : this.runtime;
-      const options = this.sessionOptions(isScalar ? "wasm" : this.device, graph);
+      const options = this.sessionOptions(graph);
       const files = Object.entries(external);
       if (files.length > 0) options.externalData = files.map(([path, data]) => ({ path, data }));
       const session = await described(`compile ${graph.file}`, () =>
-        runtime.InferenceSession.create(bytes, options),
+        this.runtime.InferenceSession.create(bytes, options),
       );
-      this.graphs.set(name, { runtime, session, graph });
+      this.graphs.set(name, { session, graph });
     });
   }
 
   run(name: GraphName, feeds: Feeds, outputs: readonly string[]): Promise<Feeds> {
-    return this.inTurn(async () => {
-      const scalars = name === "train" ? this.graphs.get("scalars") : undefined;
-      const all =
-        scalars === undefined ? feeds : { ...feeds, ...(await this.scalarsOf(scalars, feeds)) };
-      return this.runGraph(this.graphs.get(name)!, all, outputs);
-    });
+    return this.inTurn(() => this.runGraph(this.graphs.get(name)!, feeds, outputs));
   }
 
   getState(names: readonly string[]): Promise<Map<string, TypedTensor>> {
@@ -115,13 +106,9 @@ export class LocalEngine implements Engine {
     return result;
   }
 
-  private wasmRuntime(): Promise<Runtime> {
-    const { ort: _, ...options } = this.options;
-    return loadRuntime({ ...options, device: "wasm", threads: 1 });
-  }
-
-  private sessionOptions(provider: Device, graph: Graph): ort.InferenceSession.SessionOptions {
+  private sessionOptions(graph: Graph): ort.InferenceSession.SessionOptions {
     const { threads } = this.options;
+    const provider = this.device;
     const options: ort.InferenceSession.SessionOptions = {
       executionProviders: [provider],
       graphOptimizationLevel: "all",
@@ -137,23 +124,15 @@ export class LocalEngine implements Engine {
     return options;
   }
 
-  private async scalarsOf({ runtime, session, graph }: Compiled, feeds: Feeds): Promise<Feeds> {
-    const own: Record<string, ort.Tensor> = {};
-    for (const { name } of graph.inputs) own[name] = tensorOf(runtime, feeds[name]!);
-    const results = await described(`run ${graph.file}`, () => session.run(own));
-    const scalars: Feeds = {};
-    for (const [name, tensor] of Object.entries(results)) scalars[name] = await toHost(tensor);
-    return scalars;
-  }
-
   private async runGraph(
-    { runtime, session, graph }: Compiled,
+    { session, graph }: Compiled,
     feeds: Feeds,
     outputs: readonly string[],
   ): Promise<Feeds> {
     const inputs: Record<string, ort.Tensor> = {};
     for (const { name, role } of graph.inputs) {
-      inputs[name] = role === "state" ? this.state.get(name)! : tensorOf(runtime, feeds[name]!);
+      inputs[name] =
+        role === "state" ? this.state.get(name)! : tensorOf(this.runtime, feeds[name]!);
     }
     const next = graph.outputs.filter((output) => output.role === "state");
     const fetches = [...new Set([...outputs, ...next.map((output) => output.name)])];

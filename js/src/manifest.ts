@@ -1,6 +1,7 @@
 /** The manifest of a training folder: docs/training-folder.md says what each key means. */
 
 import { ModelError, shown } from "./errors.js";
+import type { Program } from "./scalars.js";
 import type { ScheduleDescription } from "./schedules.js";
 import { BYTES, type TensorType } from "./tensors.js";
 
@@ -27,6 +28,8 @@ export interface Graph {
   external?: string[];
   inputs: GraphTensor[];
   outputs: GraphTensor[];
+  /** Only of "scalars": the graph in JSON. */
+  program?: Program;
 }
 
 export type GraphName = "train" | "evaluate" | "predict" | "scalars";
@@ -109,6 +112,11 @@ const tensor: Check = (value) => named(value) && orNull(sizes)(value.shape);
 const graphTensor: Check = (value) => tensor(value) && text(value.role);
 const stateTensor: Check = (value) =>
   named(value) && fields({ shape: listOf(count), kind: text, output: orNull(text) })(value);
+const program = fields({
+  version: count,
+  constants: listOf(fields({ name: text, type: text, data: listOf(() => true) })),
+  nodes: listOf(fields({ op: text, inputs: listOf(text), output: text, type: text })),
+});
 const graph = fields({
   file: plainName,
   external: (files) => files === undefined || listOf(plainName)(files),
@@ -127,7 +135,10 @@ const patched = fields({ name: text, state: text, offset: count, bytes: count })
 const MANIFEST: Record<string, Check> = {
   files: (value) =>
     mapOf(fields({ sha256: text, bytes: count }))(value) && Object.keys(value).every(plainName),
-  graphs: (value) => mapOf(graph)(value) && graph(value.train),
+  graphs: (value) =>
+    mapOf(graph)(value) &&
+    graph(value.train) &&
+    (value.scalars === undefined || program(value.scalars.program)),
   state: listOf(stateTensor),
   batch: fields({ rows: orNull((rows) => count(rows) && rows > 0) }),
   losses: listOf(loss),

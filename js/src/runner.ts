@@ -5,6 +5,7 @@ import type { Engine, ExternalData } from "./engine.js";
 import { ModelError, shown } from "./errors.js";
 import type { TrainingFolder } from "./folder.js";
 import type { Graph, GraphName, Manifest } from "./manifest.js";
+import { computeScalars } from "./scalars.js";
 import { Counters, parseState, stateBytes } from "./state.js";
 import { BYTES, sizeOf, type TypedTensor, zeros } from "./tensors.js";
 import { Tracker } from "./tracker.js";
@@ -29,7 +30,6 @@ export class Runner {
   static async create(folder: TrainingFolder, engine: Engine): Promise<Runner> {
     const runner = new Runner(folder, engine);
     const [bytes] = await Promise.all([folder.read(STATE), runner.open("train")]);
-    if (folder.manifest.graphs.scalars !== undefined) await runner.open("scalars");
     await runner.load(bytes);
     return runner;
   }
@@ -53,7 +53,9 @@ export class Runner {
   /** Take one step on a batch, add its figures to the tracker, and return its loss. */
   async train(batch: Feeds, rows: number, tracker: Tracker): Promise<number> {
     const { counters } = this;
-    const feeds = { ...batch, ...this.scalars("train"), ...this.scalars("scalars") };
+    const { scalars } = this.manifest.graphs;
+    const computed = scalars && computeScalars(scalars, this.scalars("scalars"));
+    const feeds = { ...batch, ...this.scalars("train"), ...computed };
     const results = await this.engine.run("train", feeds, tracker.outputs);
     counters.advance(rows);
     return tracker.update(results, batch, rows);

@@ -6,6 +6,7 @@ import test from "node:test";
 import { ModelError } from "../dist/index.js";
 import { Metric } from "../dist/metrics.js";
 import { permutation } from "../dist/order.js";
+import { computeScalars } from "../dist/scalars.js";
 import { scheduleOf } from "../dist/schedules.js";
 import { apart, json } from "./helpers.mjs";
 
@@ -16,6 +17,95 @@ for (const { description, rates } of json("schedules.json")) {
     assert.ok(apart(own, rates) < 1e-15);
   });
 }
+
+/** @param {any} graph @param {Record<string, string[]>} given @param {"inputs" | "outputs"} side */
+function tensors(graph, given, side) {
+  const one = (/** @type {any} */ { name, type, shape }) => {
+    const texts = given[name] ?? [];
+    const data =
+      type === "int64"
+        ? BigInt64Array.from(texts, BigInt)
+        : type === "int32"
+          ? Int32Array.from(texts, Number)
+          : Float32Array.from(texts, Number);
+    return [name, { type, dims: shape, data }];
+  };
+  return Object.fromEntries(graph[side].map(one));
+}
+
+test("programs of scalars give what scalars.onnx gives", () => {
+  const cases = json("scalars.json");
+  assert.ok(cases.length > 50);
+  let most = 0;
+  for (const { settings, graph, feeds, expected } of cases) {
+    const own = computeScalars(graph, tensors(graph, feeds, "inputs"));
+    for (const [name, tensor] of Object.entries(tensors(graph, expected, "outputs"))) {
+      const { type, dims, data } = /** @type {any} */ (own[name]);
+      assert.deepEqual([type, dims], [tensor.type, tensor.dims], `${settings} ${name}`);
+      if (type !== "float32") assert.deepEqual(data, tensor.data, `${settings} ${name}`);
+      else {
+        const error = Math.abs(data[0] - tensor.data[0]) / (Math.abs(tensor.data[0]) || 1);
+        most = Math.max(most, error);
+        assert.ok(error <= 2 ** -23, `${settings} ${name}: ${data[0]} ${tensor.data[0]}`);
+      }
+    }
+  }
+  console.log(`# largest relative difference of a scalar: ${most}`);
+});
+
+/**
+ * Compute one node of constants.
+ *
+ * @param {string} op
+ * @param {string} type
+ * @param {...any[]} operands
+ */
+function computed(op, type, ...operands) {
+  const constants = operands.map((data, i) => ({
+    name: `x${i}`,
+    type: typeof data[0] === "string" ? "int64" : "float64",
+    data,
+  }));
+  const inputs = constants.map(({ name }) => name);
+  const nodes = [{ op, inputs, output: "y", type }];
+  const outputs = [{ name: "y", type, shape: [operands[0]?.length], role: "scalar" }];
+  const program = { version: 1, constants, nodes };
+  const graph = /** @type {any} */ ({ file: "scalars.onnx", inputs: [], outputs, program });
+  return [...(computeScalars(graph, {})["y"]?.data ?? [])].map(String);
+}
+
+test("operators of programs are exact", () => {
+  const big = "9007199254740993"; // not a float64
+  assert.deepEqual(computed("Add", "int64", [big, "9223372036854775807"], ["1"]), [
+    "9007199254740994",
+    "-9223372036854775808",
+  ]);
+  assert.deepEqual(computed("Mul", "int64", [big], [big]), [
+    String(BigInt.asIntN(64, BigInt(big) ** 2n)),
+  ]);
+  assert.deepEqual(computed("Div", "int64", ["-7", "7"], ["2"]), ["-3", "3"]);
+  assert.deepEqual(computed("Cast", "int32", ["4294967295"]), ["-1"]);
+  assert.deepEqual(computed("Cast", "int64", [-2.9]), ["-2"]);
+  assert.deepEqual(computed("Cast", "float32", [0.1]), [String(Math.fround(0.1))]);
+  assert.deepEqual(computed("Max", "float64", [1, NaN], [2]), ["2", "NaN"]);
+  assert.deepEqual(computed("Min", "float64", [{ "onnxfit:float": "-Infinity" }], [2]), [
+    "-Infinity",
+  ]);
+  assert.deepEqual(computed("Abs", "int64", ["-3"]), ["3"]);
+  assert.deepEqual(computed("Equal", "bool", ["3", "4"], ["3"]), ["1", "0"]);
+  assert.deepEqual(computed("Where", "float64", [1, 0], [5, 6], [7, 8]), ["5", "8"]);
+});
+
+test("programs that cannot be computed are refused", () => {
+  const refused = (/** @type {() => unknown} */ call) => assert.throws(call, ModelError);
+  refused(() => computed("constructor", "float64", [1]));
+  refused(() => computed("Exit", "float64", [1]));
+  refused(() => computed("Add", "text", [1], [2]));
+  refused(() => computed("Div", "int64", ["1"], ["0"]));
+  refused(() => computed("Cast", "int64", [NaN]));
+  const graph = /** @type {any} */ ({ file: "scalars.onnx", outputs: [], program: { version: 2 } });
+  refused(() => computeScalars(graph, {}));
+});
 
 test("an unknown schedule is refused, names of the prototype too", () => {
   for (const name of ["Sawtooth", "constructor"]) {

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 from onnx.numpy_helper import from_array
 from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
@@ -67,6 +68,14 @@ def mlp() -> onnx.ModelProto:
         constants={f"b{i}": np.zeros(n, np.float32) for i, n in ((1, 64), (2, 32), (3, 10))},
         w1=(64, 64), w2=(64, 32), w3=(32, 10),
     )  # fmt: skip
+
+
+def dropping() -> onnx.ModelProto:
+    return network(
+        "(float[N,4] x) => (float[N,3] y) { d = Dropout(x, ratio)  y = MatMul(d, w) }",
+        constants={"ratio": np.float32(0.25)},
+        w=(4, 3),
+    )
 
 
 def lstm() -> onnx.ModelProto:
@@ -242,6 +251,44 @@ def array_json(array: Array) -> dict[str, Any]:
     return {"dims": array.shape, "data": data}
 
 
+def scalar_cases() -> list[dict[str, Any]]:
+    """Programs of optimizers and penalties, with the numbers that scalars.onnx gives."""
+    from onnxfit import optimizers, penalties
+    from onnxfit.registry import registry
+
+    settings: list[dict[str, Any]] = [
+        *({"optimizer": name} for name in registry("onnxfit.optimizers", optimizers.Optimizer)),
+        *({"penalty": name} for name in registry("onnxfit.penalties", penalties.Penalty)),
+        {"optimizer": optimizers.Adam(amsgrad=True, ema_momentum=0.9)},
+    ]
+    described = []
+    for own in settings:
+        trainer = onnxfit.Trainer(dropping(), loss="cross_entropy", **own)
+        with tempfile.TemporaryDirectory() as out:
+            folder = trainer.export_training(out, target="web", include=["train"])
+            graph = json.loads((folder / "manifest.json").read_text())["graphs"]["scalars"]
+            session = onnxruntime.InferenceSession(folder / "scalars.onnx")
+        for step, rate, seed in ((0, 0.001, 0), (1, 0.3, -1), (12, 3.0, 7), (10_000, 1e-8, 2**53)):
+            numbers = {"step": step, "learning_rate": rate, "seed": seed}
+            feeds = {t["name"]: np.array(numbers[t["role"]], t["type"]) for t in graph["inputs"]}
+            values = dict(zip([t["name"] for t in graph["outputs"]], session.run(None, feeds)))
+            described.append(
+                {
+                    "settings": str(own),
+                    "graph": graph,
+                    "feeds": {name: texts(value) for name, value in feeds.items()},
+                    "expected": {name: texts(value) for name, value in values.items()},
+                }
+            )
+    return described
+
+
+def texts(array: Array) -> list[str]:
+    return [
+        str(value) if array.dtype.kind == "i" else repr(value) for value in array.ravel().tolist()
+    ]
+
+
 def save_state(trainer: onnxfit.Trainer, folder: Path) -> None:
     """Write the state of a trainer as `expected.safetensors`."""
     with tempfile.TemporaryDirectory() as other:
@@ -256,8 +303,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.networks:
         write(name, arguments.out)
-    for name, cases in (("schedules", schedule_cases()), ("metrics", metric_cases())):
-        (arguments.out / f"{name}.json").write_text(json.dumps(cases), encoding="utf-8")
+    tables = {"schedules": schedule_cases, "metrics": metric_cases, "scalars": scalar_cases}
+    for name, cases in tables.items():
+        (arguments.out / f"{name}.json").write_text(json.dumps(cases()), encoding="utf-8")
 
 
 if __name__ == "__main__":

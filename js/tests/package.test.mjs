@@ -1,6 +1,7 @@
 /** The package is small, and brings nothing of its own to install. */
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import fs from "node:fs";
 import test from "node:test";
 import zlib from "node:zlib";
@@ -27,6 +28,19 @@ test("onnxruntime is the only dependency, and a peer", () => {
   const { dependencies, peerDependencies } = read("package.json");
   assert.equal(dependencies, undefined);
   assert.deepEqual(Object.keys(peerDependencies).sort(), ["onnxruntime-node", "onnxruntime-web"]);
+});
+
+test("a package has the code, its source and the README", () => {
+  const packed = execFileSync("npm", ["pack", "--dry-run", "--json", "--ignore-scripts"]);
+  const files = JSON.parse(packed.toString())[0].files.map((/** @type {any} */ f) => f.path);
+  const sources = fs.readdirSync("src").map((file) => file.replace(/\.ts$/, ""));
+  const expected = sources.flatMap((name) => [
+    `src/${name}.ts`,
+    `dist/${name}.js`,
+    `dist/${name}.d.ts`,
+  ]);
+  assert.equal(fs.readFileSync("LICENSE", "utf-8"), fs.readFileSync("../LICENSE", "utf-8"));
+  assert.deepEqual(files.sort(), ["LICENSE", "README.md", "package.json", ...expected].sort());
 });
 
 test("the lock file names no registry, and has a hash of each package", () => {

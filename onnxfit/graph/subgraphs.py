@@ -29,6 +29,15 @@ def subgraph_protos(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 
 
+def graph_protos(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph, and then the graphs inside its nodes, on all levels."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in subgraph_protos(attribute):
+                yield from graph_protos(inner)
+
+
 def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of a graph and of its subgraphs, each before the nodes inside it."""
     for node in graph.node:

@@ -3,6 +3,8 @@
 These numbers, such as Adam's bias corrections and the keys of Dropout, are computed in 64 bits.
 WebGPU lacks these types, and CUDA starts a kernel for each number. So an accelerator's host
 computes them on the CPU before each step, and passes the few results to the step.
+The graph has only element-wise operators of a short list, so a host can compute it without a second
+runtime.
 """
 
 from __future__ import annotations
@@ -14,13 +16,22 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.graph import names
-from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, values_of
 from onnxfit.step.finish import prune
 
 SOURCES = (names.LEARNING_RATE, names.STEP, names.SEED)
 # of a tensor that a host computes; a key of Dropout has 8
 MAX_HOST_ELEMENTS = 16
+# the operators and element types that hosts compute; docs/training-folder.md says what they mean
+HOST_OPERATORS = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "Ceil", "Div", "Equal", "Exp", "Floor", "Greater",
+        "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg",
+        "Not", "Or", "Pow", "Sqrt", "Sub", "Where",
+    }
+)  # fmt: skip
+FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
+HOST_TYPES = FLOATS | {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
 
 
 def cut_host_scalars(step: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
@@ -49,11 +60,11 @@ def _border(graph: ir.Graph) -> list[str]:
     on_host: set[ir.Node] = set()
     for node in graph:
         reads = {value for value in node.inputs if value is not None}
-        if subgraphs_of(node) or not reads <= constant | known:
+        if not reads <= constant | known or not _is_host_node(node):
             continue
         if reads <= constant:
             constant.update(node.outputs)
-        elif all(_is_small(value) for value in node.outputs):
+        else:
             known.update(node.outputs)
             on_host.add(node)
     return [
@@ -65,11 +76,25 @@ def _border(graph: ir.Graph) -> list[str]:
     ]
 
 
-def _is_small(value: ir.Value) -> bool:
+def _is_host_node(node: ir.Node) -> bool:
+    """Return whether hosts compute a node: element by element, where one element may fit all."""
+    if node.domain != "" or node.op_type not in HOST_OPERATORS:
+        return False
+    (output,) = node.outputs
+    size = _size(output)
+    if size is None or size > MAX_HOST_ELEMENTS:
+        return False
+    values = [output, *(value for value in node.inputs if value is not None)]
+    types = FLOATS if node.op_type == "Pow" else HOST_TYPES
+    return all(value.dtype in types and _size(value) in (1, size) for value in values)
+
+
+def _size(value: ir.Value) -> int | None:
+    """Return the number of elements; None if it is unknown."""
     shape = value.shape
     if shape is None or not shape.is_static():
-        return False
-    return math.prod(shape.numpy()) <= MAX_HOST_ELEMENTS
+        return None
+    return math.prod(shape.numpy())
 
 
 def _read_as_inputs(graph: ir.Graph, border: Sequence[str]) -> None:

@@ -3,6 +3,8 @@
 - `step_graphs`: the graphs of a folder, for the host that runs them.
 - `manifest`: the names and types of `manifest.json`, and its reader.
 - `description`: the contents of the manifest, from a trainer.
+- `scalar_program`: the scalars of a step in JSON.
+- `json_numbers`: floats that JSON lacks.
 - `tensors`: the state as a list of tensors, and its file.
 - `message`: the places of tensors in the bytes of a model.
 - `folder_trainer`: `export_training` and `import_state` of `Trainer`.

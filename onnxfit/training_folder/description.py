@@ -9,12 +9,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxfit.files import json_float
 from onnxfit.graph import names
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.setting_values import encode_setting
+from onnxfit.training_folder.json_numbers import with_finite_floats
 from onnxfit.training_folder.manifest import EXPORT, SCALARS
 from onnxfit.training_folder.message import files_of_constants, places_of_initializers
+from onnxfit.training_folder.scalar_program import described_program
 from onnxfit.training_folder.tensors import StateEntry
 
 Json = dict[str, Any]
@@ -36,6 +37,7 @@ def described_graph(recipe: Recipe, name: str, file: str, model: onnx.ModelProto
     inputs, outputs = _input_roles(recipe), _output_roles(recipe)
     values = {True: model.graph.input, False: model.graph.output}
     other = {SCALARS: "scalar", EXPORT: "initializer"}.get(name, "prediction")
+    program = {"program": described_program(model)} if name == SCALARS else {}
     return {
         "file": file,
         "external": files_of_constants(model),
@@ -45,6 +47,7 @@ def described_graph(recipe: Recipe, name: str, file: str, model: onnx.ModelProto
         "outputs": [
             {**_described_value(v), **outputs.get(v.name, _role(other))} for v in values[False]
         ],
+        **program,
     }
 
 
@@ -208,31 +211,3 @@ def described_object(value: Any) -> Json:
     if config is None:
         return {"name": getattr(value, "__name__", type(value).__name__), "settings": None}
     return {"name": config["name"], "settings": with_finite_floats(config.get("settings", {}))}
-
-
-# ---------------------------------------------------------------------- numbers that JSON lacks
-
-FLOAT = "onnxfit:float"
-
-
-def with_finite_floats(value: Any) -> Any:
-    """Return JSON in which each infinite number or NaN is replaced by an object with its text."""
-    if isinstance(value, dict):
-        return {key: with_finite_floats(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [with_finite_floats(entry) for entry in value]
-    if isinstance(value, float):
-        number = json_float(value)
-        return {FLOAT: number} if isinstance(number, str) else number
-    return value
-
-
-def with_all_floats(value: Any) -> Any:
-    """Return the original JSON, the inverse of `with_finite_floats`."""
-    if isinstance(value, list):
-        return [with_all_floats(entry) for entry in value]
-    if isinstance(value, dict):
-        if set(value) == {FLOAT}:
-            return float(value[FLOAT])
-        return {key: with_all_floats(entry) for key, entry in value.items()}
-    return value

@@ -21,6 +21,7 @@ from onnxfit.training.position import PendingFit
 from onnxfit.training.saved import SavedTrainer
 from onnxfit.training.setting_values import encode_setting
 from onnxfit.training_folder import description
+from onnxfit.training_folder.json_numbers import with_finite_floats
 from onnxfit.training_folder.manifest import (
     EVALUATE,
     EXPORT,
@@ -35,7 +36,7 @@ from onnxfit.training_folder.manifest import (
     earlier_graphs,
     graph_file,
 )
-from onnxfit.training_folder.message import refer_to_constants
+from onnxfit.training_folder.message import bytes_to_run, refer_to_constants
 from onnxfit.training_folder.step_graphs import TARGETS, step_graphs
 from onnxfit.training_folder.tensors import (
     StateEntry,
@@ -113,7 +114,7 @@ class FolderTrainer(SavedTrainer):
         files = {MODEL: model.SerializeToString(deterministic=True)}
         for name, graph in graphs.items():
             refer_to_constants(graph, MODEL, files[MODEL], self._recipe.state)
-            files[graph_file(name)] = graph.SerializeToString(deterministic=True)
+            files[graph_file(name)] = bytes_to_run(graph)
         files[STATE] = serialized(state_arrays(entries, state))
         initializers = {tensor.name for tensor in model.graph.initializer}
         own = initializers.intersection(self._recipe.state)
@@ -197,7 +198,7 @@ class FolderTrainer(SavedTrainer):
             },
             "random": {"seed": self._random_seed, "draws": names.SEED in inputs},
             "order": {"function": "lowbias32", "seed": self.seed},
-            "settings": description.with_finite_floats(settings),
+            "settings": with_finite_floats(settings),
         }
 
     def _require_exportable(self) -> None:

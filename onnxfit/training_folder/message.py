@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnxfit.graph.subgraphs import graph_protos
 from onnxfit.graph.tensors import MAX_INLINE_BYTES, refer
 
 # Field numbers of ONNX's messages, which never change.
@@ -82,6 +83,25 @@ def refer_to_constants(
         if place is not None:
             refer(tensor, file, place.offset, place.size)
             tensor.ClearField("raw_data")
+
+
+def bytes_to_run(model: onnx.ModelProto) -> bytes:
+    """Return the bytes of a model without the parts that no runtime reads.
+
+    These are the types and shapes of values inside the graph, which runtimes infer, and texts for
+    people. They are a fifth of a training step.
+    """
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    bare.ClearField("doc_string")
+    for graph in graph_protos(bare.graph):
+        graph.ClearField("value_info")
+        graph.ClearField("doc_string")
+        for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
+            part.ClearField("doc_string")
+            part.ClearField("metadata_props")
+    data: bytes = bare.SerializeToString(deterministic=True)
+    return data
 
 
 def files_of_constants(graph: onnx.ModelProto) -> list[str]:

@@ -21,7 +21,7 @@ from onnxfit.graph.validity import require_valid
 from onnxfit.training.contents import Contents
 from onnxfit.training.position import Position
 from onnxfit.training.setting_values import decode_setting
-from onnxfit.training_folder.description import with_all_floats
+from onnxfit.training_folder.json_numbers import with_all_floats
 from onnxfit.training_folder.manifest import MODEL, STATE, FolderFiles, read_manifest
 from onnxfit.training_folder.tensors import StateEntry, read_state
 

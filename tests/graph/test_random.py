@@ -6,12 +6,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnxfit.graph import random
 from onnxfit.graph.random import normal, uniform
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.finish import finish
 from tests.graph.graphs import empty
 
@@ -97,7 +99,7 @@ def test_known_sizes_and_the_reference_give_the_same(shape: tuple[int, ...]) -> 
 
 
 def test_factors_are_exact_in_tf32_and_products_in_float32() -> None:
-    columns = random._columns() * 2**random.BITS
+    columns = random._columns().astype(float)
     assert np.array_equal(columns, np.round(columns))
     assert np.abs(columns).max() <= 1024
     assert np.abs(columns).sum(0).max() * 1024 < 2**24
@@ -173,3 +175,10 @@ def _chi2(u: np.ndarray[Any, Any], cells: int) -> float:
     counts, _ = np.histogram(u, cells, (0, 1))
     expected = u.size / cells
     return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_webgpu_has_no_integers_of_16_bits() -> None:
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"), device="webgpu")
+    seed, step = (op.input(name, np.int64, ()) for name in ("seed", "step"))
+    random.uniform(op, op.constant([2000]), seed, step, 1)
+    assert ir.DataType.INT16 not in {value.dtype for value in op.graph.initializers.values()}

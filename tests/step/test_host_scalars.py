@@ -128,6 +128,27 @@ def test_a_step_without_such_numbers_stays() -> None:
     assert rest is step
 
 
+def test_operators_that_hosts_do_not_know_stay_in_the_step() -> None:
+    step = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (int64 "train/step", float[3] w) => (float[3] a, float[3] b, float[3] d) {
+            s = Cast <to = 1> ("train/step")
+            t = Add(s, s)
+            e = Erf(t)
+            u = Mul(e, e)
+            i = Pow("train/step", "train/step")
+            j = Cast <to = 1> (i)
+            a = Mul(w, t)  b = Mul(w, u)  d = Mul(w, j)
+        }""")
+    rest, host = cut_host_scalars(onnx.shape_inference.infer_shapes(step))
+    assert host is not None
+    assert [value.name for value in host.graph.output] == ["t"]
+    assert {node.op_type for node in rest.graph.node} == {"Erf", "Mul", "Pow", "Cast"}
+    feeds = {names.STEP: np.array(3), "w": np.arange(3, dtype=np.float32)}
+    cut, whole = run(rest, feeds | run(host, feeds)), run(step, feeds)
+    for name, array in whole.items():
+        np.testing.assert_array_equal(cut[name], array)
+
+
 def computed_in_64_bits(model: onnx.ModelProto) -> list[str]:
     """Return the nodes that compute 64 bits from anything but sizes, constants and labels."""
     inferred = onnx.shape_inference.infer_shapes(model).graph

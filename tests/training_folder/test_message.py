@@ -7,6 +7,7 @@ import onnx
 from onnx.numpy_helper import from_array
 
 from onnxfit.training_folder.message import (
+    bytes_to_run,
     files_of_constants,
     places_of_initializers,
     refer_to_constants,
@@ -52,3 +53,23 @@ def test_a_graph_refers_to_frozen_tensors_of_the_model_alone() -> None:
     assert entries == {
         "location": "model.onnx", "offset": str(place.offset), "length": str(place.size)
     }  # fmt: skip
+
+
+def test_texts_and_inner_types_are_left_out_on_all_levels() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N] x, bool c) => (float[N] y) {
+            a = Neg(x)
+            y = If (c) <
+                then_branch = one () => (float[N] p) { q = Abs(a)  p = Neg(q) },
+                else_branch = two () => (float[N] p) { p = Identity(a) }>
+        }""")
+    bare = model.SerializeToString(deterministic=True)
+    inferred = onnx.shape_inference.infer_shapes(model)
+    inferred.doc_string = inferred.graph.doc_string = inferred.graph.node[0].doc_string = "text"
+    branch = inferred.graph.node[1].attribute[0].g
+    branch.node[0].doc_string = branch.doc_string = "text"
+    assert len(branch.value_info) == 1
+    inferred.graph.input[0].doc_string = "text"
+    before = inferred.SerializeToString(deterministic=True)
+    assert bytes_to_run(inferred) == bare
+    assert inferred.SerializeToString(deterministic=True) == before

@@ -15,7 +15,8 @@ const ARGUMENTS = [
   "--enable-features=Vulkan",
 ];
 
-export function launch() {
+/** @param {string[]} more arguments of Chromium */
+export function launch(more = []) {
   const executablePath = process.env["CHROMIUM"] ?? "/usr/bin/chromium";
-  return chromium.launch({ executablePath, args: ARGUMENTS });
+  return chromium.launch({ executablePath, args: [...ARGUMENTS, ...more] });
 }

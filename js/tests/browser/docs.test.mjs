@@ -1,0 +1,52 @@
+/** The page docs/browser.md leads from Python to a page that trains, and back to Python. */
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import fs from "node:fs";
+import path from "node:path";
+import test from "node:test";
+
+import { serve } from "../../scripts/serve.mjs";
+import { FOLDERS } from "../helpers.mjs";
+import { snippets } from "../snippets.mjs";
+import { launch } from "./chromium.mjs";
+
+const PYTHON = process.env["PYTHON"] ?? "python3";
+const PAGE = "../docs/browser.md";
+
+test("a reader of docs/browser.md trains in a page and goes on in Python", async () => {
+  const folder = path.resolve(FOLDERS, "docs");
+  fs.rmSync(folder, { recursive: true, force: true });
+  fs.mkdirSync(path.join(folder, "node_modules"), { recursive: true });
+  fs.symlinkSync(path.resolve("."), path.join(folder, "node_modules/onnxfit"));
+  const runtime = path.resolve("node_modules/onnxruntime-web");
+  fs.symlinkSync(runtime, path.join(folder, "node_modules/onnxruntime-web"));
+  const python = snippets(PAGE, "python");
+  const before = python.slice(0, -1).join("\n");
+  execFileSync(PYTHON, ["-c", before], { cwd: folder });
+  fs.writeFileSync(path.join(folder, "index.html"), snippets(PAGE, "html")[0] ?? "");
+  fs.writeFileSync(path.join(folder, "main.js"), snippets(PAGE, "js")[0] ?? "");
+  const server = await serve({ "": folder });
+  const browser = await launch();
+  try {
+    const page = await browser.newPage();
+    await page.goto(server.url);
+    await page.waitForSelector("#save:enabled");
+    assert.match((await page.textContent("#status")) ?? "", /^Epoch 5: accuracy 0\.[89]/);
+    const download = page.waitForEvent("download");
+    await page.click("#save");
+    fs.copyFileSync(await (await download).path(), `${folder}/training/state.safetensors`);
+  } finally {
+    await browser.close();
+    server.close();
+  }
+  const printed = execFileSync(
+    PYTHON,
+    ["-c", python.join("\n").replace(/^trainer\.(fit|export_training)\(.*$/gm, "")],
+    {
+      cwd: folder,
+      encoding: "utf-8",
+    },
+  );
+  assert.equal(printed.trim(), "7 True");
+});
