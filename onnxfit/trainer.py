@@ -41,6 +41,7 @@ from onnxfit.training.inference import check_steps, refuse_number
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.ranks import (
     merged_over_ranks,
+    refuse_two_scales,
     refuse_two_waits,
     require_same_fits,
     require_same_trainers,
@@ -80,6 +81,8 @@ class Trainer(FolderTrainer):
       same weights, bit for bit, on one machine.
     - `batch_norm`: "train" normalizes by the batch and updates the running statistics; "frozen"
       uses them as they are.
+    - `precision`: "float32"; "bf16" or "fp16" let the products of a training step compute in half
+      precision, with weights, losses and the update in float32; see `docs/mixed-precision.md`.
     - `clip_norm`, `clip_value`: bounds > 0 for the L2 norm of all gradients together, and for each
       of their elements; None and infinity clip nothing.
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
@@ -135,6 +138,7 @@ class Trainer(FolderTrainer):
         device: str = "cpu",
         seed: int = 0,
         batch_norm: str = "train",
+        precision: str = "float32",
         clip_norm: float | None = None,
         clip_value: float | None = None,
         accumulate: int = 1,
@@ -166,6 +170,7 @@ class Trainer(FolderTrainer):
         teacher = None if distillation is None else distillation.teacher
         require_same_trainers(world, model, arrays, settings, teacher)
         refuse_two_waits(world, accumulate)
+        refuse_two_scales(world, recipe.precision)
         runtime = backend_class(
             recipe,
             arrays,

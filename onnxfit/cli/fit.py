@@ -145,6 +145,13 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     help="Let BatchNormalization use the statistics of each batch, or its running statistics.",
 )
 @click.option(
+    "--precision",
+    type=click.Choice(["float32", "bf16", "fp16"]),
+    default="float32",
+    show_default=True,
+    help="Let the products of a training step compute in half precision; weights stay float32.",
+)
+@click.option(
     "--quantization",
     metavar="SETTING=VALUE,...",
     help=(

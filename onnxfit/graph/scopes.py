@@ -12,6 +12,7 @@ LOSS = "loss"
 PENALTY = "penalty"
 GRADIENT = "gradient"
 GRADIENT_SUM = "gradient/sum"  # where a value is used more than once
+LOSS_SCALE = "loss_scale"
 ACCUMULATION = "accumulation"
 OPTIMIZER = "optimizer"
 
@@ -23,6 +24,7 @@ STAGES = {
     LOSS: "loss",
     PENALTY: "penalty",
     GRADIENT: "gradient",
+    LOSS_SCALE: "loss scaling",
     ACCUMULATION: "gradient accumulation",
     OPTIMIZER: "optimizer",
 }

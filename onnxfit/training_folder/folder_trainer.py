@@ -76,9 +76,9 @@ class FolderTrainer(SavedTrainer):
         - `sample_weight`: whether the losses have an input for the factor of each row's loss.
 
         SettingError for a trainer without a loss, with `accumulate` above 1, with weights in
-        `frozen`, with integer weights, DoRA or PiSSA, or with tensors above 2 GB. GradientError if
-        the gradient needs a `batch_size`. CheckpointError if the folder cannot be written. Of
-        several processes, only rank 0 writes.
+        `frozen`, with integer weights, DoRA or PiSSA, in half precision, or with tensors above
+        2 GB. GradientError if the gradient needs a `batch_size`. CheckpointError if the folder
+        cannot be written. Of several processes, only rank 0 writes.
 
         >>> import json, onnx.parser, tempfile
         >>> from onnxfit import Trainer
@@ -212,6 +212,11 @@ class FolderTrainer(SavedTrainer):
             )
         elif self._trainable.no_host is not None:
             problem = f"{self._trainable.no_host}: train plain adapters or weights of floats"
+        elif self._recipe.precision.half is not None:
+            problem = (
+                f"has precision={self._recipe.precision.name!r}, for which hosts have no kernels:"
+                " train in float32"
+            )
         elif self._recipe.large:
             problem = "has more than 2 GB of tensors, which one ONNX file cannot hold"
         if problem is not None:
