@@ -82,7 +82,7 @@ class Trainer(FolderTrainer):
     - `batch_norm`: "train" normalizes by the batch and updates the running statistics; "frozen"
       uses them as they are.
     - `precision`: "float32"; "bf16" or "fp16" let the products of a training step compute in half
-      precision, with weights, losses and the update in float32; see `docs/mixed-precision.md`.
+      precision, with weights, losses and the update in float32. Keras's names are known, too.
     - `clip_norm`, `clip_value`: bounds > 0 for the L2 norm of all gradients together, and for each
       of their elements; None and infinity clip nothing.
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.

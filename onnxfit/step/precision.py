@@ -27,7 +27,7 @@ FLOAT = ir.DataType.FLOAT
 
 
 @dataclass(frozen=True)
-class Precision:
+class StepPrecision:
     """The element type of a step's products, and whether it scales its loss.
 
     - `name`: the name in `Trainer(precision=)`.
@@ -41,11 +41,11 @@ class Precision:
     scales_loss: bool = False
 
 
-FLOAT32 = Precision("float32")
+FLOAT32 = StepPrecision("float32")
 PRECISIONS = (
     FLOAT32,
-    Precision("bf16", ir.DataType.BFLOAT16),
-    Precision("fp16", ir.DataType.FLOAT16, scales_loss=True),
+    StepPrecision("bf16", ir.DataType.BFLOAT16),
+    StepPrecision("fp16", ir.DataType.FLOAT16, scales_loss=True),
 )
 # Names that Keras, PyTorch and Lightning have for them.
 ALIASES = {
@@ -61,7 +61,7 @@ ALIASES = {
 }
 
 
-def get_precision(name: object) -> Precision:
+def get_precision(name: object) -> StepPrecision:
     """Return the precision of a name, as for `Trainer`. Raises UnknownNameError.
 
     >>> get_precision("mixed_bfloat16").name
@@ -77,7 +77,7 @@ def get_precision(name: object) -> Precision:
 # Where an operator computes: in half precision; in the type that its activations have, and in
 # float32 where these differ; or in float32, as every operator does that is not in the table: among
 # them norms, Softmax, reductions, exponentials, logarithms, powers and losses.
-Place = Literal["half", "activations"]
+ComputeType = Literal["half", "activations"]
 
 # Products: they take the time of a step, and sum up in float32 inside.
 _PRODUCTS = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
@@ -135,7 +135,7 @@ _FOLLOWERS = (
     "Size",
 )
 
-OPERATORS: Mapping[str, Place] = {
+OPERATORS: Mapping[str, ComputeType] = {
     **dict.fromkeys(_PRODUCTS, "half"),
     **dict.fromkeys(_FOLLOWERS, "activations"),
 }
@@ -166,12 +166,12 @@ class _Autocast:
     def run(self) -> None:
         for node in list(self.op.graph):
             with self.op.replacing(node):
-                self._place(node)
+                self._autocast_node(node)
         for i, value in enumerate(self.op.graph.outputs):
             if value.dtype == self.half:
                 self._widen_output(i, value)
 
-    def _place(self, node: ir.Node) -> None:
+    def _autocast_node(self, node: ir.Node) -> None:
         """Choose the type of a node, cast its inputs to it, and declare its outputs."""
         for body in subgraphs_of(node):
             self._widen_captured(body)

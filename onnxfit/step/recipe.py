@@ -41,7 +41,7 @@ from onnxfit.step.objectives import (
     get_objectives,
     get_output_metrics,
 )
-from onnxfit.step.precision import FLOAT32, Precision, get_precision
+from onnxfit.step.precision import FLOAT32, StepPrecision, get_precision
 from onnxfit.step.providers import forms_of_device
 from onnxfit.step.settings import TrainerSettings
 
@@ -69,7 +69,7 @@ class Recipe:
     slots: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
     metrics: tuple[OutputMetric, ...] = ()
     batch_norm: str = "train"
-    precision: Precision = FLOAT32
+    precision: StepPrecision = FLOAT32
     clip_norm: float | None = None
     clip_value: float | None = None
     device: str = "cpu"
@@ -283,7 +283,7 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
     return initializer.const_value.numpy()
 
 
-def _gradient_source(settings: TrainerSettings, precision: Precision) -> GradientSource:
+def _gradient_source(settings: TrainerSettings, precision: StepPrecision) -> GradientSource:
     """Return the source of gradients; SettingError for one that knows no half precision."""
     name = settings.gradient
     if precision.half is not None:

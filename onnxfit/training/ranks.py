@@ -17,7 +17,7 @@ from onnxfit.errors import DataError, SettingError
 from onnxfit.files import refusing_misfits
 from onnxfit.imports import versions
 from onnxfit.runtime.values import join_batches
-from onnxfit.step.precision import Precision
+from onnxfit.step.precision import StepPrecision
 from onnxfit.step.tracker import Tracker
 
 Array = npt.NDArray[Any]
@@ -60,7 +60,7 @@ def require_same_trainers(
     world.require_same("Trainer(...)", compared, OWN_TRAINING)
 
 
-def refuse_two_scales(world: World, precision: Precision) -> None:
+def refuse_two_scales(world: World, precision: StepPrecision) -> None:
     """Raise SettingError where ranks that average their weights scale their losses, too."""
     if precision.scales_loss and world.average_every is not None:
         raise SettingError(
