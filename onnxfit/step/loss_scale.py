@@ -89,11 +89,13 @@ class GuardedUpdate:
 
     def steps_done(self, done: Value) -> Value:
         """Return the updates that were not skipped, of `done` in all."""
-        return done - _state_input(self._op, names.SKIPPED_STEPS)
+        with self._op.scope(scopes.LOSS_SCALE):
+            return done - _state_input(self._op, names.SKIPPED_STEPS)
 
     def guard(self, new: Value, old: Value) -> Value:
         """Return the next value of a weight or slot: `old` if the update is skipped."""
-        return self._op.Where(self._all_finite, new, old)
+        with self._op.scope(scopes.LOSS_SCALE):
+            return self._op.Where(self._all_finite, new, old)
 
     def add_outputs(self) -> None:
         """Add the next scale and counters as outputs of the graph."""
