@@ -12,7 +12,7 @@ LOSS = "loss"
 PENALTY = "penalty"
 GRADIENT = "gradient"
 GRADIENT_SUM = "gradient/sum"  # where a value is used more than once
-LOSS_SCALE = "loss_scale"
+LOSS_SCALE = "gradient/loss_scale"  # in float16
 ACCUMULATION = "accumulation"
 OPTIMIZER = "optimizer"
 
@@ -24,7 +24,6 @@ STAGES = {
     LOSS: "loss",
     PENALTY: "penalty",
     GRADIENT: "gradient",
-    LOSS_SCALE: "loss scaling",
     ACCUMULATION: "gradient accumulation",
     OPTIMIZER: "optimizer",
 }
