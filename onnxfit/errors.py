@@ -55,7 +55,9 @@ LIBRARY_FOLDERS = (
 # Names of arguments in other libraries -> onnxfit's names; the first that exists is suggested
 OTHER_NAMES = {
     "accumulate_grad_batches": ("accumulate",),
+    "amp": ("precision",),
     "batch": ("batch_size",),
+    "bf16": ("precision",),
     "bs": ("batch_size",),
     "criterion": ("loss",),
     "cuda": ("device",),
@@ -65,7 +67,9 @@ OTHER_NAMES = {
     "eta": ("learning_rate",),
     "eta0": ("learning_rate",),
     "eval_set": ("validation_data",),
+    "dtype_policy": ("precision",),
     "filename": ("filename", "filepath"),
+    "fp16": ("precision",),
     "gpu": ("device",),
     "gradient_accumulation_steps": ("accumulate",),
     "gradient_clip_val": ("clip_norm",),
@@ -83,6 +87,7 @@ OTHER_NAMES = {
     "lr": ("learning_rate",),
     "max_epochs": ("epochs",),
     "max_iter": ("epochs",),
+    "mixed_precision": ("precision",),
     "model": ("model_onnx",),
     "n_iter_no_change": ("patience",),
     "n_jobs": ("threads",),

@@ -41,6 +41,7 @@ from onnxfit.training.inference import check_steps, refuse_number
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.ranks import (
     merged_over_ranks,
+    refuse_two_scales,
     refuse_two_waits,
     require_same_fits,
     require_same_trainers,
@@ -80,6 +81,8 @@ class Trainer(FolderTrainer):
       gives the same weights, bit for bit, on one machine.
     - `batch_norm`: "train" normalizes by the batch and updates the running statistics; "frozen"
       normalizes by the running statistics and does not update them.
+    - `precision`: "float32"; or "bf16" or "fp16" to compute the products of a training step in half
+      precision, with weights, losses and the update in float32. Keras's names work too.
     - `clip_norm`, `clip_value`: bounds > 0 for the global L2 norm of the gradients, and for each
       element of a gradient; None and infinity clip nothing.
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
@@ -135,6 +138,7 @@ class Trainer(FolderTrainer):
         device: str = "cpu",
         seed: int = 0,
         batch_norm: str = "train",
+        precision: str = "float32",
         clip_norm: float | None = None,
         clip_value: float | None = None,
         accumulate: int = 1,
@@ -166,6 +170,7 @@ class Trainer(FolderTrainer):
         teacher = None if distillation is None else distillation.teacher
         require_same_trainers(world, model, arrays, settings, teacher)
         refuse_two_waits(world, accumulate)
+        refuse_two_scales(world, recipe.precision)
         runtime = backend_class(
             recipe,
             arrays,

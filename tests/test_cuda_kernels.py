@@ -104,6 +104,14 @@ NETWORKS: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
     "pools and convolutions": (spatial(), {}),
     "LSTM and GRU": (recurrent(), {}),
     "transformer, Adam": (transformer(), ADAM),
+    "MLP, bf16": (mlp((20, 16, 8, 3), "Relu"), {"precision": "bf16"}),
+    "CNN, fp16": (convolutional(batch_norm=True, dropout=0.3), {"precision": "fp16", **ADAM}),
+    "CNN, bf16": (convolutional(batch_norm=True, dropout=0.3), {"precision": "bf16", **ADAM}),
+    "pools and convolutions, fp16": (spatial(), {"precision": "fp16"}),
+    "pools and convolutions, bf16": (spatial(), {"precision": "bf16"}),
+    "LSTM and GRU, fp16": (recurrent(), {"precision": "fp16"}),
+    "transformer, fp16": (transformer(), {"precision": "fp16", **ADAM}),
+    "transformer, bf16": (transformer(), {"precision": "bf16", **ADAM}),
     "packed weights": (packed(), {"weights": ["first", "scale", "scales"]}),
 }
 

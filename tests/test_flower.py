@@ -105,6 +105,14 @@ def test_a_round_depends_on_no_earlier_one(optimizer: Any) -> None:
     assert_equal(old.trainer.get_state()["slots"], new.trainer.get_state()["slots"])
 
 
+def test_each_round_begins_with_a_new_loss_scale() -> None:
+    trainer = new_trainer(precision="fp16", loss="cross_entropy")
+    one = client(trainer, (X[:60], Y[:60]))
+    for _ in range(2):
+        one.train_round(start_weights())
+        assert trainer.get_state()["slots"]["train/finite_steps"] == trainer.global_step > 0
+
+
 def test_each_round_has_an_order_of_its_own() -> None:
     start = start_weights()
     one = new_client()

@@ -237,8 +237,10 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_loss_curve_is_that_of_torch(name: str, tmp_path: Path) -> None:
+def loss_curves(
+    name: str, folder: Path, precision: str = "float32", *, autocast: bool = False
+) -> tuple[list[float], list[float]]:
+    """The losses of 20 steps by a Trainer, and by PyTorch in float32 or with bfloat16 autocast."""
     torch.manual_seed(0)
     make, inputs, kind = NETWORKS[name]
     x, model = inputs(), make()
@@ -252,24 +254,54 @@ def test_the_loss_curve_is_that_of_torch(name: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own
         torch.onnx.export(
-            model.train(), (x,), tmp_path / "model.onnx", dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}},
+            model.train(), (x,), folder / "model.onnx", dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}},
             opset_version=17, training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
         )  # fmt: skip
     trained = [
         f"!{buffer}" for buffer, _ in model.named_buffers() if buffer in ("cos", "sin")
     ] or None
     trainer = Trainer(
-        tmp_path / "model.onnx", trained, loss=LOSSES[kind], optimizer=Adam(0.01), gradient="onnx"
+        folder / "model.onnx",
+        trained,
+        loss=LOSSES[kind],
+        optimizer=Adam(0.01),
+        gradient="onnx",
+        precision=precision,
     )
     optimizer = torch.optim.Adam(theirs.train().parameters(), 0.01)
     ours, expected = [], []
     for _ in range(20):
         optimizer.zero_grad()
-        output = theirs(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = theirs(x)
+        output = output.float()
         loss = F.mse_loss(output, y) if kind == "numbers" else F.cross_entropy(output, y)
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
         ours.append(trainer.train_on_batch(x.numpy(), y.numpy())["loss"])
+    return ours, expected
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_loss_curve_is_that_of_torch(name: str, tmp_path: Path) -> None:
+    ours, expected = loss_curves(name, tmp_path)
     np.testing.assert_allclose(ours, expected, rtol=1e-4)
     assert expected[-1] < 0.97 * expected[0]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_bf16_follows_autocast_of_torch(name: str, tmp_path: Path) -> None:
+    ours, expected = loss_curves(name, tmp_path, "bf16", autocast=True)
+    np.testing.assert_allclose(ours, expected, rtol=2.0**-6, atol=2.0**-8 * expected[0])
+    assert expected[-1] < 0.97 * expected[0]
+    exact, _ = loss_curves(name, tmp_path)
+    assert np.abs(np.subtract(ours, exact)).max() > 1e-5  # the products were rounded
+
+
+@pytest.mark.parametrize("name", ["perceptron", "residual block", "lstm", "encoder"])
+def test_fp16_follows_float32(name: str, tmp_path: Path) -> None:
+    ours, expected = loss_curves(name, tmp_path, "fp16")
+    np.testing.assert_allclose(ours, expected, rtol=2.0**-9, atol=2.0**-10 * expected[0])
+    exact, _ = loss_curves(name, tmp_path)
+    assert np.abs(np.subtract(ours, exact)).max() > 1e-6

@@ -28,6 +28,7 @@ PAGES = [
     "docs/data.md",
     "docs/fine-tuning.md",
     "docs/language-models.md",
+    "docs/mixed-precision.md",
     "docs/pytorch.md",
     "docs/quantization-report.md",
     "docs/quantization.md",

@@ -146,6 +146,13 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     help="Let BatchNormalization use the statistics of each batch, or its running statistics.",
 )
 @click.option(
+    "--precision",
+    type=click.Choice(["float32", "bf16", "fp16"]),
+    default="float32",
+    show_default=True,
+    help="Let the products of a training step compute in half precision; weights stay float32.",
+)
+@click.option(
     "--quantization",
     metavar="SETTING=VALUE,...",
     help=(

@@ -50,6 +50,7 @@ TRAINER_OPTIONS = (
     "device",
     "seed",
     "batch_norm",
+    "precision",
     "clip_norm",
     "clip_value",
     "accumulate",

@@ -172,6 +172,7 @@ class FlowerClient:
             for name in trainer.settings["weights"]
             for slot, value in initial_slots(trainer.optimizer, name, weights[name]).items()
         }
+        slots |= trainer._recipe.loss_scale
         state = trainer.get_state()
         rate = self._learning_rate if learning_rate is None else learning_rate
         counters = {**state["counters"], "epoch": 0, "global_step": 0, "window": 0}

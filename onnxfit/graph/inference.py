@@ -17,6 +17,8 @@ import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
 
+from onnxfit.graph.bfloat16 import refuses_bfloat16
+
 InferenceFunction = Callable[[ir.Node], None]
 F = TypeVar("F", bound=InferenceFunction)
 
@@ -467,6 +469,10 @@ def _run_onnx_inference(
         if tensor is not None:
             constants[value.name] = ir.serde.serialize_tensor(tensor)
     imports = [onnx.helper.make_opsetid(d, v) for d, v in graph.opset_imports.items()]
+    is_new = refuses_bfloat16(node, schema)
+    for type_ in types.values() if is_new else ():
+        if type_.tensor_type.elem_type == onnx.TensorProto.BFLOAT16:
+            type_.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     try:
         protos = onnx.shape_inference.infer_node_outputs(
             schema, proto or ir.serde.serialize_node(node), types, constants, opset_imports=imports
@@ -484,5 +490,8 @@ def _run_onnx_inference(
         shape = ir.serde.deserialize_type_proto_for_shape(proto)
         if shape is not None:
             shape = ir.Shape(sizes_of(shape), frozen=True)
-        results.append((ir.serde.deserialize_type_proto_for_type(proto), shape))
+        found = ir.serde.deserialize_type_proto_for_type(proto)
+        if is_new and found == ir.TensorType(ir.DataType.FLOAT16):
+            found = ir.TensorType(ir.DataType.BFLOAT16)
+        results.append((found, shape))
     return tuple(results)

@@ -13,7 +13,12 @@ SEED = "train/seed"
 FIRST = "train/first_of_window"  # bool; with accumulated gradients, the sum starts anew
 WINDOW = "train/batches_in_window"
 TOTAL = "train/loss"  # the sum of the losses of all outputs and the penalties
-SCALED = "train/scaled_loss"  # the loss times the learning rate
+SCALED = "train/scaled_loss"  # the loss times the learning rate, or times LOSS_SCALE
+# state of a step in float16: the factor of the loss before its gradients are computed, the updates
+# since it changed, and the updates that were skipped
+LOSS_SCALE = "train/loss_scale"
+FINITE_STEPS = "train/finite_steps"
+SKIPPED_STEPS = "train/skipped_steps"
 # where several ranks train together, this rank's summand of the loss of the whole batch
 SHARED = "train/shared_loss"
 SHARE = "train/share"  # the rows of this rank, divided by those of the whole batch, float64

@@ -14,6 +14,7 @@ PENALTY = "penalty"
 METRICS = "metrics"
 GRADIENT = "gradient"
 GRADIENT_SUM = "gradient/sum"  # where a value is used more than once
+LOSS_SCALE = "gradient/loss_scale"  # in float16
 ACCUMULATION = "accumulation"
 OPTIMIZER = "optimizer"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -306,8 +307,13 @@ def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     # -1 where x is kept, else 0: two operators instead of a comparison, a cast and a division
     negative_mask = op.Floor(draws.uniform(op, op.shape(x)) - keep)
     # With ratio 1, everything is dropped, and `keep` would be a divisor of 0.
-    factor = -1 / op.Max(op.cast(keep, x.dtype), np.finfo(x.dtype).tiny)
+    factor = -1 / op.Max(op.cast(keep, x.dtype), _smallest_normal(x.dtype))
     return x * (op.cast(negative_mask, x.dtype) * factor)
+
+
+def _smallest_normal(dtype: np.dtype[Any]) -> float:
+    # ml_dtypes has no annotations
+    return float(ml_dtypes.finfo(dtype).smallest_normal)  # type: ignore[no-untyped-call]
 
 
 def _drops_nothing(node: ir.Node) -> bool:

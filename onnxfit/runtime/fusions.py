@@ -112,6 +112,8 @@ FUSIONS_OF_PRODUCTS = ("MatMulScaleFusion", "MatmulTransposeFusion")
 # before gets the name of the value after: if it was an output of the graph, onnxruntime 1.19
 # returns nothing for that output.
 REMOVALS_OF_ACTIVATIONS = ("ReluQuantRewrite", "ClipQuantRewrite")
+# With these rules, onnxruntime 1.19 crashes where a body of an If reads a Cast of a float16.
+REMOVAL_OF_CASTS = "Level1_RuleBasedTransformer"
 
 
 def useless_optimizers(model: onnx.ModelProto) -> list[str]:
@@ -130,11 +132,19 @@ def useless_optimizers(model: onnx.ModelProto) -> list[str]:
     useless += [n for n, pattern in PATTERN_OPERATORS.items() if pattern.isdisjoint(operators)]
     if _multiplies_float64(model.graph):
         useless += FUSIONS_OF_PRODUCTS
+    if "Cast" in operators and _rounds_to_float16(model.graph):
+        useless.append(REMOVAL_OF_CASTS)
     if "QuantizeLinear" in operators and _cuts_an_output_off(model.graph):
         useless += REMOVALS_OF_ACTIVATIONS
     if len(model.graph.node) >= MIN_NODES_TO_COMPARE and not _has_equal_nodes(model.graph):
         useless.append("CommonSubexpressionElimination")
     return useless
+
+
+def _rounds_to_float16(graph: onnx.GraphProto) -> bool:
+    """Return whether a Cast of the main graph makes float16."""
+    casts = (node for node in graph.node if node.op_type == "Cast")
+    return any(a.i == onnx.TensorProto.FLOAT16 for cast in casts for a in cast.attribute)
 
 
 def _has_cubic_gelu(graph: onnx.GraphProto) -> bool:

@@ -13,6 +13,7 @@ from onnxfit.graph import names
 from onnxfit.graph.model import model_errors
 from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.forward import with_loss
+from onnxfit.step.loss_scale import scale_input, unscaled
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import learning_rate_input
 
@@ -40,7 +41,8 @@ def gradient(
     `scaled=True` multiplies the loss, and so every gradient, by the learning rate. `shared=True`
     differentiates this rank's summand of the loss, as `add_loss_outputs` says.
     """
-    if scaled:
+    scales_loss = recipe.precision.scales_loss
+    if scaled or scales_loss:
         loss = names.SCALED
         build = partial(_with_scaled_loss, recipe, batch, shared=shared)
     else:
@@ -50,16 +52,22 @@ def gradient(
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
     op = GraphBuilder(model.graph, device=recipe.device)
     values = values_of(model.graph)
-    return op, {weight: op.wrap(values[name]) for weight, name in gradients.items()}
+    by_weight = {weight: op.wrap(values[name]) for weight, name in gradients.items()}
+    return op, unscaled(op, by_weight) if scales_loss else by_weight
 
 
 def _with_scaled_loss(recipe: Recipe, batch: Batch, *, shared: bool) -> ir.Model:
-    """Return the model with its loss, and with the loss times the learning rate as an output."""
+    """Return the model with its loss, and with the loss times a factor as an output.
+
+    The factor is the scale of the loss, where the recipe has one, else the learning rate.
+    """
     model = with_loss(recipe, batch, shared=shared)
     op = GraphBuilder(model.graph, device=recipe.device)
     loss = names.SHARED if shared else names.TOTAL
     total = op.wrap(next(v for v in op.graph.outputs if v.name == loss))
-    op.output(names.SCALED, total * op.cast(learning_rate_input(op, recipe), total.dtype))
+    scales_loss = recipe.precision.scales_loss
+    factor = scale_input(op) if scales_loss else learning_rate_input(op, recipe)
+    op.output(names.SCALED, total * op.cast(factor, total.dtype))
     return model
 
 
@@ -70,7 +78,7 @@ def is_scaled(recipe: Recipe) -> bool:
     """
     if not recipe.optimizer.is_plain_sgd or recipe.norms != "none":
         return False
-    if recipe.clip_norm is not None:
+    if recipe.clip_norm is not None or recipe.precision.scales_loss:
         return False
     initializers = recipe.model.graph.initializers
     dtypes = {initializers[name].dtype for name in recipe.weights}

@@ -14,6 +14,7 @@ from onnxfit.graph.opset import OPSET
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.device_forms import use_forms_of_device
+from onnxfit.step.half_kernels import use_half_kernels
 from onnxfit.step.rewrites import REWRITES
 
 
@@ -110,6 +111,7 @@ def finish(op: GraphBuilder) -> onnx.ModelProto:
     for rewrite in REWRITES:
         rewrite(op.graph)
     use_forms_of_device(op)
+    use_half_kernels(op)
     model = ir.to_proto(prune(op))
     model.producer_name = "onnxfit"
     return model

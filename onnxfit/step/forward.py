@@ -21,7 +21,9 @@ from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses import SoftTargets
 from onnxfit.penalties import Penalty
 from onnxfit.step.finish import prune
+from onnxfit.step.loss_scale import kept_if_not_finite
 from onnxfit.step.objectives import Objective
+from onnxfit.step.precision import autocast
 from onnxfit.step.recipe import Batch, Recipe
 
 
@@ -51,10 +53,14 @@ def constant_batch_norms(recipe: Recipe, batch: Batch) -> list[str]:
 def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[str, Value]]:
     """Return the forward pass of training, and the next values of the running statistics."""
     op = forward(recipe, batch)
+    if recipe.precision.half is not None:
+        autocast(op, recipe.precision.half, (*recipe.state, *recipe.constants))
     seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
     statistics = training_form.to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
     if recipe.trainable is not None:
         statistics |= recipe.trainable.to_training_form(op, step)
+    if recipe.precision.scales_loss:
+        statistics = kept_if_not_finite(op, statistics)
     return op, statistics
 
 

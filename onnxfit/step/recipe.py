@@ -34,6 +34,7 @@ from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
 from onnxfit.step.distillation import Distillation, Teacher
 from onnxfit.step.limits import check_fits, clip_bound, largest, norm_dtype
+from onnxfit.step.loss_scale import initial_state
 from onnxfit.step.objectives import (
     Objective,
     OutputMetric,
@@ -41,6 +42,7 @@ from onnxfit.step.objectives import (
     get_objectives,
     get_output_metrics,
 )
+from onnxfit.step.precision import FLOAT32, StepPrecision, get_precision
 from onnxfit.step.providers import forms_of_device
 from onnxfit.step.settings import TrainerSettings
 
@@ -68,6 +70,7 @@ class Recipe:
     slots: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
     metrics: tuple[OutputMetric, ...] = ()
     batch_norm: str = "train"
+    precision: StepPrecision = FLOAT32
     clip_norm: float | None = None
     clip_value: float | None = None
     device: str = "cpu"
@@ -132,6 +135,7 @@ class Recipe:
         )
 
         optimizer = get_optimizer(settings.optimizer)
+        precision = get_precision(settings.precision)
         normalized = normalize(trainable.model)
         outputs = tensor_outputs(normalized)
         graph = normalized.graph
@@ -165,11 +169,12 @@ class Recipe:
             objectives=objectives,
             penalties=penalties,
             optimizer=optimizer,
-            gradient=gradient_source(settings.gradient, forms_of_device(settings.device)),
+            gradient=_gradient_source(settings, precision),
             device=forms_of_device(settings.device),
             slots=slots,
             metrics=tuple(metrics),
             batch_norm=settings.batch_norm,
+            precision=precision,
             clip_norm=clip_bound("clip_norm", settings.clip_norm, [norm_dtype(dtypes.values())]),
             clip_value=clip_bound("clip_value", settings.clip_value, dtypes.values()),
             trainable=None if trainable.is_file else trainable,
@@ -196,6 +201,11 @@ class Recipe:
     def state(self) -> tuple[str, ...]:
         """The initializers that training changes: they are inputs of every step."""
         return (*self.weights, *self.statistics)
+
+    @cached_property
+    def loss_scale(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Tensor -> its value before the first step, for the scale of the loss and its counters."""
+        return initial_state() if self.precision.scales_loss else {}
 
     @property
     def evaluates_file(self) -> bool:
@@ -278,6 +288,20 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
     """Return an initializer's values, without a copy where possible."""
     assert initializer.const_value is not None
     return initializer.const_value.numpy()
+
+
+def _gradient_source(settings: TrainerSettings, precision: StepPrecision) -> GradientSource:
+    """Return the source of gradients; SettingError for one that knows no half precision."""
+    name = settings.gradient
+    if precision.half is not None:
+        if name == "onnxruntime":
+            raise SettingError(
+                f"precision={precision.name!r} needs onnxfit's own gradients, and"
+                " gradient='onnxruntime' asks for those of onnxruntime's builder, which expects"
+                " float32: leave one of the two out."
+            )
+        name = "onnx" if name == "auto" else name
+    return gradient_source(name, forms_of_device(settings.device))
 
 
 def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:

@@ -12,6 +12,7 @@ from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.registry import is_finite, is_number, shortened
 from onnxfit.step.objectives import Losses, Metrics
+from onnxfit.step.precision import get_precision
 
 if TYPE_CHECKING:
     from onnxfit.adapters.lora import LoRA
@@ -37,6 +38,7 @@ class TrainerSettings:
     device: str = "cpu"
     seed: int = 0
     batch_norm: str = "train"
+    precision: str = "float32"
     clip_norm: float | None = None
     clip_value: float | None = None
     accumulate: int = 1
@@ -48,6 +50,7 @@ class TrainerSettings:
     def __post_init__(self) -> None:
         if self.batch_norm not in ("train", "frozen"):
             raise SettingError(f"batch_norm must be 'train' or 'frozen', got {self.batch_norm!r}.")
+        get_precision(self.precision)
         check_accumulate(self.accumulate)
         if not isinstance(self.dynamic_batch, bool):
             raise SettingError(f"dynamic_batch must be True or False, got {self.dynamic_batch!r}.")

@@ -33,6 +33,7 @@ from onnxfit.step.forward import (
     soft_targets,
     training_forward,
 )
+from onnxfit.step.loss_scale import scale_input, unscaled
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
@@ -74,10 +75,13 @@ def split_step(
     arriving = {v for v in graph.inputs if v.name in pullback.arriving.values()}
     backward_nodes = _backward_nodes(graph, results, gradients, arriving)
     kept = _kept_values(graph, backward_nodes, gradients, arriving)
+    kept = [_widened(graph, v, backward_nodes) for v in kept]
     inputs = set(graph.inputs)
     kept_inputs = [_name(v) for v in kept if v in inputs]
     computed = [_name(v) for v in kept if v not in inputs]
-    model_inputs = [_name(v) for v in graph.inputs if v not in arriving]
+    model_inputs = [
+        _name(v) for v in graph.inputs if v not in arriving and v.name != names.LOSS_SCALE
+    ]
     forward_outputs = dict.fromkeys([*outputs, *statistics, *computed])
     backward_inputs = [*kept_inputs, *pullback.arriving.values()]
     return SplitStep(
@@ -104,7 +108,31 @@ def _pullback(
     floats = [_name(v) for v in model.graph.outputs if is_float(v) and v.name in outputs]
     differentiable = [name for name in floats if reachable_values(model, [name], wrt)]
     pullback = recipe.gradient.add_pullback(model, differentiable, wrt)
+    if recipe.precision.scales_loss:
+        _scale(pullback)
     return pullback, [names.updated(name) for name in statistics]
+
+
+def _scale(pullback: Pullback) -> None:
+    """Multiply the gradients that arrive by the scale of the loss, and divide those that leave."""
+    graph = pullback.model.graph
+    op = GraphBuilder(graph)
+    inputs = {v.name: v for v in graph.inputs}
+    with op.scope(scopes.LOSS_SCALE):
+        scale = scale_input(op)
+        for name in pullback.arriving.values():
+            value = op.wrap(inputs[name])
+            uses = list(value.ir.uses())
+            scaled = value * op.cast(scale, value.dtype)
+            for node, i in uses:
+                node.replace_input_with(i, scaled.ir)
+    outputs = {_name(v): v for v in graph.outputs}
+    leaving = {name: outputs[name] for name in pullback.leaving.values()}
+    results = unscaled(op, {name: op.wrap(v) for name, v in leaving.items()})
+    graph.outputs[:] = [results[_name(v)].ir if _name(v) in results else v for v in graph.outputs]
+    for name, gradient in leaving.items():
+        gradient.name = op.unique_name(f"{name}/scaled")
+        results[name].ir.name = name
 
 
 def _backward_nodes(
@@ -146,6 +174,28 @@ def _kept_values(
         if value.type is None and node is not None:
             infer_outputs(graph, node)  # onnxruntime's builder omits types
     return kept
+
+
+def _widened(graph: ir.Graph, value: ir.Value, backward_nodes: Sequence[ir.Node]) -> ir.Value:
+    """Return what the forward pass hands over for a value that the backward pass reads.
+
+    onnxruntime's Python has no buffers of bfloat16, so such a value travels as float32.
+    """
+    node = value.producer()
+    if value.dtype != ir.DataType.BFLOAT16 or node is None:
+        return value
+    op = GraphBuilder(graph)
+    wide = op.cast(op.wrap(value), np.float32)
+    narrow = op.cast(wide, value.dtype.numpy()).ir
+    for reader in backward_nodes:
+        for i, read in enumerate(reader.inputs):
+            if read is value:
+                reader.replace_input_with(i, narrow)
+    casts = [wide.ir.producer(), narrow.producer()]
+    added = [cast for cast in casts if cast is not None]
+    graph.remove(added)
+    graph.insert_after(node, added)
+    return wide.ir
 
 
 def loss_graph(

@@ -19,6 +19,7 @@ from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.optimizers import Optimizer
 from onnxfit.step.limits import largest, norm_dtype
+from onnxfit.step.loss_scale import GuardedUpdate
 from onnxfit.step.recipe import Recipe
 
 Array = npt.NDArray[Any]
@@ -82,8 +83,9 @@ def add_update(
         weight: _slot_inputs(op, recipe.slots[weight], weight, target, weights[weight])
         for weight, target in targets.items()
     }
+    guarded = GuardedUpdate(op, gradients) if recipe.precision.scales_loss else None
     with op.scope(scopes.OPTIMIZER):
-        step = op.cast(done, np.float64) + 1
+        step = op.cast(done if guarded is None else guarded.steps_done(done), np.float64) + 1
         clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value, norm)
     next_weights, next_slots = apply_update(
         op,
@@ -97,9 +99,13 @@ def add_update(
         bounds=_fused_bounds(recipe.bounds, fused, alignment),
     )
     for weight, target in targets.items():
-        op.output(names.updated(target), next_weights[weight])
+        pairs = {target: (next_weights[weight], weights[weight])}
         for slot, value in next_slots[weight].items():
-            op.output(names.updated(names.slot(target, slot)), value)
+            pairs[names.slot(target, slot)] = value, slots[weight][slot]
+        for name, (new, old) in pairs.items():
+            op.output(names.updated(name), new if guarded is None else guarded.guard(new, old))
+    if guarded is not None:
+        guarded.add_outputs()
 
 
 def _fuse(

@@ -17,6 +17,7 @@ from onnxfit.errors import DataError, SettingError
 from onnxfit.files import refusing_misfits
 from onnxfit.imports import versions
 from onnxfit.runtime.values import join_batches
+from onnxfit.step.precision import StepPrecision
 from onnxfit.step.tracker import Tracker
 
 Array = npt.NDArray[Any]
@@ -57,6 +58,16 @@ def require_same_trainers(
         compared["the teacher"] = [_model_checksum(teacher), checksum(numbers)]
     compared |= {f"{name}=": described(value) for name, value in settings.items()}
     world.require_same("Trainer(...)", compared, OWN_TRAINING)
+
+
+def refuse_two_scales(world: World, precision: StepPrecision) -> None:
+    """Raise SettingError where ranks that average their weights scale their losses, too."""
+    if precision.scales_loss and world.average_every is not None:
+        raise SettingError(
+            f"precision={precision.name!r} scales the loss by a number that each rank would adapt"
+            f" alone with average_every={world.average_every}: choose precision='bf16', or"
+            " gradients that are shared (average_every=None)."
+        )
 
 
 def refuse_two_waits(world: World, accumulate: int) -> None:

@@ -77,8 +77,8 @@ class FolderTrainer(SavedTrainer):
         - `sample_weight`: whether the losses have an input with a weight for each row.
 
         SettingError: the trainer has no loss, `accumulate` above 1, weights in `frozen`, integer
-        weights, DoRA or PiSSA, or tensors above 2 GB. GradientError: the gradient needs a
-        `batch_size`. CheckpointError: the folder cannot be written. With several processes, only
+        weights, DoRA or PiSSA, half precision, or tensors above 2 GB. GradientError: the gradient
+        needs a `batch_size`. CheckpointError: the folder cannot be written. With several processes, only
         rank 0 writes.
 
         >>> import json, onnx.parser, tempfile
@@ -214,6 +214,11 @@ class FolderTrainer(SavedTrainer):
             )
         elif self._trainable.no_host is not None:
             problem = f"{self._trainable.no_host}. Train plain adapters or float weights"
+        elif self._recipe.precision.half is not None:
+            problem = (
+                f"has precision={self._recipe.precision.name!r}, for which other programs have no"
+                " kernels. Train in float32"
+            )
         elif self._recipe.large:
             problem = "has more than 2 GB of tensors, the limit of one ONNX file"
         if problem is not None:

@@ -170,6 +170,8 @@ SETTINGS = {
     "three ranks": {"optimizer": "adam"},
     "clipping": {"optimizer": "adam", "clip_norm": 0.1, "clip_value": 0.02},
     "accumulation": {"optimizer": "adam", "accumulate": 2, "penalty": 1e-2},
+    "loss scaling": {"optimizer": "adam", "precision": "fp16", "clip_norm": 0.1},
+    "loss scaling in windows": {"optimizer": "adam", "precision": "fp16", "accumulate": 2},
     "sum": {"loss": losses.CrossEntropy(reduction="sum"), "optimizer": 0.01},
     "mask": {"loss": MASKED, "optimizer": "adam"},
     "sample weights": {"optimizer": "adam", "fit": {"sample_weight": OTHER}},
@@ -397,6 +399,8 @@ def test_averaging_of_weights():
             np.testing.assert_allclose(weights[name], array, rtol=1e-12)
     with pytest.raises(SettingError, match="accumulate=2 cannot be combined with average_every=1"):
         on_ranks(2, lambda c: trained(Averaging(c), **settings, accumulate=2))
+    with pytest.raises(SettingError, match=r"precision='fp16'.*average_every=1"):
+        on_ranks(2, lambda c: trained(Averaging(c), **settings, precision="fp16"))
 
 
 def test_averaging_every_few_updates_ends_equal_on_all_ranks():

@@ -152,7 +152,7 @@ class Backend(ABC):
             for slot in recipe.slots[members[0]]:
                 fused[names.slot(name, slot)] = [names.slot(w, slot) for w in members]
         groups = {
-            "weights": {**weights, **slots},
+            "weights": {**weights, **slots, **recipe.loss_scale},
             "statistics": {name: arrays[name] for name in recipe.statistics},
             "sums": sums,
         }
