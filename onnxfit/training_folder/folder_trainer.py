@@ -78,8 +78,8 @@ class FolderTrainer(SavedTrainer):
 
         SettingError: the trainer has no loss, `accumulate` above 1, weights in `frozen`, integer
         weights, DoRA or PiSSA, half precision, or tensors above 2 GB. GradientError: the gradient
-        needs a `batch_size`. CheckpointError: the folder cannot be written. With several processes, only
-        rank 0 writes.
+        needs a `batch_size`. CheckpointError: the folder cannot be written. With several processes,
+        only rank 0 writes.
 
         >>> import json, onnx.parser, tempfile
         >>> from onnxfit import Trainer
