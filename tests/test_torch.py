@@ -994,7 +994,7 @@ def test_operators_without_gradient_are_listed(table_of_rules_restored) -> None:
         ({"seed": 1.5}, "seed is a whole number, got 1.5"),
         ({"gradient": "onyx"}, "No gradient source is called 'onyx'"),
         ({"weights": ["fc9*"]}, r"No weight is called 'fc9\*'"),
-        ({"device": "tpu"}, "device is one of 'cpu', 'cuda'"),
+        ({"device": "tpu"}, "device must be one of 'cpu', 'cuda'"),
     ],
 )
 def test_settings(setting, error) -> None:

@@ -32,7 +32,7 @@ export interface Graph {
   program?: Program;
 }
 
-export type GraphName = "train" | "evaluate" | "predict" | "scalars";
+export type GraphName = "train" | "evaluate" | "predict" | "scalars" | "export";
 
 export interface StateTensor extends TensorSpec {
   shape: number[];
@@ -75,7 +75,9 @@ export interface Manifest {
 
 export interface ModelTensor {
   name: string;
-  state: string;
+  /** The weight or statistic whose bytes go there; null for an output of the graph "export". */
+  state: string | null;
+  output?: string;
   offset: number;
   bytes: number;
   transposed: boolean;
@@ -130,7 +132,9 @@ const loss = fields({
   count: orNull(text),
   reduction: text,
 });
-const patched = fields({ name: text, state: text, offset: count, bytes: count });
+const patched: Check = (value) =>
+  fields({ name: text, state: orNull(text), offset: count, bytes: count })(value) &&
+  (value.state !== null || text(value.output));
 
 const MANIFEST: Record<string, Check> = {
   files: (value) =>

@@ -101,13 +101,14 @@ export class Runner {
   /** Return the bytes of the model to deploy, with the trained weights in their places. */
   async exportModel(): Promise<Uint8Array> {
     const { file, tensors } = this.manifest.model;
-    const [original, state] = await Promise.all([
+    const [original, state, merged] = await Promise.all([
       this.folder.read(file),
       this.getState("weight", "statistic"),
+      this.merged(),
     ]);
     const bytes = original.slice();
-    for (const { name, state: key, offset, bytes: size, transposed } of tensors) {
-      const data = state.get(key)?.data;
+    for (const { name, state: key, output, offset, bytes: size, transposed } of tensors) {
+      const data = (key === null ? merged[output ?? ""] : state.get(key))?.data;
       if (data?.byteLength !== size || offset + size > bytes.length || transposed) {
         throw new ModelError(
           `manifest.json has an impossible place in ${file} for ${shown(name)}. Write the ` +
@@ -117,6 +118,14 @@ export class Runner {
       bytes.set(new Uint8Array(data.buffer, data.byteOffset, size), offset);
     }
     return bytes;
+  }
+
+  /** Return the weights with their adapters, which the graph "export" computes from the state. */
+  private async merged(): Promise<Feeds> {
+    const outputs = this.manifest.graphs.export?.outputs.map((output) => output.name);
+    if (outputs === undefined) return {};
+    await this.open("export");
+    return this.engine.run("export", {}, outputs);
   }
 
   close(): Promise<void> {

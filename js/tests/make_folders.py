@@ -127,6 +127,7 @@ def networks() -> dict[str, tuple[onnx.ModelProto, dict[str, Any], Array, dict[s
         "mlp-adam": (mlp(), {**adam, "clip_norm": 1.0}, flat, web),
         "mlp-webgpu": (mlp(), adam, flat, {"target": "webgpu"}),
         "frozen": (mlp(), {**adam, "weights": ["w3", "b3"]}, flat, web),
+        "adapters": (mlp(), {**adam, "adapters": onnxfit.LoRA(rank=2, target="w*")}, flat, web),
         "schedule": (mlp(), {**accuracy, "optimizer": momentum}, flat, web),
         "lstm": (lstm(), adam, digits((8, 8), np.float32, 16), web),
         "transformer": (transformer(), adam, digits((64,), np.int64, 1), web),

@@ -39,7 +39,7 @@ def test_a_provider_that_is_not_there_is_named_with_its_package(kind: str) -> No
 
 @pytest.mark.parametrize("name", ["tpu", "", "cuda:", "cuda:x", "cpu:1", "webgpu:0", 3, None])
 def test_other_names_are_refused_with_those_that_are_known(name: object) -> None:
-    with pytest.raises(SettingError, match="device is one of 'cpu', 'cuda', 'webgpu'"):
+    with pytest.raises(SettingError, match="device must be one of 'cpu', 'cuda', 'webgpu'"):
         Device.parse(name)  # type: ignore[arg-type]
 
 
@@ -156,7 +156,7 @@ def test_an_older_onnxruntime_does_not_say_where_nodes_run() -> None:
 def test_inspect_refuses_devices_without_a_step() -> None:
     with pytest.raises(SettingError, match="there is no loss"):
         Trainer(mlp()).inspect("cpu")
-    with pytest.raises(SettingError, match="device is one of"):
+    with pytest.raises(SettingError, match="device must be one of"):
         Trainer(mlp(), loss="cross_entropy").inspect("tpu")
 
 

@@ -392,7 +392,7 @@ def test_a_loss_of_the_users_own_is_given_again(tmp_path: Path) -> None:
     folder = Trainer(mlp(), loss=Own()).export_training(tmp_path)
     assert manifest_of(folder)["losses"][0]["name"] == "Own"
     assert manifest_of(folder)["losses"][0]["settings"] is None
-    with pytest.raises(CheckpointError, match="your own loss 'Own'"):
+    with pytest.raises(CheckpointError, match="custom loss 'Own'"):
         Trainer.load(folder)
     assert isinstance(Trainer.load(folder, loss=Own()).objectives["y"].loss, Own)
 
