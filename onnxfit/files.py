@@ -371,10 +371,8 @@ def require_types(place: str, values: Any, types: Mapping[str, ValueType]) -> No
         raise CheckpointError(f"{place} must be an object, got {reprlib.repr(values)}.")
     missing = [name for name in types if name not in values]
     if missing:
-        raise CheckpointError(
-            f"{place} must have {listed_names(missing)}, but has only"
-            f" {listed_names(values, missing[0]) or 'no entries'}."
-        )
+        found = f"only {listed_names(values, missing[0])}" if values else "no entries"
+        raise CheckpointError(f"{place} must have {listed_names(missing)}, but has {found}.")
     for name, kind in types.items():
         if not kind.accepts(values[name]):
             raise CheckpointError(

@@ -167,9 +167,9 @@ def missing(graph: onnx.ModelProto, kernels: cuda_kernels.Kernels) -> list[cuda_
 def test_the_cpu_has_a_form_that_cuda_lacks() -> None:
     """The comparison can fail."""
     _, train = next(graphs("CNN, Adam", "full", "cpu"))
-    for kernels in TABLES.values():
+    for version, kernels in TABLES.items():
         found = {node.operator for node in missing(train, kernels)}
-        assert found == {"MaxUnpool"}
+        assert {name for name in found if (version, name) not in EXCEPTIONS} == {"MaxUnpool"}
 
 
 def test_every_exception_is_needed() -> None:

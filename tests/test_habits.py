@@ -448,7 +448,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "a loss without op": (lambda _: build(loss=lambda a, b: (a - b) ** 2), "(op, y_true, y_pred)"),
     "a loss that returns nothing": (
         lambda _: build(loss=lambda op, y_true, y_pred: None),
-        "a loss is a Value of floats",
+        "must return a Value of floats",
     ),
     "a function of PyTorch": (lambda _: build(loss=of_torch), "loss='mean_squared_error'"),
     "a module of one's own": (lambda _: build(loss=OwnModule()), "op.Abs(y_true - y_pred)"),
@@ -499,7 +499,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     ),
     "set_weights beyond float32": (
         lambda b: b.regression.set_weights({"w": np.full((4, 1), 1e300)}),
-        "beyond the range of float32",
+        "outside the range of float32",
     ),
     # ------------------------------------------------------------------ files
     "a file that is not there": (lambda _: Trainer("modle.onnx"), "Did you mean 'model.onnx'?"),

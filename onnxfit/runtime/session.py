@@ -25,15 +25,14 @@ from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
+from onnxfit.runtime.freed_memory import return_freed_memory
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
-from onnxfit.runtime.kernels import library_path, with_kernels
+from onnxfit.runtime.kernels import use_kernels
 from onnxfit.runtime.node_order import compilation_order
 from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
-# of glibc alone
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
 FOUR_BITS = frozenset({onnx.TensorProto.INT4, onnx.TensorProto.UINT4})
 
@@ -95,7 +94,7 @@ def compile_model(
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent reads values by their names
         model = with_blocked_convolutions(model)
-        model = _use_kernels(model, options)
+        model = use_kernels(model, options)
     older = (
         device.forms == "cuda"
         or (uses_integers and quantizes(model))
@@ -121,16 +120,6 @@ def compile_model(
     return session
 
 
-def return_freed_memory() -> None:
-    """Give the memory that the process has freed back to the system, where the C library can.
-
-    A session takes several copies of its tensors while it is made. The C library keeps them for
-    later: three times the size of a base of 4 bits, after each session.
-    """
-    if _trim is not None:
-        _trim(0)
-
-
 def newest_opset() -> int:
     """Return the newest opset that onnxruntime reads before version 1.21; no limit for later ones.
 
@@ -138,18 +127,6 @@ def newest_opset() -> int:
     """
     version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
     return 21 if version < (1, 21) else sys.maxsize
-
-
-def _use_kernels(model: onnx.ModelProto, options: Any) -> onnx.ModelProto:
-    """Return the model with the operators of onnxfit-kernels, and register these with a session.
-
-    Without the package, or where none of its operators can be used, return the model itself.
-    """
-    library = library_path()
-    faster = model if library is None else with_kernels(model)
-    if faster is not model:
-        options.register_custom_ops_library(library)
-    return faster
 
 
 def quantizes(model: onnx.ModelProto) -> bool:

@@ -67,7 +67,7 @@ def forms_of_device(device: object) -> str:
     """Return the forms of operators for a device; those of the CPU for an unknown one.
 
     >>> forms_of_device("rocm:1"), forms_of_device("openvino")
-    ('cuda', 'cpu')
+    ('cuda', 'openvino')
     """
     provider = PROVIDERS.get(kind_of_device(device))
     return "cpu" if provider is None else provider.forms

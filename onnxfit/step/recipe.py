@@ -291,17 +291,22 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
 
 
 def _gradient_source(settings: TrainerSettings, precision: StepPrecision) -> GradientSource:
-    """Return the source of gradients; SettingError for one that knows no half precision."""
+    """Return the source of gradients. SettingError: it, or the device, has no half precision."""
     name = settings.gradient
+    forms = forms_of_device(settings.device)
     if precision.half is not None:
+        if forms not in ("cpu", "cuda"):
+            raise SettingError(
+                f"precision={precision.name!r} is for the CPU and CUDA, got"
+                f" device={settings.device!r}. Use precision='float32'."
+            )
         if name == "onnxruntime":
             raise SettingError(
-                f"precision={precision.name!r} needs onnxfit's own gradients, and"
-                " gradient='onnxruntime' asks for those of onnxruntime's builder, which expects"
-                " float32: leave one of the two out."
+                f"precision={precision.name!r} needs gradient='onnx' or 'auto', got"
+                " gradient='onnxruntime', whose gradients expect float32. Use gradient='auto'."
             )
         name = "onnx" if name == "auto" else name
-    return gradient_source(name, forms_of_device(settings.device))
+    return gradient_source(name, forms)
 
 
 def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:

@@ -75,7 +75,7 @@ class SavedTrainer(GeneratingTrainer):
 
     @check_arguments
     def snapshot(self, *, adapters_only: bool = False) -> checkpoint.Snapshot:
-        """Return a copy of the training state in memory, with the same arguments as `save`.
+        """Return a copy of the training state in memory; `adapters_only` is as for `save`.
 
         Its `write(path)` may run later, or in another thread, while training continues. With
         several processes, only rank 0 writes.

@@ -14,4 +14,4 @@ def test_a_loss_of_ones_own_is_no_obstacle(folder: Path) -> None:
     done("export", "own.ckpt", "-o", "e.onnx")
     assert Path("e.onnx").read_bytes() == trainer.export(None).SerializeToString()
     assert done("predict", "own.ckpt", "-d", "d.npz") == done("predict", "m.onnx", "-d", "d.npz")
-    assert "your own loss" in refused("evaluate", "own.ckpt", "-d", "d.npz")
+    assert "custom loss" in refused("evaluate", "own.ckpt", "-d", "d.npz")

@@ -43,13 +43,13 @@ def test_metrics_take_logits_where_the_loss_does() -> None:
         ("--device", "abacus", "abacus"),
         ("--lora", "rnk=2", "Did you mean 'rank'?"),
         ("--lora", "rank", "rank=VALUE"),
-        ("--lora", "rank=0", "rank >= 1, got 0"),
+        ("--lora", "rank=0", "whole number >= 1, got 0"),
         ("--lora", "matrices=1", "No setting of --lora is called 'matrices'"),
         ("--lora", "target=fc9*", "fc9*"),
         ("--quantization", "scale=learned", "Did you mean 'scales'?"),
         ("--quantization", "observe", "observe=VALUE"),
-        ("--quantization", "observe=-1", "observe >= 0"),
-        ("--quantization", "scales=learned", "this one has none"),
+        ("--quantization", "observe=-1", "observe to be a whole number >= 0"),
+        ("--quantization", "scales=learned", "this file has no such integers"),
     ],
 )
 def test_what_does_not_exist_is_one_message(

@@ -136,7 +136,7 @@ def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Pat
         make(x, Y, W, class_weight={0: 1.0})
     data = make(mapped(tmp_path / "nan.npy", with_nan(X, 7)), Y)
     with pytest.raises(
-        DataError, match=r"In batch 1 of the training data: x: float32\[N, 2\] is NaN in row 3"
+        DataError, match=r"In batch 1 of the training data: x: float32\[N, 2\] has NaN in row 3"
     ):
         list(data.batches(0))
     with pytest.warns(UserWarning, match="'x' is float64 and was converted to float32") as record:

@@ -95,5 +95,5 @@ def test_validation_split_needs_rows_to_train_on_and_arrays() -> None:
     for data in (DataLoader(X, Y), three_batches(), Numbered(), lambda: iter(three_batches())):
         with pytest.raises(SettingError, match="validation_split can split arrays only"):
             validation_split(data, None, None, 0.5)
-    with pytest.raises(DataError, match="unequal"):
+    with pytest.raises(DataError, match="same number of rows"):
         validation_split(X, Y[1:], None, 0.5)

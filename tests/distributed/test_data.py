@@ -83,8 +83,8 @@ def line(communicator: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("data", "Rank 1 has the data's steps 4, rank 0 has 3"),
-        ("validation", "Rank 1 has the validation data's steps 4, rank 0 has 3"),
+        ("data", "Rank 1 has the data's steps 4, but rank 0 has 3"),
+        ("validation", "Rank 1 has the validation data's steps 4, but rank 0 has 3"),
         ("prediction", "different numbers of batches: 3, 4"),
     ],
 )
@@ -135,6 +135,6 @@ def test_an_error_in_a_share_of_a_file_names_rank_and_rows(tmp_path: Path) -> No
     with pytest.raises(DataError):
         on_ranks(2, run)
     assert len(found) == 1
-    expected = "In batch 1 of the training data, whose rows 4 to 7 are rows 0 to 3 of rank 1: "
+    expected = "In batch 1 of the training data (its rows 4 to 7 are rows 0 to 3 of rank 1): "
     assert found[0].startswith(expected)
     assert found[0].endswith("has NaN in row 2.")

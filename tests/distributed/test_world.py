@@ -60,7 +60,7 @@ def test_ranks_that_do_different_things_are_named_on_all_of_them():
 def test_ranks_that_differ_are_named():
     def exchange(communicator):
         world = World(communicator)
-        with pytest.raises(SettingError, match=r"Rank 1 has seed 1, rank 0 has 0"):
+        with pytest.raises(SettingError, match=r"Rank 1 has seed 1, but rank 0 has 0"):
             world.require_same("settings", {"seed": world.rank})
 
     on_ranks(2, exchange)
@@ -75,7 +75,7 @@ def test_what_needs_all_ranks_is_refused_where_one_acts_alone():
             world.only_here("CSVLogger.on_epoch_end"),
             pytest.raises(
                 SettingError,
-                match=r"CSVLogger\.on_epoch_end runs on rank 0 alone, and evaluate needs",
+                match=r"CSVLogger\.on_epoch_end runs on rank 0 alone, but evaluate needs",
             ),
         ):
             world.gather("evaluate", 1)
@@ -169,7 +169,7 @@ def test_many_ranks_send_short_messages_apart(monkeypatch):
 def test_a_value_that_rank_0_lacks_differs_too():
     def exchange(communicator):
         world = World(communicator)
-        with pytest.raises(SettingError, match=r"Rank 1 has folder 'b', rank 0 has None"):
+        with pytest.raises(SettingError, match=r"Rank 1 has folder 'b', but rank 0 has None"):
             world.require_same("settings", {"folder": "b"} if world.rank else {})
 
     on_ranks(2, exchange)

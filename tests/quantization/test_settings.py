@@ -38,7 +38,7 @@ def test_names_are_a_tuple() -> None:
     [
         ({"scales": "lerned"}, "scales must be 'fixed' or 'learned', got 'lerned'"),
         ({"scales": None}, "scales must be 'fixed' or 'learned', got None"),
-        ({"observe": -1}, "observe >= 0 and <= 1000000000, got -1"),
+        ({"observe": -1}, "whole number >= 0 and <= 1000000000, got -1"),
         ({"observe": 1.5}, "observe to be a whole number"),
         ({"observe": True}, "observe to be a whole number"),
         ({"observe": "3"}, "observe to be a whole number"),

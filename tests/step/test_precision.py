@@ -14,10 +14,13 @@ from onnxfit import LoRA, SettingError, Trainer
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
 from onnxfit.graph.model import initializers_to_inputs, normalize
+from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.finish import finish
 from onnxfit.step.limits import largest
 from onnxfit.step.precision import ALIASES, OPERATORS, autocast, get_precision
+from onnxfit.step.recipe import Recipe
+from onnxfit.step.settings import TrainerSettings
 from tests.gradients.rules.cases import Arrays, Case, families, runner, seeds
 from tests.helpers import classification
 from tests.models import mlp
@@ -211,3 +214,9 @@ def test_adapters_train_beside_a_base_in_half_precision(backend: str, precision:
     rounding = 4 * ROUNDING[precision]
     np.testing.assert_allclose(losses[precision], losses["float32"], rtol=rounding)
     assert losses[precision] != losses["float32"]
+
+
+def test_half_precision_is_for_the_cpu_and_cuda() -> None:
+    settings = TrainerSettings(loss="mse", precision="fp16", device="webgpu")
+    with pytest.raises(SettingError, match="is for the CPU and CUDA, got device='webgpu'"):
+        Recipe.build(TrainableModel.of(mlp()), settings)

@@ -454,8 +454,8 @@ def test_a_metric_without_merge_is_refused_before_there_is_a_state(count: int) -
     ("change", "message"),
     [
         ({"rows": -1}, "tracker of a process has rows = -1"),
-        ({"parts": {"a": [0.0, 0.0]}}, "process's parts lacks b"),
-        ({"metrics": {}}, "process's metrics lacks mae"),
+        ({"parts": {"a": [0.0, 0.0]}}, "process's parts must have b"),
+        ({"metrics": {}}, "process's metrics must have mae"),
     ],
 )
 def test_states_of_other_trackers_are_not_merged(change, message) -> None:

@@ -214,7 +214,7 @@ def test_trial_steps_need_data_that_can_be_iterated_again() -> None:
     with pytest.raises(DataError, match="needed for 2 epochs"):
         trainer.fit(iter([(X, Y)]), callbacks=[Trials(0.1)], verbose=0)
     assert trainer.global_step == 0
-    with pytest.raises(SettingError, match="between two epochs"):
+    with pytest.raises(SettingError, match="on_train_begin and on_train_end"):
         next(trainer.trial_steps([0.1]))
 
 

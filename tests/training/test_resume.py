@@ -290,7 +290,8 @@ def test_the_rest_of_an_epoch_wants_batches_of_the_same_size(tmp_path: Path) -> 
     trainer = Trainer.load(path)
     before = trainer.get_weights()
     with pytest.raises(
-        SettingError, match=r"after 3 batches of 4 rows.*batch_size=4, not 8.*initial_epoch=2"
+        SettingError,
+        match=r"after 3 batches of 4 rows.*batch_size=8.*batch_size=4.*initial_epoch=2",
     ):
         trainer.fit(X, Y, batch_size=8, epochs=3, verbose=0)
     np.testing.assert_equal(trainer.get_weights(), before)

@@ -88,5 +88,5 @@ def test_a_checkpoint_of_a_newer_format_says_to_upgrade(
     ):
         Trainer.load(path)
     trainer = new()
-    with pytest.raises(CheckpointError, match="upgrade"):
+    with pytest.raises(CheckpointError, match="Upgrade"):
         trainer.restore(path)

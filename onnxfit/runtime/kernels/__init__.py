@@ -7,6 +7,7 @@ operators. Without the package, nothing changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx
 from onnx import helper
@@ -17,7 +18,20 @@ from onnxfit.runtime.kernels.library import DOMAIN, library_path
 from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
 from onnxfit.runtime.kernels.types import declared_types
 
-__all__ = ["library_path", "with_kernels"]
+__all__ = ["library_path", "use_kernels", "with_kernels"]
+
+
+def use_kernels(model: onnx.ModelProto, options: Any) -> onnx.ModelProto:
+    """Return the model with the operators of onnxfit-kernels, and register these with a session.
+
+    `options` are those of the session. Without the package, or if none of its operators can be
+    used, the model itself is returned.
+    """
+    library = library_path()
+    faster = model if library is None else with_kernels(model)
+    if faster is not model:
+        options.register_custom_ops_library(library)
+    return faster
 
 
 def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:

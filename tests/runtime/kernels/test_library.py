@@ -15,7 +15,7 @@ import pytest
 import onnxfit
 from onnxfit import Trainer
 from onnxfit.optimizers import SGD, Adam, AdamW
-from onnxfit.runtime import session
+from onnxfit.runtime import kernels
 from onnxfit.runtime.kernels import library, library_path
 from onnxfit.runtime.kernels.library import DOMAIN
 from tests.models import convolutional, mlp
@@ -83,14 +83,14 @@ def test_training_with_kernels_follows_training_without(
 def domains_of_compiled(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The domains of the nodes of each graph that is compiled from now on with kernels."""
     seen: list[set[str]] = []
-    rewrite = session.with_kernels
+    rewrite = kernels.with_kernels
 
     def observed(model: onnx.ModelProto) -> onnx.ModelProto:
         faster = rewrite(model)
         seen.append({node.domain for node in faster.graph.node})
         return faster
 
-    monkeypatch.setattr(session, "with_kernels", observed)
+    monkeypatch.setattr(kernels, "with_kernels", observed)
     return seen
 
 
