@@ -77,6 +77,8 @@ def write_files_of_the_reader(folder: Path) -> None:
 )
 @pytest.mark.usefixtures("table_of_rules_restored")
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page in WITH_TORCH:
+        pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     write_files_of_the_reader(tmp_path)
     namespace: dict[str, object] = {"__name__": "page"}

@@ -46,7 +46,7 @@ class Device:
         device = Device(match[1], int(match[2] or 0))
         offered = onnxruntime.get_available_providers()
         try:
-            if provider.name not in offered:
+            if device.provider not in offered:
                 raise RuntimeError(f"this installation offers {', '.join(offered)}")
             device._try()
         except RuntimeError as error:
