@@ -42,7 +42,7 @@ class LearningRateFinder(StatefulCallback):
     train. A resumed fit does not search again.
 
     Afterwards `rates` and `losses` are the rates tried and their losses, as moving averages
-        $s \leftarrow 0.9 s + 0.1 \ell$ with bias correction. `suggestion` is the rate at which
+    $s \leftarrow 0.9 s + 0.1 \ell$ with bias correction. `suggestion` is the rate at which
     $d\,\mathrm{loss}/d\log\mathrm{rate}$ is smallest, or None if the loss never falls.
 
     SettingError: a setting is out of its range. TypeError, before training: `set_rate=True`
