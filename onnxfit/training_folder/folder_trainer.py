@@ -16,6 +16,7 @@ from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.files import require_path, write_folder
 from onnxfit.graph import names
 from onnxfit.graph.training_form import to_inference_form
+from onnxfit.imports import versions
 from onnxfit.registry import check_arguments
 from onnxfit.training.position import PendingFit
 from onnxfit.training.saved import SavedTrainer
@@ -93,8 +94,6 @@ class FolderTrainer(SavedTrainer):
         >>> [tensor["name"] for tensor in manifest["state"] if tensor["kind"] != "counter"]
         ['slope', 'slope/m', 'slope/v']
         """
-        from onnxfit import __version__  # late: onnxfit imports this module first
-
         require_path(folder)
         graphs_to_write = _checked_graphs(include)
         if target not in TARGETS:
@@ -122,7 +121,7 @@ class FolderTrainer(SavedTrainer):
         manifest = {
             "format": FORMAT,
             "version": VERSION,
-            "producer": f"onnxfit {__version__}",
+            "producer": f"onnxfit {versions().get('onnxfit', '')}".rstrip(),
             "target": target,
             "files": {
                 name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
