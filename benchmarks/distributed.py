@@ -1,4 +1,4 @@
-"""What it costs that processes share the gradients of a step: onnxfit on MPI, and PyTorch's
+"""What it costs that processes share the gradients of a step: onnxfit with MPI, and PyTorch's
 DistributedDataParallel on gloo, in one run.
 
     python benchmarks/distributed.py [--ranks 2] [--seconds 8] [--variants] [--write-docs]
@@ -38,6 +38,7 @@ import onnx.parser
 import onnxfit
 from onnxfit.distributed import MPI
 from onnxfit.distributed.find import world_of
+from onnxfit.distributed.sums import rank_sum
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs/benchmarks/distributed.png"
@@ -109,8 +110,8 @@ def onnxfit_steps(
     if variants:
         one = steps["onnxfit, averages"]
         steps["onnxfit, averages"] = lambda: [one() for _ in range(AVERAGE_EVERY)]
-    flat = np.zeros(sum(a * b + b for a, b in pairwise(sizes)), np.float32)
-    steps["sum on MPI"] = lambda: world.sum("the benchmark", flat)
+    flat = rank_sum(world, np.float32, sum(a * b + b for a, b in pairwise(sizes)))
+    steps["onnxfit, sum"] = lambda: flat.add_up("the benchmark")
     return steps
 
 
@@ -221,7 +222,7 @@ def table(results: dict[str, Any]) -> str:
         ours, our_median = overhead(found, "onnxfit", "onnxfit alone")
         theirs, their_median = overhead(found, "PyTorch DDP", "PyTorch alone")
         lines.append(
-            f"| {name} | {least['onnxfit alone']:,.0f} | {least['onnxfit']:,.0f} | {ours:,.0f} ({our_median:,.0f}) | {least['sum on MPI']:,.0f}"
+            f"| {name} | {least['onnxfit alone']:,.0f} | {least['onnxfit']:,.0f} | {ours:,.0f} ({our_median:,.0f}) | {least['onnxfit, sum']:,.0f}"
             f" | {least['PyTorch alone']:,.0f} | {least['PyTorch DDP']:,.0f} | {theirs:,.0f} ({their_median:,.0f}) | {least['sum on gloo']:,.0f}"
             f" | {ours / theirs:.2f} ({our_median / their_median:.2f}) |"
         )

@@ -69,6 +69,17 @@ class World:
         """Whether there are several ranks, and they add up the gradients of every step."""
         return self.size > 1 and self.average_every is None
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks run on this machine, and exchange numbers as they are."""
+        communicator = self.communicator
+        is_compressed = getattr(communicator, "compression", None) is not None
+        return (
+            self.size > 1
+            and getattr(communicator, "local_size", 1) == self.size
+            and not is_compressed
+        )
+
     def threads(self, chosen: int | None) -> int | None:
         """Return the number of threads of this rank: as chosen, or its share of the cores."""
         local_size = getattr(self.communicator, "local_size", 1)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.distributed.sums import rank_sum
 from onnxfit.distributed.world import World
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
-from onnxfit.runtime.device import Device
+from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.values import Array, array_of
 
 # Element types that every communicator sums. Others are sent as float32.
@@ -18,7 +19,7 @@ SUMMED_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.flo
 
 class GradientReduction:
     """One flat buffer for each element type. A step writes its gradients there, and the ranks sum
-    them in place.
+    them: in place by messages, or into memory that the ranks of one machine share.
 
     The same buffer also carries the loss, and the running statistics that each rank computes from
     its own rows. All ranks have the same statistics after every step.
@@ -27,7 +28,8 @@ class GradientReduction:
     - `weights`, `statistics`: arrays of their shapes and types, by name.
     - `device`: the device of the gradients. On the CPU nothing is copied.
 
-    `buffers` has the part of each weight's gradient, by the weight's name.
+    `buffers` has the part of each weight's gradient, by the weight's name. `sums` has the part that
+    gets the sum over all ranks, which only `own_sums` copies into memory that may be written.
     """
 
     def __init__(
@@ -49,22 +51,33 @@ class GradientReduction:
         # The loss needs no message of its own where there are gradients, in whichever type.
         loss_type = single if sizes[single] and not sizes[double] else double
         sizes[loss_type] += 1
-        flat = {dtype: Buffer(dtype, [size]) for dtype, size in sizes.items() if size}
-        self._flat = [buffer.array for buffer in flat.values()]
-        self._loss = flat[loss_type].array[-1:]
+        self._flat = {
+            dtype: rank_sum(world, dtype, size, shared=device.on_host)
+            for dtype, size in sizes.items()
+            if size
+        }
+        own = {dtype: Buffer.wrap(flat.own, CPU) for dtype, flat in self._flat.items()}
+        total = {dtype: Buffer.wrap(flat.total, CPU) for dtype, flat in self._flat.items()}
+        self._loss = own[loss_type].array[-1:], total[loss_type].array[-1:]
+        # The part of this rank, and the sums.
         parts = {
-            name: flat[_summed_type(array)].view(starts[name], array.shape)
+            name: tuple(
+                flat[_summed_type(array)].view(starts[name], array.shape) for flat in (own, total)
+            )
             for name, array in tensors.items()
         }
-        self._statistics = {name: parts[name].array for name in statistics}
-        # Gradients that lie elsewhere are copied: weight -> its part of the flat buffer.
-        self._copied: dict[str, Array] = {}
+        self._statistics = {
+            name: (parts[name][0].array, parts[name][1].array) for name in statistics
+        }
+        # Gradients that lie elsewhere are copied: weight -> its parts.
+        self._copied: dict[str, tuple[Array, Array]] = {}
         self.buffers: dict[str, Buffer] = {}
+        self.sums: dict[str, Buffer] = {}
         for name, array in weights.items():
-            self.buffers[name] = parts[name]
+            self.buffers[name], self.sums[name] = parts[name]
             if not device.on_host or array.dtype not in SUMMED_TYPES:
-                self._copied[name] = parts[name].array
-                self.buffers[name] = Buffer(array.dtype, array.shape, device)
+                self._copied[name] = parts[name][0].array, parts[name][1].array
+                self.buffers[name] = self.sums[name] = Buffer(array.dtype, array.shape, device)
 
     def take(self, gradients: Mapping[str, Any]) -> None:
         """Copy gradients (weight -> array or OrtValue) into the buffers, unless already there."""
@@ -95,17 +108,26 @@ class GradientReduction:
         - `state`: has the running statistics, which get the mean over all rows.
         """
         statistics = {name: state.buffer(name) for name in self._statistics}
-        for name, part in self._copied.items():
-            part[...] = array_of(self.buffers[name].value)
-        for name, part in self._statistics.items():
-            np.multiply(_contents(statistics[name]), share, out=part, casting="same_kind")
-        self._loss[0] = loss
-        self.world.sum("the gradients of a step", *self._flat)
-        for name, part in self._copied.items():
-            self.buffers[name].write(part)
-        for name, part in self._statistics.items():
-            statistics[name].write(part)
-        return float(self._loss[0])
+        for name, (own, _) in self._copied.items():
+            own[...] = array_of(self.buffers[name].value)
+        for name, (own, _) in self._statistics.items():
+            np.multiply(_contents(statistics[name]), share, out=own, casting="same_kind")
+        own_loss, whole_loss = self._loss
+        own_loss[0] = loss
+        for flat in self._flat.values():
+            flat.add_up("the gradients of a step")
+        for name, (_, total) in self._copied.items():
+            self.buffers[name].write(total)
+        for name, (_, total) in self._statistics.items():
+            statistics[name].write(total)
+        return float(whole_loss[0])
+
+    def own_sums(self) -> dict[str, Any]:
+        """Return the summed gradients in `buffers`, which callbacks may change on each rank."""
+        for name, buffer in self.buffers.items():
+            if buffer is not self.sums[name]:
+                buffer.write(self.sums[name].array)
+        return {name: buffer.value for name, buffer in self.buffers.items()}
 
 
 def sum_buffers(world: World, name: str, buffers: Iterable[Buffer]) -> None:

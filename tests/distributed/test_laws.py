@@ -16,6 +16,7 @@ import pytest
 import onnxfit
 from onnxfit import Trainer, losses, metrics, optimizers, penalties
 from onnxfit.callbacks import Callback
+from onnxfit.distributed import sums
 from onnxfit.errors import SettingError
 from onnxfit.registry import registry
 from tests.distributed.threads import on_ranks
@@ -30,6 +31,12 @@ OTHER = RNG.random(ROWS)
 
 # Batches of one size, which compile fast; the two ranks have 6 and 5 of their rows.
 ONE_SIZE = {"batch_size": 11, "epochs": 1}
+
+
+@pytest.fixture(autouse=True)
+def shared_memory(monkeypatch):
+    """Sums in shared memory also of networks as small as these. test_same_by_mpi.py has messages."""
+    monkeypatch.setattr(sums, "MIN_ELEMENTS", 1)
 
 
 def network(body: str = "y = Add(p1, b1)", outputs: str = "double[N, 3] y") -> onnx.ModelProto:
@@ -199,6 +206,23 @@ def test_every_setting(case, backend):
         reference=trained_alone(case),
         backend=backend,
         **settings,
+    )
+
+
+class HalveGradients(Callback):
+    """Change gradients in place, as every rank does for itself."""
+
+    def on_gradients(self, gradients):
+        for gradient in gradients.values():
+            gradient *= 0.5
+
+
+def test_each_rank_changes_the_summed_gradients_for_itself():
+    require_same_as_alone(
+        sizes=(2, 3),
+        loss="cross_entropy",
+        backend="forward_backward",
+        fit={"callbacks": [HalveGradients()]},
     )
 
 

@@ -25,7 +25,7 @@ class ThreadCommunicator:
 
     def __init__(self, rank: int, shared: Shared) -> None:
         self.rank = rank
-        self.size = shared.size
+        self.size = self.local_size = shared.size
         self._shared = shared
         self.calls = 0
 

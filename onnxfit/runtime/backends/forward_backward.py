@@ -209,8 +209,7 @@ class ForwardBackwardBackend(Backend):
         `loss` is this rank's summand of the loss without penalties.
         """
         loss = reduction.sum(share_of_rows(batch), loss, self.state)
-        summed = {name: buffer.value for name, buffer in reduction.buffers.items()}
-        gradients, penalty = self.add_penalty(summed)
+        gradients, penalty = self.add_penalty(reduction.own_sums())
         self.shared_loss = loss + float(penalty)
         return gradients, penalty
 

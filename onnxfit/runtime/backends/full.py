@@ -93,7 +93,7 @@ class FullBackend(Backend):
 
     def _compile_apply(self, reduction: GradientReduction) -> BoundSession:
         """Return the graph of the update, bound to the gradients that the ranks have summed."""
-        buffers = {names.gradient(w): buffer for w, buffer in reduction.buffers.items()}
+        buffers = {names.gradient(w): buffer for w, buffer in reduction.sums.items()}
         self._batchless["apply"] = self.bind(
             "apply", self.graph("apply", {}), input_buffers=buffers, overwrite_outputs=True
         )
