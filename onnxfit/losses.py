@@ -1025,7 +1025,7 @@ class ClassLoss(Loss):
             wrong &= labels != self.ignore_index
         hint = ""
         if wrong.any() and labels[wrong][0] < 0:
-            hint = f" With ignore_index={labels[wrong][0]}, these labels do not count."
+            hint = f" To ignore these labels, set ignore_index={labels[wrong][0]}."
         refuse_where(_name(self), labels, wrong, expected, y_pred, hint)
 
     def metric_labels(
@@ -1590,7 +1590,7 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
     if logits and operator:
         text = (
             f"expects logits, but the model's output comes from a {operator}. Set"
-            " from_logits=False, or train the model without it."
+            f" from_logits=False, or train the model without the {operator}."
         )
     elif not logits and op_type in ("Add", "Conv", "Gemm", "MatMul"):
         text = (
@@ -1642,7 +1642,7 @@ def _shape_hint(loss: Loss, labels: Array, y_pred: TensorSpec) -> str:
     if isinstance(loss, Focal) and is_number(loss.alpha) and labels.ndim == len(shape) - 1:
         return f" With class indices, alpha is one number per class, got {loss.alpha}."
     if isinstance(loss, BinaryCrossEntropy) and len(shape) == 2 and labels.ndim == 1:
-        return " For one of several classes per row, use CrossEntropy."
+        return " If each row has one of several classes, use CrossEntropy."
     return ""
 
 
@@ -1654,7 +1654,7 @@ def _signs(loss: Loss, labels: Array, y_pred: TensorSpec) -> Array:
     refuse_where(name, labels, wrong, "labels -1 and 1, or 0 and 1,", y_pred)
     if not zero.any():
         return labels
-    mixture = "labels -1 and 1, or 0 and 1, not a mixture,"
+    mixture = "labels -1 and 1, or 0 and 1, but not a mixture,"
     refuse_where(name, labels, labels == -1, mixture, y_pred)
     return 2 * labels - 1
 

@@ -156,8 +156,9 @@ class Metric(ChecksArguments, ABC):
         foreign = [n for n in state if not n.startswith("_") or hasattr(type(self), n)]
         if not own <= set(state) or foreign:
             raise CheckpointError(
-                f"The metric {self.name!r} stores {listed_names(sorted(own)) or 'nothing'}, but"
-                f" the checkpoint has {listed_names(sorted(state)) or 'nothing'}."
+                f"The metric {self.name!r} stores {listed_names(sorted(own)) or 'nothing'}, but the"
+                f" checkpoint has {listed_names(sorted(state)) or 'nothing'}. Use the metric with"
+                " which the checkpoint was saved."
             )
         vars(self).update(_with_own_lists(state))
 

@@ -83,8 +83,8 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     ]
     if base:
         raise SettingError(
-            f"The weights of {listed_names(base)} are the base weights of this adapter, so the"
-            " model is not merged with it. Pass the merged model to unmerge."
+            f"This model is not merged with the adapter: the weights of {listed_names(base)} still"
+            " have their values from before merging. Pass the merged model to unmerge."
         )
     arrays: dict[str, Array] = {}
     for one, matrices in adapters:
@@ -111,6 +111,8 @@ def _require_reversible(adapter: Adapter) -> None:
     if adapter.settings.dora:
         problem = f"DoRA divided the columns of {name!r} by norms that the file does not store"
     elif adapter.weight.is_packed:
-        problem = f"{name!r} holds integers, whose adapters are nodes of their own"
+        problem = f"{name!r} contains integers, whose adapters are separate nodes of the graph"
     if problem:
-        raise SettingError(f"unmerge cannot undo this adapter: {problem}. Keep the base file.")
+        raise SettingError(
+            f"unmerge cannot remove this adapter: {problem}. Use a copy of the base model instead."
+        )

@@ -83,8 +83,8 @@ class WandbLogger(StatefulCallback):
         self.settings = settings
         if run is not None and self._init_arguments():
             raise SettingError(
-                "WandbLogger needs run= (a started run) or arguments for a new run, got run= and"
-                f" {', '.join(self._init_arguments())}. Pass only one of the two."
+                "WandbLogger got run= (a run that was already started) and arguments for a new"
+                f" run: {', '.join(self._init_arguments())}. Pass only one of the two."
             )
         self._guard = WriteGuard("WandbLogger", "the run", (Exception,))
         self._active: Any = None

@@ -100,8 +100,8 @@ class QuantizationReport:
             raise UnknownNameError("ranking", by, RANKINGS)
         if by == "loss_increase" and self.float_loss is None:
             raise SettingError(
-                "Ranking by 'loss_increase' needs losses, but the report has none. Pass labels and"
-                " a loss: quantization_report(..., (x, y), loss='cross_entropy')."
+                "Ranking by 'loss_increase' needs a loss, but the report was made without one."
+                " Pass labels and a loss: quantization_report(..., (x, y), loss='cross_entropy')."
             )
         sign = -1 if by == "loss_increase" else 1
         having = [layer for layer in self.layers if getattr(layer, by) is not None]
@@ -174,9 +174,10 @@ class QuantizationReport:
 
 
 NOTES = (
-    "weight, output: signal-to-noise ratios in dB, with every layer in integers",
-    "alone, loss +: of the model's output and loss, with that layer alone in integers",
-    "clipped: share of the weight or the activations beyond the range of integers",
+    "weight, output: signal-to-noise ratios of the layer in dB, with every layer in integers",
+    "alone: signal-to-noise ratio of the model's output in dB, with only this layer in integers",
+    "loss +: increase of the model's loss, with only this layer in integers",
+    "clipped: share of the weight or the activations outside the range of the integers",
 )
 
 

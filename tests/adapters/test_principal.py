@@ -150,7 +150,8 @@ def test_restore_refuses_what_began_beside_another_residual(
     trainer = trainer_of(models.mlp((4, 8, 3)), PISSA)
     before = trainer.get_weights()
     with pytest.raises(
-        SettingError, match=r"'fc0' started from another principal part.*\n?.*Trainer\.load"
+        SettingError,
+        match=r"'fc0' was initialized with init='pissa' from other singular vectors.*\n?.*Trainer\.load",
     ):
         trainer.restore(path)
     assert all(np.array_equal(w, before[name]) for name, w in trainer.get_weights().items())

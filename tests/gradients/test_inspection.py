@@ -171,8 +171,8 @@ class TestModelsThatCannotTrain:
         ("graph", "reason", "fix"),
         [
             (WITHOUT_INITIALIZERS, "has no float weights", "Fix: export the model with its param"),
-            (WITH_CONSTANTS, "has no float weights", "lift them into initializers"),
-            (INTEGERS, "none of its 1 initializers is float", "Fix: train the float file"),
+            (WITH_CONSTANTS, "has no float weights", "convert them to initializers"),
+            (INTEGERS, "none of its 1 initializers is a float", "Fix: train the float model"),
             (
                 ONLY_SCALARS,
                 "its float initializers (c) are constants",
@@ -180,7 +180,11 @@ class TestModelsThatCannotTrain:
             ),
             (LABELS, "None of the outputs is a float tensor: label", "make 'scores', the input of"),
             (ROUNDED, "No gradient flows through Round", "onnxfit.gradients.register"),
-            (COUNTED, "No gradient flows through Shape", "make a value before it an output"),
+            (
+                COUNTED,
+                "No gradient flows through Shape",
+                "make a value that is computed before it an output",
+            ),
             (UNUSED, "y cannot be computed from w", "select other weights"),
         ],
         ids=str,
