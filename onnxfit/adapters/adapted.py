@@ -62,7 +62,7 @@ class AdaptedModel(TrainableModel):
         return ComputedTensors(super().to_file(rest), merged)
 
     def exported(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
-        """Return the file with W + s A B in the place of W.
+        """Return the file with W + s A B instead of W.
 
         Nothing can be added to packed integers. Their adapters stay in the file as nodes.
         """

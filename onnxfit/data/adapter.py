@@ -150,7 +150,7 @@ class DataAdapter:
         - `shuffle`: give the rows of arrays, and batches that can be indexed, a new order every
           epoch. Iterables keep their own order, and loaders have their own setting.
 
-        DataError: the data does not fit the model. SettingError: two arguments exclude each other.
+        DataError: the data does not fit the model. SettingError: two arguments cannot be combined.
         """
         source_type = source_class(x)
         if source_type is None:

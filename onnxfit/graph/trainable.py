@@ -1,4 +1,4 @@
-"""The model that training uses in the place of a file, and the conversion back to the file.
+"""The model that training uses instead of a file, and the conversion back to the file.
 
 Most files are trained directly. A file of integers, for instance, is trained in floats: its
 training model has other initializers than the file.

@@ -239,7 +239,7 @@ def _with_changing_grids(
 ) -> list[Grid]:
     """Convert the zero points that training changes to floats, in place; return the grids.
 
-    - `model`: the training model with floats in the place of the integer `weights`.
+    - `model`: the training model with floats instead of the integer `weights`.
     """
     if settings.scales == "fixed" and not settings.observe:
         return []

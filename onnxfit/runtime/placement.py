@@ -23,7 +23,7 @@ def operators_on_cpu(recipe: Recipe, device: str, rows: int | None) -> tuple[tup
     - `rows`: the rows of a batch; None for any number.
 
     The step is compiled, and nothing is run. Raises SettingError or InstallationError for a device
-    that is not there, GradientError if the gradient needs the number of rows.
+    that is not available, GradientError if the gradient needs the number of rows.
     """
     target = Device.parse(device)
     try:

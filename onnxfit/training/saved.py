@@ -230,13 +230,13 @@ class SavedTrainer(GeneratingTrainer):
     def inspect(self, device: str | None = None, *, batch_size: int | None = None) -> Inspection:
         """Return how each operator from the loss to the weights is differentiated, as a table.
 
-        - `device`: with the name of a device, such as "webgpu", the Inspection says besides which
-          operators of a training step run on the CPU, because the device has no kernels for them.
-          The step is compiled for it, by onnxruntime 1.24 or newer, and not run.
+        - `device`: the name of a device, such as "webgpu", or None. With a device, the Inspection
+          also lists the operators of a training step that run on the CPU, because the device has no
+          kernels for them. The step is compiled for it, by onnxruntime 1.24 or newer, and not run.
         - `batch_size`: rows of a batch of that step; None for any number.
 
-        SettingError or InstallationError for a device that is not there, SettingError for a trainer
-        without a loss. GradientError if the gradient needs a `batch_size`.
+        SettingError or InstallationError for a device that is not available, SettingError for a
+        trainer without a loss. GradientError if the gradient needs a `batch_size`.
         """
         recipe = self._recipe
         outputs = recipe.loss_outputs or recipe.float_outputs

@@ -256,7 +256,7 @@ class ManualTraining:
 
 
 def _unwrapped(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with internal OrtValues in the place of public ones."""
+    """Return the values with internal OrtValues instead of public ones."""
     return {
         name: value if isinstance(value, np.ndarray) else unwrap_ort_value(value)
         for name, value in values.items()
