@@ -176,10 +176,10 @@ class QuantizationReport:
 
 
 NOTES = (
-    "weight, output: signal-to-noise ratios of the layer in dB, with every layer in integers",
-    "alone: signal-to-noise ratio of the model's output in dB, with only this layer in integers",
-    "loss +: increase of the model's loss, with only this layer in integers",
-    "clipped: share of the weight or the activations outside the range of the integers",
+    "weight, output: signal-to-noise ratios in dB, with every layer in integers",
+    "alone: the ratio of the model's output, with only this layer in integers",
+    "loss +: the increase of the loss, with only this layer in integers",
+    "clipped: share of the weight or the activations outside the integers' range",
 )
 
 

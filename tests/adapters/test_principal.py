@@ -178,7 +178,7 @@ def test_a_damaged_start_is_refused(tmp_path: Path, constants: Any) -> None:
 
 
 def test_weights_without_a_principal_part_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"'fc1_Q4' holds integers.*target="):
+    with pytest.raises(SettingError, match=r"'fc1_Q4' contains integers.*target="):
         Trainer(packed_file(), adapters=LoRA(rank=2, init="pissa"))
     file = file_of("matmul")
     broken = np.full((6, 6), np.nan, np.float32)

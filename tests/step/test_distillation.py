@@ -559,7 +559,7 @@ def test_several_inputs_are_matched_by_name() -> None:
             h = Add(x, w)  p = MatMul(h, v)  y = MatMul(p, u) }}"""
     arrays = {name: TEACHER_ARRAYS[name] for name in ("v", "u")}
     with pytest.raises(
-        ModelError, match=r"inputs of the teacher include w: .* the model has no tensor"
+        ModelError, match=r"inputs of the teacher include w: .* the model has only x"
     ):
         trainer(teacher=model_of(text, arrays))
 

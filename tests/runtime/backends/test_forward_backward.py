@@ -315,7 +315,7 @@ class TestByHand:
                 right.astype(np.float64),
                 r"got float64\[24, 3\]. Cast it: gradient.astype\('float32'\)",
             ),
-            ({}, "The gradients of y are missing. Pass None for zeros"),
+            ({}, "The gradients of the outputs y are missing. Pass None for an output"),
             ({"y": right, "q": right}, "No output is called 'q'"),
             ("much", "got <U4"),
         ):
