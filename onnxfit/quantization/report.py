@@ -177,8 +177,7 @@ class QuantizationReport:
 
 NOTES = (
     "weight, output: signal-to-noise ratios in dB, with every layer in integers",
-    "alone: the ratio of the model's output, with only this layer in integers",
-    "loss +: the increase of the loss, with only this layer in integers",
+    "alone, loss +: ratio and loss of the model, with only this layer in integers",
     "clipped: share of the weight or the activations outside the integers' range",
 )
 

@@ -178,7 +178,7 @@ class TestModelsThatCannotTrain:
                 "its float initializers (c) are constants",
                 "To train them, pass their names",
             ),
-            (LABELS, "None of the outputs is a float tensor: label", "make 'scores', the input of"),
+            (LABELS, "None of the outputs is a float tensor: label", "add 'scores', the input of"),
             (ROUNDED, "No gradient flows through Round", "onnxfit.gradients.register"),
             (
                 COUNTED,
