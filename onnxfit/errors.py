@@ -122,7 +122,8 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("clipnorm", "clip_norm", "global_clipnorm", "max_grad_norm", "clipvalue", "clip_value"),
-        "It is a setting of the Trainer: Trainer(..., clip_norm=...) or clip_value=....",
+        "It is a setting of the Trainer: Trainer(..., clip_norm=...) or Trainer(...,"
+        " clip_value=...).",
     ),
     **dict.fromkeys(
         ("epochs", "batch_size", "callbacks", "validation_data", "validation_split", "verbose"),

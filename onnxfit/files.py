@@ -323,7 +323,7 @@ def list_of(kind: ValueType, length: int | None = None) -> ValueType:
         is_list = isinstance(value, (list, tuple)) and len(value) == (length or len(value))
         return is_list and all(map(kind.accepts, value))
 
-    return ValueType(f"a list, each entry {kind.description}", accepts)
+    return ValueType(f"a list in which every entry is {kind.description}", accepts)
 
 
 def pair_of(first: ValueType, second: ValueType) -> ValueType:
@@ -344,7 +344,7 @@ def mapping_of(kind: ValueType) -> ValueType:
             isinstance(key, str) and kind.accepts(entry) for key, entry in value.items()
         )
 
-    return ValueType(f"an object, each value {kind.description}", accepts)
+    return ValueType(f"an object in which every value is {kind.description}", accepts)
 
 
 @contextmanager

@@ -857,9 +857,9 @@ class BinaryCrossEntropy(Loss):
 
     Labels lie in [0, 1] and have the output's shape.
 
-    - `from_logits`: False for an output $q$, clipped to at least 1e-30 from 0 and 1 (without a
-      gradient at the wrong end: prefer logits); True for any number $s$ with $q = 1/(1 + e^{-s})$;
-      None for what the graph shows, as the module describes.
+    - `from_logits`: False for an output $q$, which is clipped to stay 1e-30 away from 0 and 1 and
+      has no gradient where it is clipped (prefer logits); True for any number $s$ with $q = 1/(1 +
+      e^{-s})$; None for what the graph shows, as the module describes.
     - `label_smoothing` $a$ in [0, 1): labels become $(1 - a) y + a/2$.
     - `pos_weight` $p > 0$, the weight of a label of 1: None for 1, one number, or one for each
       entry of the last axis (`torch.nn.BCEWithLogitsLoss`).
@@ -949,8 +949,8 @@ class ClassLoss(Loss):
     Labels are class indices, shaped like the output without its axis of classes: integers of any
     width, or floats that are whole numbers.
 
-    - `axis`: of the classes; None for 1 if the output has rank 4 or more (images, `(batch, classes,
-      height, width)`), else the last axis.
+    - `axis`: the axis of the classes. None selects axis 1 if the output has rank 4 or more (images,
+      `(batch, classes, height, width)`), else the last axis.
     - `class_weights`: None, or one number >= 0 per class; "mean" divides by their sum over the
       labels, as torch does.
     - `ignore_index`: labels equal to this do not count.
@@ -1025,7 +1025,7 @@ class ClassLoss(Loss):
             wrong &= labels != self.ignore_index
         hint = ""
         if wrong.any() and labels[wrong][0] < 0:
-            hint = f" With ignore_index={labels[wrong][0]}, these labels do not count."
+            hint = f" To ignore these labels, set ignore_index={labels[wrong][0]}."
         refuse_where(_name(self), labels, wrong, expected, y_pred, hint)
 
     def metric_labels(
@@ -1092,9 +1092,9 @@ class CrossEntropy(ClassLoss):
 
     Labels are class indices ($q$ is 1 there), or probabilities of the output's shape.
 
-    - `from_logits`: True for an output of any numbers $s$, $p = \mathrm{softmax}(s)$; False for
-      $p$, of which 0 counts as 1e-30 (with no gradient: prefer logits); None for what the graph
-      shows, as the module describes.
+    - `from_logits`: True for raw scores $s$, with $p = \mathrm{softmax}(s)$; False for
+      probabilities $p$, where 0 counts as 1e-30 and has no gradient (prefer logits); None for what
+      the graph shows, as the module describes.
     - `label_smoothing` $a$ in [0, 1): labels become $(1 - a) q + a / C$, for $C$ classes.
     - `class_weights` $w$: None, or one number $\ge 0$ per class. The sum is over $w_c q_c \log
       p_c$; "mean" divides by the $w$ of the labels if they are indices, by the number of rows if
@@ -1169,9 +1169,9 @@ class CausalLM(CrossEntropy):
     - `ignore_index`: labels equal to this, such as padding, do not count. "mean" divides by the
       number of the other labels.
     - `from_logits`, `label_smoothing`, `class_weights`, `axis`, `reduction`: those of
-      `CrossEntropy`. A sample weight of a single token weighs that token as a label.
+      `CrossEntropy`. The sample weight of a token applies to that token as a label.
 
-    Metrics of the output get the moved labels: `"accuracy"` is that of next tokens.
+    Metrics of the output get the shifted labels: `"accuracy"` is the accuracy of the next tokens.
 
     >>> loss = CausalLM()
     >>> loss.metric_labels(np.array([[5, 6, -100]]), None)[0].tolist()
@@ -1280,15 +1280,16 @@ class Focal(ClassLoss):
     r"""Focal loss $-\alpha (1 - p)^\gamma \log p$ for the probability $p$ of the label: cross
     entropy that gives easy samples little weight (Lin et al. 2017, arXiv:1708.02002).
 
-    Labels are class indices, and $p$ is that of the class, by softmax; or labels are 0 and 1 of the
-    output's shape (always if the output has one entry on the axis of classes, or `alpha` is one
-    number), and each element is a separate decision, by sigmoid.
+    Labels are class indices, and $p$ is the softmax probability of the class. Or labels are 0 and 1
+    in the output's shape, and each element is a separate decision with a sigmoid; this is always so
+    if the output has one entry on the axis of classes, or `alpha` is one number.
 
     - `gamma` $\gamma \ge 0$.
     - `alpha` $\alpha$: None weighs all equally. With class indices, one number $\ge 0$ per class;
-      with labels 0 and 1, the weight of a 1 in (0, 1), where a 0 has weight `1 - alpha`.
-    - `from_logits`: True for raw scores; False for probabilities, of which 0 counts as 1e-30; None
-      for what the graph shows, as the module describes.
+      with labels 0 and 1, a number in (0, 1), the weight of a label 1; a label 0 has the weight `1
+      - alpha`.
+    - `from_logits`: True for raw scores; False for probabilities, where 0 counts as 1e-30; None for
+      what the graph shows, as the module describes.
     - `axis`, `class_weights`, `ignore_index` and `reduction` are as in `ClassLoss`; `alpha` does
       not change the divisor.
 
@@ -1393,8 +1394,8 @@ class KLDivergence(Loss):
     r"""Kullback-Leibler divergence $\sum_c y_c (\log y_c - \log p_c)$ over the classes, for labels
     that are probabilities of the output's shape.
 
-    - `from_logits`: False for an output $p$, of which 0 counts as 1e-30 (with no gradient); True
-      for numbers whose softmax is $p$, such as log-probabilities (`torch.nn.KLDivLoss`, reduction
+    - `from_logits`: False for an output $p$, where 0 counts as 1e-30 and has no gradient; True for
+      numbers whose softmax is $p$, such as log-probabilities (`torch.nn.KLDivLoss`, reduction
       "batchmean"); None for what the graph shows, as the module describes.
     - `axis`: of the classes, as in `CrossEntropy`.
     - `reduction` is as in `Loss`.
@@ -1435,7 +1436,7 @@ class CosineSimilarity(Loss):
 
     Labels have the output's shape. A norm below 1e-6 counts as 1e-6, so a vector of zeros costs 0.
 
-    - `axis`: of the vectors' components.
+    - `axis`: the axis of the vectors' components.
     - `reduction` is as in `Loss`.
 
     >>> get_loss("cosine")
@@ -1590,7 +1591,7 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
     if logits and operator:
         text = (
             f"expects logits, but the model's output comes from a {operator}. Set"
-            " from_logits=False, or train the model without it."
+            f" from_logits=False, or train the model without the {operator}."
         )
     elif not logits and op_type in ("Add", "Conv", "Gemm", "MatMul"):
         text = (
@@ -1642,7 +1643,7 @@ def _shape_hint(loss: Loss, labels: Array, y_pred: TensorSpec) -> str:
     if isinstance(loss, Focal) and is_number(loss.alpha) and labels.ndim == len(shape) - 1:
         return f" With class indices, alpha is one number per class, got {loss.alpha}."
     if isinstance(loss, BinaryCrossEntropy) and len(shape) == 2 and labels.ndim == 1:
-        return " For one of several classes per row, use CrossEntropy."
+        return " If each row has one of several classes, use CrossEntropy."
     return ""
 
 
@@ -1654,7 +1655,7 @@ def _signs(loss: Loss, labels: Array, y_pred: TensorSpec) -> Array:
     refuse_where(name, labels, wrong, "labels -1 and 1, or 0 and 1,", y_pred)
     if not zero.any():
         return labels
-    mixture = "labels -1 and 1, or 0 and 1, not a mixture,"
+    mixture = "labels -1 and 1, or 0 and 1, but not a mixture,"
     refuse_where(name, labels, labels == -1, mixture, y_pred)
     return 2 * labels - 1
 

@@ -1,4 +1,4 @@
-"""Metrics: figures of predictions, exact over the data set, not averaged over batches."""
+"""Metrics: measures of predictions, exact over the data set instead of averaged over batches."""
 
 from __future__ import annotations
 
@@ -156,8 +156,9 @@ class Metric(ChecksArguments, ABC):
         foreign = [n for n in state if not n.startswith("_") or hasattr(type(self), n)]
         if not own <= set(state) or foreign:
             raise CheckpointError(
-                f"The metric {self.name!r} stores {listed_names(sorted(own)) or 'nothing'}, but"
-                f" the checkpoint has {listed_names(sorted(state)) or 'nothing'}."
+                f"The metric {self.name!r} stores {listed_names(sorted(own)) or 'nothing'}, but the"
+                f" checkpoint has {listed_names(sorted(state)) or 'nothing'}. Use the metric with"
+                " which the checkpoint was saved."
             )
         vars(self).update(_with_own_lists(state))
 
@@ -496,7 +497,8 @@ class BinaryAccuracy(MeanMetric):
     r"""Share of elements on the right side of a threshold,
     $\frac1n \sum_i [(\hat y_i > \theta) = (y_i > \frac12)]$, in [0, 1].
 
-    Labels are 0 and 1 (above 0.5 is positive), of the outputs' shape. NaN is wrong.
+    Labels are 0 and 1 (above 0.5 is positive), in the outputs' shape. An output of NaN counts as
+    wrong.
 
     - `threshold` $\theta$: a finite number; for logits a probability in (0, 1), which their sigmoid
       is compared with.
@@ -625,8 +627,8 @@ class TopKAccuracy(MeanMetric):
     $\frac1n \sum_i [\mathrm{rank}(\hat y_{i, y_i}) \le k]$, in [0, 1]; labels are integers or
     one-hot.
 
-    Equal scores rank in the order of the classes, so `k=1` is the accuracy. A row with NaN is
-    wrong.
+    Equal scores rank in the order of the classes, so `k=1` is the accuracy. A row with NaN counts
+    as wrong.
 
     - `k`: a whole number of at least 1. Raises SettingError for less.
     - `weighted`, `name`: as in `Metric`.
@@ -803,7 +805,7 @@ class DecisionMetric(Metric):
 
 @dataclass
 class Precision(DecisionMetric):
-    r"""Share of the predictions that are true, $TP / (TP + FP)$, in [0, 1]
+    r"""Share of the positive predictions that are right, $TP / (TP + FP)$, in [0, 1]
     (`sklearn.metrics.precision_score`).
 
     - `threshold`, `from_logits`: as in `BinaryAccuracy`.
@@ -826,7 +828,7 @@ class Precision(DecisionMetric):
 
 @dataclass
 class Recall(DecisionMetric):
-    r"""Share of the true cases that were predicted, $TP / (TP + FN)$, in [0, 1]
+    r"""Share of the positive labels that were predicted, $TP / (TP + FN)$, in [0, 1]
     (`sklearn.metrics.recall_score`).
 
     `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are as in
@@ -924,9 +926,9 @@ class AUC(Metric):
     r"""Area under the ROC curve, exact: $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ for scores of a
     positive and a negative row, in [0, 1] (`sklearn.metrics.roc_auc_score`).
 
-    For several classes (integer or one-hot labels) or labels: the mean over the columns of each
-    against the rest, without columns that are always or never true. NaN if no column remains, or a
-    score is NaN. Stores all scores in memory.
+    For several classes (integer or one-hot labels), or several labels, it is the mean over the
+    columns, each against the rest. Columns that are always or never true are left out. NaN if no
+    column remains, or a score is NaN. Stores all scores in memory.
 
     - `from_logits`: take the softmax over several classes first. One output per row needs no
       softmax, because only the order counts. None is as in `Metric`.

@@ -284,8 +284,8 @@ class Adam(Optimizer):
 
     - `betas` $(\beta_1, \beta_2)$, each in [0, 1): the shares of the old averages.
     - `eps` $\epsilon > 0$.
-    - `amsgrad`: divide by the largest $v$ so far instead of $v_t$ (Reddi et al. 2018); the slot
-      `v_max`.
+    - `amsgrad`: divide by the largest $v$ so far, the slot `v_max`, instead of $v_t$ (Reddi et al.
+      2018).
 
     Slots `m` and `v`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
     `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
@@ -714,7 +714,8 @@ class Lion(Optimizer):
 
 @dataclass(frozen=True)
 class Lamb(Optimizer):
-    r"""LAMB (You et al. 2020), for large batches: Adam's direction at the length of each weight.
+    r"""LAMB (You et al. 2020), for large batches: Adam's direction, scaled to the norm of each
+    weight.
 
     $$u = \frac{m_t/(1-\beta_1^t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon} + \lambda w, \quad
     w \leftarrow w - \eta \frac{\|w\|}{\|u\|} u$$

@@ -343,7 +343,7 @@ def _describe(kind: Any) -> str:
     if origin in (Mapping, dict):
         return f"a dict that maps {' to '.join(_describe(a) for a in arguments)}"
     if origin in (Sequence, list, Iterable):
-        return f"a list, each entry {_describe(arguments[0])}"
+        return f"a list in which every entry is {_describe(arguments[0])}"
     if origin is Callable:
         return "a function"
     if origin is os.PathLike:

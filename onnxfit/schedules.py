@@ -201,8 +201,8 @@ class Polynomial(Schedule):
     - `decay_steps` $n \ge 1$, in updates.
     - `end_learning_rate` $\eta_1 \ge 0$.
     - `power` $p > 0$; 1 is linear.
-    - `cycle`: double, triple, ... $n$ whenever $t$ passes it. The rate jumps up and falls again,
-      more slowly each time.
+    - `cycle`: whenever $t$ passes $n$, use the next multiple of the first $n$. The rate jumps up
+      and falls again, more slowly each time.
 
     >>> [Polynomial(0.4, decay_steps=4)(step) for step in (0, 1, 2, 4, 9)]
     [0.4, 0.30000000000000004, 0.2, 0.0, 0.0]
@@ -346,8 +346,8 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    r"""A line to the first rate of a schedule, $a + (\eta_0 - a)\, t/n$ while $t < n$, then the
-    schedule itself, $\eta_{t-n}$.
+    r"""Linear warmup to the first rate of a schedule, $a + (\eta_0 - a)\, t/n$ while $t < n$, then
+    the schedule itself, $\eta_{t-n}$.
 
     - `schedule` $\eta_t$: a Schedule, a number >= 0, or a callable of the update's number.
     - `steps` $n \ge 0$, in updates.

@@ -251,7 +251,7 @@ class OnnxModule(torch.nn.Module):
                 f" {spec.name}.to({expected})."
             )
         if not spec.accepts(tuple(value.shape)):
-            raise DataError(f"{spec} got a tensor of another shape, {tuple(value.shape)}.")
+            raise DataError(f"{spec} got a tensor of shape {tuple(value.shape)}.")
         return value
 
     def _state_tensor(self, name: str) -> torch.Tensor:
@@ -285,7 +285,7 @@ class OnnxModule(torch.nn.Module):
             raise StepError(
                 "A forward pass with random numbers (Dropout) was repeated during a backward pass,"
                 " where it would draw other random numbers. Do not use torch.utils.checkpoint for"
-                " this module, or call eval()."
+                " this module, or call module.eval() first."
             )
         numbers = {names.SEED: self._seed % 2**31, names.STEP: int(self.draws) % 2**31}
         return {name: torch.tensor(numbers[name]) for name in needed}
@@ -380,7 +380,7 @@ def _common_device(values: Mapping[str, torch.Tensor]) -> torch.device:
     if len(names_by_device) > 1:
         devices = " and ".join(f"{name!r} is on {d}" for d, name in names_by_device.items())
         raise DataError(
-            f"All tensors must be on one device, but {devices}. Move the weights with"
+            f"The inputs and weights must be on one device, but {devices}. Move the weights with"
             " module.to(device)."
         )
     device = next(iter(names_by_device), torch.device("cpu"))

@@ -40,7 +40,7 @@ def _of_node(file: str, node: ast.AST) -> Iterator[Message]:
         return
     called = ast.unparse(node.func)
     kind = called.rpartition(".")[2]
-    if kind == "warn":
+    if kind in ("warn", "warn_user"):
         category = node.args[1] if len(node.args) > 1 else None
         kind = "UserWarning" if category is None else ast.unparse(category)
     elif not (kind.endswith("Error") and kind[0].isupper()):

@@ -348,8 +348,8 @@ def test_early_stopping_gives_back_the_weights_of_the_best_epoch(way: Way) -> No
     np.testing.assert_equal(trainer.get_weights(), weights[2])
     assert (
         trainer.stop_reason
-        == "EarlyStopping: val_loss is 0.12 at epoch 5; 2 epochs have not improved it by more than"
-        " 0, the best was 0.1 at epoch 3."
+        == "EarlyStopping: val_loss is 0.12 at epoch 5. It has not improved by more than 0 for 2 epochs;"
+        " the best was 0.1 at epoch 3."
     )
 
 

@@ -603,7 +603,7 @@ def test_warnings_of_every_call_point_at_the_users_line() -> None:
         lambda: trainer.fit(X, Y, verbose=0, callbacks=evaluating),
     )
     for call in calls:
-        with pytest.warns(UserWarning, match="was converted to float32") as warned:
+        with pytest.warns(UserWarning, match="was converted from float64") as warned:
             call()
         assert [warning.filename for warning in warned] == [__file__]
 

@@ -925,7 +925,7 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             CrossEntropy(),
             [3, -1],
             LOGITS,
-            "got -1 at row 1. With ignore_index=-1, these labels do not count.",
+            "got -1 at row 1. To ignore these labels, set ignore_index=-1.",
         ),
         (CrossEntropy(ignore_index=-1), [3, -1, -2], LOGITS, "got -2 at row 2."),
         (
@@ -970,7 +970,7 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             BinaryCrossEntropy(),
             [0, 1],
             LOGITS,
-            "For one of several classes per row, use CrossEntropy.",
+            "If each row has one of several classes, use CrossEntropy.",
         ),
         (
             Hinge(),

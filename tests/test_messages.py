@@ -32,10 +32,12 @@ def test_texts_are_listed_with_what_is_filled_in(listing: ModuleType, tmp_path: 
     (folder / "a.py").write_text(
         "raise errors.DataError(f'The file {path!r}'\n    ' is empty.') from None\n"
         "warnings.warn('Use ' + 'y.', stacklevel=2)\n"
+        "warn_user('Use z instead.', RuntimeWarning)\n"
         "raise SettingError(known)\n"
         "raise function('no error')\n"
     )
     assert [(m.line, m.kind, m.text) for m in listing.messages(folder)] == [
         (1, "DataError", "The file {path} is empty."),
         (3, "UserWarning", "Use y."),
+        (4, "RuntimeWarning", "Use z instead."),
     ]

@@ -903,8 +903,8 @@ REFUSED = {
         lambda x: (x.double(),),
         r"got torch.float64. Pass x.to\(torch.float32\)",
     ),
-    "rank": (lambda x: (x[0],), r"x: float32\[N, 4\] got a tensor of another shape, \(4,\)"),
-    "size": (lambda x: (torch.zeros(5, 3),), r"got a tensor of another shape, \(5, 3\)"),
+    "rank": (lambda x: (x[0],), r"x: float32\[N, 4\] got a tensor of shape \(4,\)"),
+    "size": (lambda x: (torch.zeros(5, 3),), r"got a tensor of shape \(5, 3\)"),
 }
 
 

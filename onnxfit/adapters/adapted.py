@@ -44,8 +44,8 @@ class AdaptedModel(TrainableModel):
         if others and all(pattern.startswith("!") for pattern in others):
             raise SettingError(
                 f"weights={shortened(patterns)} only excludes weights. With adapters=, weights="
-                " lists the weights to train in addition, such as weights='head.*'; None trains"
-                " the adapters alone."
+                " names the weights to train in addition to the adapters, such as"
+                " weights='head.*'. To train the adapters alone, remove weights=."
             )
         return [*own, *(pattern for pattern in others if pattern not in own)]
 
@@ -62,7 +62,7 @@ class AdaptedModel(TrainableModel):
         return ComputedTensors(super().to_file(rest), merged)
 
     def exported(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
-        """Return the file with W + s A B in the place of W.
+        """Return the file with W + s A B instead of W.
 
         Nothing can be added to packed integers. Their adapters stay in the file as nodes.
         """
@@ -83,9 +83,12 @@ class AdaptedModel(TrainableModel):
     def no_host(self) -> str | None:
         """The reason for which no graph merges the adapters; None if one does."""
         if any(one.weight.is_packed for one in self.adapters):
-            return "trains adapters beside integers, which stay beside them as nodes"
+            return "trains adapters of integer weights, which cannot be merged into the integers"
         if any(one.settings.dora or one.start for one in self.adapters):
-            return "trains adapters with dora=True or init='pissa', which only Python merges"
+            return (
+                "trains adapters with dora=True or init='pissa', which only Python can merge into"
+                " the weights"
+            )
         return None
 
     def for_host(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
@@ -165,9 +168,9 @@ class AdaptedModel(TrainableModel):
         for one in self.adapters:
             if one.start and not one.began_as(constants.get(one.weight.module, ())):
                 raise SettingError(
-                    f"The adapter of {one.weight.module!r} started from another principal part of"
-                    " the weight (init='pissa') than the adapter in this checkpoint. Load the"
-                    " checkpoint with Trainer.load(path), which restores that start."
+                    f"The adapter of {one.weight.module!r} was initialized with init='pissa' from"
+                    " other singular vectors than the adapter in this checkpoint. Load the"
+                    " checkpoint with Trainer.load(path), which restores its initial values."
                 )
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
@@ -278,10 +281,10 @@ def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) ->
     others = [one.weight.module for one in adapters if not one.is_beside(tensors[one.weight.name])]
     if others:
         warn_user(
-            f"The loaded adapters of {listed_names(others)} were trained with weights of other"
-            " values than this model's. Load them for the model that they were trained with,"
-            " unless this model holds the same weights in another precision, such as 4-bit"
-            " integers."
+            f"The loaded adapters of {listed_names(others)} were trained for a model whose weights"
+            " have other values. Load them into the model that they were trained with. If this"
+            " model has the same weights in another precision, such as 4-bit integers, ignore this"
+            " warning."
         )
 
 

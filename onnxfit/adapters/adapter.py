@@ -145,8 +145,8 @@ class Adapter:
     def _principal(self, weight: TensorProto) -> tuple[Array, Array]:
         if self.weight.is_packed:
             raise SettingError(
-                "init='pissa' subtracts the adapter's start from the weight, but"
-                f" {self.weight.name!r} holds integers, which cannot change. Use init='kaiming',"
+                "init='pissa' subtracts the adapter's initial product from the weight, but"
+                f" {self.weight.name!r} contains integers, which cannot change. Use init='kaiming',"
                 f" or exclude the weight with target=[..., '!{self.weight.name}']."
             )
         matrix = self.weight.as_matrix(array_of(weight))
@@ -304,13 +304,16 @@ def _require_columns(weight: AdaptableWeight) -> None:
     """Raise SettingError for a weight whose columns DoRA cannot scale."""
     problem = ""
     if weight.is_packed:
-        problem = "holds integers, whose column norms are not available"
+        problem = "it contains integers, whose column norms are unknown"
     elif any(reader.flipped != weight.is_flipped for reader in weight.readers):
-        problem = "is read as stored by one layer and transposed by another, such as a tied table"
+        problem = (
+            "one layer reads it as it is and another reads it transposed, as for tied embeddings"
+        )
     if problem:
         raise SettingError(
-            f"dora=True scales the columns of a weight, but {weight.name!r} {problem}. Exclude it"
-            f" with target=[..., '!{weight.name}'], or give it its own adapter with dora=False."
+            f"dora=True cannot scale the columns of the weight {weight.name!r}: {problem}. Exclude"
+            f" the weight with target=[..., '!{weight.name}'], or give it its own adapter with"
+            " dora=False."
         )
 
 

@@ -21,7 +21,7 @@ INITIALIZERS = ("kaiming", "gaussian", "pissa")
 
 @dataclass(frozen=True)
 class LoRA(ChecksArguments):
-    r"""Adapters of low rank: two small matrices train in the place of each weight.
+    r"""Low-rank adapters: two small matrices are trained instead of each weight.
 
     A linear layer $y = x W + b$ with $W$ of (inputs, outputs) computes
     $y = x W + b + s\,\mathrm{dropout}(x) A B$, with $A$ of (inputs, rank), $B$ of (rank, outputs)
@@ -106,7 +106,7 @@ class LoRA(ChecksArguments):
         """Return the adapters that `Trainer.export_adapter` or PEFT wrote, for `Trainer`.
 
         `path` is a folder, or an `.onnx_adapter` file of `Trainer.export_adapter`. The file stores
-        $s B$ in the place of $B$: its adapters have alpha = rank, hence $s = 1$, and no dropout.
+        $s B$ instead of $B$: its adapters have alpha = rank, hence $s = 1$, and no dropout.
         The list has one LoRA for each rank and alpha. `Trainer(model, adapters=LoRA.load(path))`
         continues their training, predicts with them, or exports the merged file. Raises
         CheckpointError for a path without adapters, or with adapters other than LoRA. The Trainer

@@ -26,15 +26,16 @@ AdapterSource = Union[LoRA, Sequence[LoRA], str, "os.PathLike[str]"]
 
 @check_arguments
 def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
-    r"""Return the model with $W + s A B$ in the place of each weight $W$ that has an adapter.
+    r"""Return the model with each weight $W$ that has an adapter replaced by $W + s A B$.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which stays unchanged.
-    - `adapter`: what `LoRA.load` returned, or the path that it reads.
+    - `adapter`: the result of `LoRA.load`, or the path that it reads.
 
     The result is the same as that of `Trainer(model_onnx, adapters=adapter).export()`. With DoRA
-    the columns are scaled as well. Nothing can be added to integers: their adapters become nodes.
-    Raises CheckpointError for a path without adapters, SettingError or UnknownNameError for
-    adapters of another model. Warns if they were trained with weights of other values.
+    the columns are scaled as well. Integers cannot be changed by less than a step, so their
+    adapters become nodes. Raises CheckpointError for a path without adapters, SettingError or
+    UnknownNameError for adapters of another model. Warns if they were trained with weights of other
+    values.
 
     >>> import numpy as np, onnx.parser, onnxfit, tempfile
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -59,10 +60,10 @@ def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
 
 @check_arguments
 def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
-    r"""Return a merged model without an adapter: $W' - s A B$ in the place of each weight $W'$.
+    r"""Return a merged model without its adapter: each weight $W'$ becomes $W' - s A B$.
 
     - `model_onnx`: the merged model, as `merge` or `Trainer.export` wrote it.
-    - `adapter`: the adapter that it was merged with: what `LoRA.load` returned, or the path.
+    - `adapter`: the adapter that it was merged with: the result of `LoRA.load`, or the path.
 
     Each number differs from the base's by less than the rounding of $W'$ and of itself, at most $6
     \cdot 10^{-8} (|W| + |W'|)$ in float32. Keep the base file if you need identical bits. Raises
@@ -83,8 +84,8 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     ]
     if base:
         raise SettingError(
-            f"The weights of {listed_names(base)} are the base weights of this adapter, so the"
-            " model is not merged with it. Pass the merged model to unmerge."
+            f"This model is not merged with the adapter: the weights of {listed_names(base)} still"
+            " have their values from before merging. Pass the merged model to unmerge."
         )
     arrays: dict[str, Array] = {}
     for one, matrices in adapters:
@@ -111,6 +112,8 @@ def _require_reversible(adapter: Adapter) -> None:
     if adapter.settings.dora:
         problem = f"DoRA divided the columns of {name!r} by norms that the file does not store"
     elif adapter.weight.is_packed:
-        problem = f"{name!r} holds integers, whose adapters are nodes of their own"
+        problem = f"{name!r} contains integers, whose adapters are separate nodes of the graph"
     if problem:
-        raise SettingError(f"unmerge cannot undo this adapter: {problem}. Keep the base file.")
+        raise SettingError(
+            f"unmerge cannot remove this adapter: {problem}. Use a copy of the base model instead."
+        )

@@ -188,7 +188,9 @@ def _paired(place: str, tensors: Mapping[str, Array]) -> dict[str, Matrices]:
             )
         pairs.setdefault(match["weight"], {})[match["part"]] = _as_peft(tensor)
     if not pairs:
-        raise CheckpointError(f"{place} contains no adapter.")
+        raise CheckpointError(
+            f"{place} contains no tensors. Write the file with trainer.export_adapter again."
+        )
     for weight, pair in pairs.items():
         if not is_pair(pair):
             shapes = {part: array.shape for part, array in pair.items()}

@@ -180,7 +180,10 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
         arrays = read_safetensors(data)
         sums = json.loads(read_metadata(data).get(CHECKSUMS, "{}"))
     except FileNotFoundError:
-        raise CheckpointError(f"{str(path)!r} contains no {TENSORS}.") from None
+        raise CheckpointError(
+            f"{str(path)!r} contains no {TENSORS}. Pass a folder written by trainer.export_adapter"
+            " or by PEFT's save_pretrained."
+        ) from None
     except (safetensors.SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{str(path / TENSORS)!r} is damaged: {error}") from None
     pairs: dict[str, dict[str, Array]] = {}
@@ -189,15 +192,17 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
         match = KEY.fullmatch(name)
         if match is None or array.dtype.kind not in "fV":
             raise CheckpointError(
-                f"{str(path / TENSORS)!r} contains {name!r}, which is not a matrix of LoRA. Save"
-                " the adapter without biases and modules_to_save."
+                f"{str(path / TENSORS)!r} contains {name!r}, which is not a LoRA matrix. Save the"
+                " adapter without biases and modules_to_save."
             )
         part = match["part"] or match["t"] or "magnitude"
         pairs.setdefault(match["module"], {})[part] = array
         if match["table"]:
             tables.add(match["module"])
     if not pairs:
-        raise CheckpointError(f"{str(path / TENSORS)!r} contains no adapter.")
+        raise CheckpointError(
+            f"{str(path / TENSORS)!r} contains no LoRA matrices. Save the adapter again."
+        )
     sums = sums if isinstance(sums, dict) else {}
     return {
         module: _matrices(path, module, pair, config, module in tables, sums.get(module))
@@ -241,7 +246,8 @@ def _matrices(
     if bool(config["use_dora"]) != ("magnitude" in pair):
         raise CheckpointError(
             f"{str(path / CONFIG)!r} has use_dora={config['use_dora']}, but {TENSORS} has"
-            f" {'a' if 'magnitude' in pair else 'no'} magnitude for {module!r}."
+            f" {'a' if 'magnitude' in pair else 'no'} magnitude for {module!r}. The two files are"
+            " from different adapters. Save the adapter again."
         )
     if not is_pair(pair):
         shapes = {part: array.shape for part, array in pair.items()}

@@ -43,7 +43,7 @@ class SavingCallback(Callback):
             if isinstance(number, int) and number % every:
                 raise SettingError(
                     f"{type(self).__name__} needs {name} to be a multiple of {every}, got {number}."
-                    f" The ranks average their weights after every {every} updates only."
+                    f" The ranks average their weights only once in {every} updates."
                 )
 
     def save(self, job: Callable[[], object]) -> None:

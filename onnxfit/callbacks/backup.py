@@ -113,8 +113,8 @@ class BackupAndRestore(SavingCallback):
             except CheckpointError as error:
                 if trainer.is_main:
                     warn_user(
-                        f"The backup {str(path)!r} cannot be read. The previous backup is tried."
-                        f" {error}"
+                        f"The backup {str(path)!r} cannot be read, so the previous backup is read"
+                        f" instead. {error}"
                     )
             else:
                 self._readable = [path]

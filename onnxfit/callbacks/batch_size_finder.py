@@ -48,14 +48,14 @@ class BatchSizeFinder(StatefulCallback):
       search ends at the limit of the memory or of the data.
     - `set_batch_size`: train with the `suggestion`. False keeps the batch size of `fit`.
 
-    A size fails if memory does not suffice, and no size is larger than the data. Weights, slots,
-    statistics and counters are restored, and no hook of a callback is called. `fit(..., epochs=0)`
-    searches and does not train. A resumed fit does not search again. The validation data keep the
-    batch size of `fit`. With several processes, a size counts the rows of all ranks together, the
-    first size has at least one row per rank, and the times are measured by rank 0. If memory does
-    not suffice, training with several processes fails, because they may fail at different sizes. A
-    faster size is not better for the loss: larger batches make fewer updates, and usually need a
-    higher learning rate.
+    A size fails if memory does not suffice. Sizes above the number of rows are not tried. Weights,
+    slots, statistics and counters are restored, and no hook of a callback is called. `fit(...,
+    epochs=0)` searches and does not train. A resumed fit does not search again. The validation data
+    keep the batch size of `fit`. With several processes, a size counts the rows of all ranks
+    together, the first size has at least one row per rank, and the times are measured by rank 0. If
+    memory does not suffice, training with several processes fails, because they may fail at
+    different sizes. A faster size is not better for the loss: larger batches make fewer updates,
+    and usually need a higher learning rate.
 
     Afterwards `results` has a dict for each size tried, `{"batch_size", "seconds",
     "samples_per_second"}` (seconds of a step) or `{"batch_size", "error"}`. `suggestion` is the

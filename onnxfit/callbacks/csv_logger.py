@@ -93,7 +93,7 @@ class _FileLogger(StatefulCallback):
         if any("epoch" not in row for row in rows):
             raise SettingError(
                 f"{self.filename} was not written by {type(self).__name__}: {problem}. Pass another"
-                " filename."
+                " filename, or delete the file."
             )
         return rows
 

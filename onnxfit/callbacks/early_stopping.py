@@ -134,22 +134,23 @@ class EarlyStopping(StatefulCallback):
     def _reason(self, epoch: int, value: float) -> str | None:
         """Return the reason to stop after this epoch, or None to continue."""
         now = f"{self.monitor.name} is {value:.6g} at epoch {epoch + 1}"
+        epochs = f"{self.wait} epoch{'s' * (self.wait != 1)}"
         threshold = self._crossed_threshold(value)
         if threshold:
             return f"{now}, {threshold}."
         if self.wait < max(self.patience, 1) or epoch == 0:
             return None
         if self.best is None or self.best_epoch is None:
-            return f"{now}, and all of the last {self.wait} epochs were NaN."
+            return f"{now}, and was NaN in the last {epochs}."
         best = f"the best was {self.best:.6g} at epoch {self.best_epoch + 1}"
         if self.baseline is not None and not self.monitor.better(self.best, self.baseline):
             return (
-                f"{now}; {self.wait} epochs have not brought it past the baseline"
-                f" {self.baseline:g}, {best}."
+                f"{now}. In the last {epochs} it was never better than the baseline"
+                f" {self.baseline:g}; {best}."
             )
         return (
-            f"{now}; {self.wait} epochs have not improved it by more than"
-            f" {self.monitor.min_delta:g}, {best}."
+            f"{now}. It has not improved by more than {self.monitor.min_delta:g} for {epochs};"
+            f" {best}."
         )
 
     def _crossed_threshold(self, value: float) -> str | None:

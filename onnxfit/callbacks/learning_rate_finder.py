@@ -92,7 +92,11 @@ class LearningRateFinder(StatefulCallback):
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         if self.set_rate:
-            require_constant_rate(self.trainer, "LearningRateFinder", "Pass set_rate=False.")
+            require_constant_rate(
+                self.trainer,
+                "LearningRateFinder",
+                "Pass set_rate=False to plot the losses and keep the schedule.",
+            )
         if self._resumes:
             return
         space = np.geomspace if self.mode == "exponential" else np.linspace

@@ -30,7 +30,8 @@ class LearningRateMonitor(Callback):
     def __init__(self, name: str = "lr") -> None:
         if name in ("", "loss", "batch_loss"):
             raise SettingError(
-                f"LearningRateMonitor needs a name that no metric of a batch has, got {name!r}."
+                "LearningRateMonitor needs a name that the logs of a batch do not have yet, got"
+                f" {name!r}."
             )
         self.name = name
 

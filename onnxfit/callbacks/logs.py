@@ -45,8 +45,8 @@ class Logs(Mapping[str, float]):
         if type(value) is not float:
             if self._ended and callable(value):
                 raise SettingError(
-                    f"logs[{name!r}] cannot be read after its hook has returned. Keep a copy,"
-                    " dict(logs), instead of the logs."
+                    f"logs[{name!r}] cannot be read after its hook has returned. Store a copy"
+                    " instead: dict(logs)."
                 )
             value = self._values[name] = float(value() if callable(value) else value)
         return value
@@ -66,11 +66,11 @@ class Logs(Mapping[str, float]):
 
     def __setitem__(self, name: str, value: object) -> NoReturn:
         raise UnsupportedError(
-            f"logs are read-only. Use trainer.log({name!r}, value), or change a copy, dict(logs)."
+            f"logs are read-only. Use trainer.log({name!r}, value), or change a copy: dict(logs)."
         )
 
     def __delitem__(self, name: str) -> NoReturn:
-        raise UnsupportedError("logs are read-only. Change a copy, dict(logs).")
+        raise UnsupportedError("logs are read-only. Change a copy instead: dict(logs).")
 
     def add(self, name: str, value: SupportsFloat) -> None:
         """Add the `value` of a `name`, or replace it; for `trainer.log`.

@@ -165,8 +165,9 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
             )
         if self.filepath.endswith(".onnx") and not self.save_weights_only:
             raise SettingError(
-                "ModelCheckpoint needs save_weights_only=True to write ONNX, got filepath="
-                f"{self.filepath!r}. Pass it, or use the suffix .ckpt."
+                "ModelCheckpoint needs save_weights_only=True to write ONNX, got"
+                f" filepath={self.filepath!r}. Pass save_weights_only=True, or use the suffix"
+                " .ckpt."
             )
         fields = file_template.fields(self.filepath)
         if any(not field or field.isdigit() for field in fields):
@@ -233,8 +234,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         parent = os.path.realpath(Path(path).parent)
         if not Path(parent).is_relative_to(folder):
             raise CheckpointError(
-                f"ModelCheckpoint does not delete {path!r}: a symbolic link leads out of its folder"
-                f" {str(self.folder)!r} to {parent!r}."
+                f"ModelCheckpoint does not delete {path!r}, because a symbolic link in this path"
+                f" leads out of the folder {str(self.folder)!r} to {parent!r}. Remove the link."
             )
         try:
             Path(path).unlink(missing_ok=True)

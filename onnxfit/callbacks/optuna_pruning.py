@@ -15,10 +15,10 @@ __all__ = ["OptunaPruning"]
 
 
 class OptunaPruning(Callback):
-    """Report a figure of every epoch to a trial of Optuna, which may prune the trial.
+    """Report a metric of every epoch to a trial of Optuna, which may prune the trial.
 
     - `trial`: the `optuna.Trial` that Optuna passes to the objective.
-    - `monitor`: the figure to report, at step `epoch`, from 0. An epoch without it is not reported.
+    - `monitor`: the metric to report, at step `epoch`, from 0. An epoch without it is not reported.
 
     If the pruner prunes the trial, the epoch still ends as usual: History, checkpoints and loggers
     record it. Then training stops, and `fit` raises `optuna.TrialPruned`, which the objective must

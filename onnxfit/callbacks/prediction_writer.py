@@ -56,8 +56,8 @@ class PredictionWriter(Callback):
                 batch += 1
         except OSError as error:
             raise CheckpointError(
-                f"The file {str(self._path(batch))!r} of an earlier prediction cannot be deleted:"
-                f" {error.strerror or error}."
+                f"PredictionWriter cannot delete {str(self._path(batch))!r}, a file of an earlier"
+                f" prediction: {error.strerror or error}."
             ) from error
 
     def _path(self, batch: int) -> Path:

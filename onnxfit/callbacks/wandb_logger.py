@@ -35,21 +35,21 @@ class WandbLogger(StatefulCallback):
     """Write every `fit` to a run of Weights & Biases: its parameters and its metrics.
 
     - `project`: the project of the run; None for W&B's own setting.
-    - `run`: a run that you have started; the figures are written to it. None uses the active run
+    - `run`: a run that you have started, to which the metrics are written. None uses the active run
       (`wandb.run`) if there is one, and otherwise a new run.
-    - `update_freq`: "epoch" writes the figures of epochs alone; "batch" also the figures of every
-      update, and a number n the figures of every n-th update.
+    - `update_freq`: "epoch" writes only the metrics of epochs; "batch" also the metrics of every
+      update, and a number n those of every n-th update.
     - `parameters`: name -> value, written in addition to optimizer, learning rate, loss, batch size
       and epochs.
     - `log_model`: if training ends normally, write the inference model as an artifact of type
       "model" with the file `model.onnx`.
     - `settings`: further arguments of `wandb.init`, such as `name`, `tags` or `mode="offline"`.
 
-    The figures of an epoch have the same names as in the logs, over `epoch`, from 0. The figures of
+    The metrics of an epoch have the same names as in the logs, over `epoch`, from 0. The metrics of
     an update are `batch_loss`, `batch_<metric>` and `batch_learning_rate`, over `global_step`. A
     run that this callback has started is finished when training ends; after an exception it is
     marked as failed. A resumed fit continues this run under the same id, and may write the last
-    figures again, over the same epoch or update. A run that you have started stays active; finish
+    metrics again, over the same epoch or update. A run that you have started stays active; finish
     it yourself. `run_id` is the id of the run. An error of W&B causes a warning, and training
     continues without it. If a run could not be started, nothing is written.
 
@@ -83,8 +83,8 @@ class WandbLogger(StatefulCallback):
         self.settings = settings
         if run is not None and self._init_arguments():
             raise SettingError(
-                "WandbLogger needs run= (a started run) or arguments for a new run, got run= and"
-                f" {', '.join(self._init_arguments())}. Pass only one of the two."
+                "WandbLogger got run= (a run that was already started) and arguments for a new"
+                f" run: {', '.join(self._init_arguments())}. Pass only one of the two."
             )
         self._guard = WriteGuard("WandbLogger", "the run", (Exception,))
         self._active: Any = None

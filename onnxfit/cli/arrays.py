@@ -66,8 +66,8 @@ def _spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor_type = value.type.tensor_type
     if not tensor_type.elem_type:
         raise DataError(
-            f"The input {value.name!r} is not a tensor, but data files can hold tensors only. Use"
-            " onnxfit from Python."
+            f"The input {value.name!r} is not a tensor, but data files can contain only tensors."
+            " Use onnxfit from Python."
         )
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type))
     if not tensor_type.HasField("shape"):
@@ -89,8 +89,8 @@ def read(paths: Sequence[str], request: DataRequest) -> Data:
         return _read_npy(paths, request)
     if len(paths) != 1 or kinds - {".npz", ".csv"}:
         raise DataError(
-            "--data must be one .npz, one .csv, or a .npy for each array (X.npy, then y.npy), got"
-            f" {', '.join(paths)}."
+            "--data must be one .npz file, one .csv file, or a .npy file for each array (X.npy,"
+            f" then y.npy), got {', '.join(paths)}."
         )
     if request.labels and kinds != {".csv"}:
         raise DataError(
@@ -280,19 +280,19 @@ def _check_names(
     if inputs:
         problems.append(f"no {kind} for the input {', '.join(inputs)}")
     if outputs:
-        problems.append(f"no {kind} with the labels of {', '.join(outputs)}")
+        problems.append(f"no {kind} with labels for the output {', '.join(outputs)}")
     if surplus:
         problems.append(f"{kind}s that the model does not use ({', '.join(surplus)})")
     if not problems:
         return
-    hint = "one for each"
+    hint = f"one {kind} for each"
     if kind == "column":
         hint = "or select labels with --label"
     elif len(request.inputs) == 1 and len(request.outputs) <= 1:
         hint = "or name them X and y"
     raise DataError(
-        f"{path!r} has {' and '.join(problems)}. It has {', '.join(names) or 'nothing'}. "
-        f"Give {kind}s the names of inputs and outputs, {hint}; {SAMPLE_WEIGHT} is optional."
+        f"{path!r} has {' and '.join(problems)}. Its {kind}s are {', '.join(names) or 'none'}. Name"
+        f" the {kind}s like the model's inputs and outputs, {hint}; {SAMPLE_WEIGHT} is optional."
     )
 
 
@@ -344,11 +344,13 @@ def check_output(path: Path, outputs: Sequence[str]) -> None:
     """Raise DataError if a file cannot hold these outputs, before anything is computed."""
     kind = path.suffix.lower()
     if kind not in (".npy", ".npz", ".csv"):
-        raise DataError(f"The file of predictions must be a .npy, .npz or .csv, got {str(path)!r}.")
+        raise DataError(
+            f"The file of predictions must end in .npy, .npz or .csv, got {str(path)!r}."
+        )
     if kind == ".npy" and len(outputs) > 1:
         raise DataError(
-            f"A .npy can hold only one array, but the model has the outputs {', '.join(outputs)}."
-            " Write a .npz or .csv."
+            "A .npy file can contain only one array, but the model has the outputs"
+            f" {', '.join(outputs)}. Write a .npz or .csv file."
         )
 
 
@@ -364,8 +366,8 @@ def as_csv(outputs: Mapping[str, Array]) -> str:
     for name, array in outputs.items():
         if array.ndim not in (1, 2) or len(rows) > 1:
             raise DataError(
-                "A .csv can hold only vectors and matrices with a row for each row of the data, but"
-                f" output {name} has shape {list(array.shape)}. Write a .npz."
+                "A .csv file can contain only vectors and matrices with one row for each row of"
+                f" the data, but output {name} has shape {list(array.shape)}. Write a .npz file."
             )
         single = array.ndim == 1 or array.shape[1] == 1
         header += [name] if single else [f"{name}_{number}" for number in range(array.shape[1])]

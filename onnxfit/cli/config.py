@@ -84,7 +84,7 @@ def defaults(options: Mapping[Any, Any], command: click.Command, path: Path) -> 
         name = str(key).replace("_", "-")
         if name not in aliases:
             raise UnknownNameError(
-                f"option of `onnxfit {command.name}`, used in {str(path)!r},", key, known
+                f"option of `onnxfit {command.name}` (from {str(path)!r})", key, known
             )
         parameter = known[aliases[name]]
         if parameter.name in values:
@@ -169,8 +169,8 @@ def _require_bounded(event: Any, yaml: Any) -> None:
     if isinstance(event, yaml.CollectionStartEvent) and event.anchor:
         # Forty lines, each a list that refers twice to the previous list, expand to 2^40 items.
         raise ValueError(
-            f"it uses the anchor {event.anchor!r} for a list or a mapping. Write the contents out"
-            " where they are used."
+            f"it uses the YAML anchor {event.anchor!r} for a list or a mapping. Write the list or"
+            " mapping in full wherever it is used."
         )
     is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
     if is_plain and len(event.value) > MAX_CHARACTERS:

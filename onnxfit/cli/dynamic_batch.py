@@ -23,7 +23,7 @@ __all__ = ["dynamic_batch"]
     metavar="INPUT=AXIS",
     help=(
         "The batch axis of an input, or INPUT=none for an input without a batch; may be repeated."
-        " By default 0, and 1 for the initial state of a recurrent layer."
+        " By default axis 0, and axis 1 for the initial state of a recurrent layer."
     ),
 )
 @click.option("--name", default="batch", show_default=True, help="The name of the batch dimension.")

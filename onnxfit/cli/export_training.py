@@ -26,14 +26,14 @@ __all__ = ["export_training"]
     default=TARGETS[0],
     show_default=True,
     type=click.Choice(TARGETS),
-    help="The host that will run the training.",
+    help="The program that will run the training.",
 )
 @click.option(
     "-b",
     "--batch-size",
     type=click.IntRange(min=1),
     metavar="ROWS",
-    help="Rows of each batch of the training step. By default batches of any size.",
+    help="The number of rows in each batch of the training step. By default any number.",
 )
 @click.option(
     "--include",
@@ -42,7 +42,9 @@ __all__ = ["export_training"]
     type=click.Choice(GRAPHS),
     help="A graph to write; may be repeated. By default all.",
 )
-@click.option("--sample-weight", is_flag=True, help="Add an input of sample weights to the losses.")
+@click.option(
+    "--sample-weight", is_flag=True, help="Add an input for sample weights, which the losses use."
+)
 def export_training(
     path: str,
     output: str,

@@ -31,8 +31,8 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     show_default=True,
     metavar="NAME",
     help=(
-        "sgd, adam, adamw, rmsprop, lion, ...; settings follow a colon, as in"
-        " sgd:momentum=0.9,nesterov=true."
+        "The optimizer: sgd, adam, adamw, rmsprop, lion, ... (an unknown name lists all). Settings"
+        " follow a colon, as in sgd:momentum=0.9,nesterov=true."
     ),
 )
 @click.option(
@@ -41,9 +41,9 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     "learning_rate",
     metavar="RATE",
     help=(
-        "A number above 0; or a schedule, such as cosine:learning_rate=0.1,decay_steps=1000, with"
-        " steps counted in updates. By default the optimizer's default: 0.01 for sgd, 0.001 for"
-        " adam."
+        "The learning rate: a number above 0, or a schedule such as"
+        " cosine:learning_rate=0.1,decay_steps=1000, with steps counted in updates. By default the"
+        " optimizer's default: 0.01 for sgd, 0.001 for adam."
     ),
 )
 @click.option(
@@ -71,7 +71,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     multiple=True,
     metavar="SETTING=VALUE,...",
     help=(
-        "Freeze the weights and train low-rank adapters (LoRA), as in"
+        "Freeze the weights and train low-rank adapters (LoRA) with these settings, such as"
         " rank=8,alpha=16,target=*attn*,dropout=0.05; init=pissa and dora=true select PiSSA and"
         " DoRA. Without target, every linear layer but the last gets an adapter. --weights then"
         " names weights to train in addition. May be repeated, for several targets."
@@ -120,7 +120,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     default=1,
     show_default=True,
     metavar="N",
-    help="Number of batches whose gradients are averaged for one update.",
+    help="The number of batches whose gradients are averaged for one update.",
 )
 @click.option(
     "--dynamic-batch",
@@ -134,7 +134,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     show_default=True,
     metavar="N",
     help=(
-        "A whole number: the random seed of the order of rows and of dropout. The same seed gives"
+        "The random seed, a whole number, for the order of rows and dropout. The same seed gives"
         " the same weights."
     ),
 )
@@ -150,15 +150,16 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     type=click.Choice(["float32", "bf16", "fp16"]),
     default="float32",
     show_default=True,
-    help="Let the products of a training step compute in half precision; weights stay float32.",
+    help="Compute matrix products and convolutions of a training step in half precision; weights"
+    " stay float32.",
 )
 @click.option(
     "--quantization",
     metavar="SETTING=VALUE,...",
     help=(
-        "How to train a quantized MODEL: scales=learned also trains the scales, and observe=100"
-        " updates the ranges of activations during the first 100 batches. weights=* trains all"
-        " weights, including the weights of MatMulNBits."
+        "Settings to train a quantized MODEL: scales=learned also trains the scales, and"
+        " observe=100 updates the ranges of activations during the first 100 batches. weights=*"
+        " trains all weights, including the weights of MatMulNBits."
     ),
 )
 @click.option(
@@ -170,8 +171,8 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     "--teacher",
     type=options.EXISTING_FILE,
     help=(
-        "A float model whose outputs a quantized MODEL learns, in addition to the labels. Set it up"
-        " with --quantization temperature=2,teacher_weight=0.5."
+        "A float model whose outputs a quantized MODEL learns, in addition to the labels. Its"
+        " settings are part of --quantization, such as temperature=2,teacher_weight=0.5."
     ),
 )
 @click.option(
@@ -212,7 +213,8 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     "--adapter-output",
     type=click.Path(),
     metavar="FOLDER",
-    help="The folder to write for PEFT, with the adapters of --lora alone; --output has them too.",
+    help="The folder to write with only the adapters of --lora, for PEFT. --output writes the model"
+    " with these adapters.",
 )
 @click.option(
     "--checkpoint",
@@ -227,7 +229,10 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
 @click.option(
     "--overwrite",
     is_flag=True,
-    help=("Delete the checkpoints of an earlier training that --checkpoint names, and start over."),
+    help=(
+        "Delete the checkpoints of an earlier training at the path of --checkpoint, and start"
+        " again."
+    ),
 )
 @click.option(
     "--csv",

@@ -21,7 +21,8 @@ __all__ = ["inspect"]
     "--weights",
     multiple=True,
     metavar="PATTERN",
-    help="A weight's name or pattern; may be repeated, !PATTERN excludes.",
+    help="The name or pattern of weights to train; may be repeated, and '!PATTERN' excludes. By"
+    " default all.",
 )
 @click.option(
     "--gradient",

@@ -130,12 +130,15 @@ def read_options(path: Path) -> tuple[Options, bool]:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue  # not a file of `onnxfit fit`
     if len(candidates) != 1:
-        problem = "has no such options"
+        problem = "has no saved options"
         if candidates:
             names = ", ".join(options_path.name for options_path, *_ in candidates)
-            problem = f"has options of {len(candidates)} trainings ({names}). Name a checkpoint"
+            problem = (
+                f"has the options of {len(candidates)} trainings ({names}). Pass the path of a"
+                " checkpoint instead of the folder"
+            )
         raise CheckpointError(
-            "`onnxfit fit --checkpoint` saves its options next to its checkpoints, but"
+            "`onnxfit fit --checkpoint` saves its options next to its checkpoints, but the folder"
             f" {str(folder)!r} {problem}."
         )
     ((_, fit_options, finished),) = candidates

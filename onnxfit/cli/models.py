@@ -86,9 +86,9 @@ def _one_array(name: str, outputs: npt.NDArray[Any] | list[npt.NDArray[Any]]) ->
     if isinstance(outputs, list):
         sizes = sorted({array.shape[1:] for array in outputs})
         raise DataError(
-            f"The rows of output {name!r} do not fit into one array: its sizes differ between"
-            f" batches, such as {sizes[0]} and {sizes[-1]}. Use Trainer.predict in Python, which"
-            " returns a list."
+            f"Output {name!r} does not fit into one array, because its shape differs between"
+            f" batches: {sizes[0]} and {sizes[-1]}, for example. Use Trainer.predict in Python,"
+            " which returns a list."
         )
     return outputs
 

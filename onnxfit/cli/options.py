@@ -43,9 +43,9 @@ loss = click.option(
     multiple=True,
     metavar="[OUTPUT=]NAME",
     help=(
-        "The loss to minimise: cross_entropy, mean_squared_error, huber:delta=0.5, ... (an unknown"
-        " name lists all); for several outputs OUTPUT=NAME, once for each. By default the model's"
-        " own scalar output `loss`."
+        "The loss: cross_entropy, mean_squared_error, huber:delta=0.5, ... (an unknown name lists"
+        " all); for a model with several outputs, OUTPUT=NAME once for each. By default the"
+        " model's own scalar output `loss`."
     ),
 )
 metrics = click.option(
@@ -65,14 +65,15 @@ batch_size = click.option(
     default=32,
     show_default=True,
     metavar="ROWS",
-    help="Rows of a batch, 1 or more.",
+    help="The number of rows in a batch, 1 or more.",
 )
 device = click.option(
     "--device",
     default="cpu",
     show_default=True,
     metavar="NAME",
-    help="cpu, cuda, cuda:N, webgpu, openvino, ..., if the installed onnxruntime supports it.",
+    help="The device that computes: cpu, cuda, cuda:N, webgpu, openvino, ..., if the installed"
+    " onnxruntime supports it.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 

@@ -29,8 +29,9 @@ __all__ = ["quantization_report"]
     multiple=True,
     metavar="[OUTPUT=]NAME",
     help=(
-        "Also report how much this loss rises: cross_entropy, mean_squared_error, ... (an unknown"
-        " name lists all); for several outputs OUTPUT=NAME, once for each. The data needs labels."
+        "Also report the increase of this loss: cross_entropy, mean_squared_error, ... (an unknown"
+        " name lists all); for a model with several outputs, OUTPUT=NAME once for each. The data"
+        " needs labels."
     ),
 )
 @click.option(
@@ -42,7 +43,7 @@ __all__ = ["quantization_report"]
 @click.option(
     "--by",
     type=click.Choice(RANKINGS),
-    help="The figure that --worst compares; by default loss_increase, or alone_snr without a loss.",
+    help="The measure for --worst. By default loss_increase, or alone_snr without a loss.",
 )
 @click.option(
     "-o",

@@ -42,8 +42,8 @@ option = click.option(
     type=click.IntRange(min=1),
     metavar="N",
     help=(
-        "Train in N processes, which mpiexec starts and which share every batch. Needs pip install"
-        ' "onnxfit[mpi]".'
+        "Train in N processes, which are started by mpiexec and share every batch. Needs pip"
+        ' install "onnxfit[mpi]".'
     ),
 )
 
@@ -172,8 +172,9 @@ def _world() -> World:
     launched = launched_ranks(os.environ)
     if world.size != launched:  # each process would train alone, and write the same files
         raise SystemExit(
-            f"Error: mpiexec started {launched} processes, but mpi4py does not connect them. Use"
-            ' the mpiexec of its MPI library: pip install "onnxfit[mpi]" installs both.'
+            f"Error: mpiexec started {launched} processes, but mpi4py cannot connect them, because"
+            " it uses another MPI library. Install mpiexec and mpi4py together: pip install"
+            ' "onnxfit[mpi]".'
         )
     return world
 

@@ -79,7 +79,8 @@ def resume(
     if missing:
         raise CheckpointError(
             f"The options next to {str(path)!r} were saved by another version of onnxfit: they lack"
-            f" {listed_names(sorted(missing))}."
+            f" {listed_names(sorted(missing))}. Resume with that version, or start the training"
+            " again with `onnxfit fit`."
         )
     fit_options = {
         str(parameter.name): _checked(parameter, fit_options[str(parameter.name)], path)

@@ -167,7 +167,8 @@ def _settings(text: str, name: str, allowed: Sequence[str], before: str = "") ->
             raise UnknownNameError(f"setting of {name}", setting, allowed)
         if not equals:
             raise SettingError(
-                f"{before + text!r} gives {setting} no value. Pass {before}{setting}=VALUE."
+                f"{before + text!r} has no value for the setting {setting}. Pass"
+                f" {before}{setting}=VALUE."
             )
         settings[setting] = _value(value)
     return settings

@@ -21,8 +21,9 @@ __all__ = ["untie"]
     multiple=True,
     metavar="PATTERN",
     help=(
-        "A shared tensor's name or pattern; may be repeated, !PATTERN excludes. By default all"
-        " shared tensors, except those that look shared on purpose, such as an embedding table."
+        "A shared tensor's name or pattern; may be repeated, and '!PATTERN' excludes. By default"
+        " all shared tensors, except those that look shared on purpose, such as an embedding"
+        " table."
     ),
 )
 def untie(model: str, output: Path, names: tuple[str, ...]) -> None:

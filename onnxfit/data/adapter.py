@@ -150,7 +150,7 @@ class DataAdapter:
         - `shuffle`: give the rows of arrays, and batches that can be indexed, a new order every
           epoch. Iterables keep their own order, and loaders have their own setting.
 
-        DataError: the data does not fit the model. SettingError: two arguments exclude each other.
+        DataError: the data does not fit the model. SettingError: two arguments cannot be combined.
         """
         source_type = source_class(x)
         if source_type is None:
@@ -214,9 +214,8 @@ class DataAdapter:
         kind = "share of a batch" if self._converts_shares else "batch"
         shares = "" if self.ranks == 1 else f" ({each} for each of {self.ranks} ranks)"
         raise DataError(
-            f"the batch dimension of input {fixed} is fixed, but this {kind} has {rows} rows."
-            f" Make batches of {needed} rows{shares}, and drop a shorter last batch"
-            " (drop_last=True)."
+            f"the batch dimension of input {fixed} is fixed, but this {kind} has {rows} rows. Pass"
+            f" batches of {needed} rows{shares}, and drop a shorter last batch (drop_last=True)."
         )
 
     def match(self, x: Any, y: Any = None, sample_weight: Any = None) -> MatchedData:
@@ -277,15 +276,15 @@ class DataAdapter:
             # A list of numbers has no element type, so no warning about narrowing applies.
             typed = hasattr(values[spec.name], "__array__") and array.ndim
             if typed and narrows(array.dtype, spec.dtype):
-                narrowed.append(f"{spec.name!r} is {array.dtype} and was converted to {spec.dtype}")
+                narrowed.append(f"{spec.name!r} was converted from {array.dtype} to {spec.dtype}")
             array = in_c_order(in_dtype(array, spec))
             self._check_numbers(array, spec)
             (columns if array.ndim else scalars).append((spec.name, array))
         if narrowed and not self._warned:
             self._warned = True
             warn_user(
-                f"{'; '.join(narrowed)}. Convert the data once with astype, which saves time and"
-                " silences this warning."
+                f"{'; '.join(narrowed)}. To save time and avoid this warning, convert the data once"
+                " with astype."
             )
         return columns, scalars
 
@@ -357,7 +356,7 @@ class DataAdapter:
             if missing:
                 problems.append(f"Missing: {'; '.join(map(str, missing))}.")
             if surplus:
-                problems.append(f"Not an input: {', '.join(map(repr, surplus))}.")
+                problems.append(f"Not inputs of the model: {', '.join(map(repr, surplus))}.")
             problems.append(f"Expected: {'; '.join(map(str, self.inputs))}.")
             raise DataError(" ".join(problems))
         return values
@@ -404,6 +403,6 @@ def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise SettingError(
-                f"{type(data).__name__} gives batches, which must contain their labels and weights."
-                f" Remove the argument {name}."
+                f"{type(data).__name__} returns batches, which must contain their labels and sample"
+                f" weights. Remove the argument {name}."
             )

@@ -146,7 +146,8 @@ class _Function:
         if len(required) > 2:
             raise SettingError(
                 "augment must be a function that takes (image) or (image, rng), but"
-                f" {getattr(function, '__name__', function)!r} takes other arguments."
+                f" {getattr(function, '__name__', function)!r} takes other arguments. Wrap it in a"
+                " function that does."
             )
         self.takes_generator = len(required) == 2
 

@@ -243,7 +243,7 @@ class ImageFolder(Loader, Splittable):
                 if image.mode[0] in "IF":
                     raise DataError(
                         f"{str(path)!r} has more than 8 bits per channel (mode {image.mode})."
-                        " Convert it to 8 bits first."
+                        " Convert the image to 8 bits per channel first."
                     )
                 return image.convert(MODES[self.channels])
         except DataError:

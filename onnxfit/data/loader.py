@@ -180,14 +180,14 @@ class Loader(ABC):
         """
         if not set(state) >= set(self.state_dict()):
             raise SettingError(
-                f"A loader's state must have {', '.join(self.state_dict())}, got"
+                f"The state of a loader must have {', '.join(self.state_dict())}, got"
                 f" {shortened(dict(state))}. Pass the result of state_dict."
             )
         for name in ("rows", "batch_size"):
             if state[name] != getattr(self, name):
                 raise SettingError(
                     f"The state was saved with {name}={state[name]}, but this loader has"
-                    f" {name}={getattr(self, name)}."
+                    f" {name}={getattr(self, name)}. Create the loader with the saved {name}."
                 )
         self.seed = state["seed"]
         self.set_epoch(state["epoch"])

@@ -112,7 +112,9 @@ def checked_batch_size(batch_size: Any) -> int:
     try:
         size = operator.index(batch_size)
     except TypeError:
-        raise SettingError(f"batch_size must be a number of rows, got {batch_size!r}.") from None
+        raise SettingError(
+            f"batch_size must be a whole number of rows, got {batch_size!r}."
+        ) from None
     if size < 1:
         raise SettingError(f"batch_size must be >= 1, got {size}.")
     return size
@@ -143,7 +145,7 @@ def check_fixed(
         return
     shares = "" if ranks == 1 else f" ({each} for each of {ranks} ranks)"
     if rows < needed:
-        needs = "" if ranks == 1 else f", of which every batch needs {needed}{shares}"
+        needs = "" if ranks == 1 else f", but every batch needs {needed}{shares}"
         raise DataError(
             f"The batch dimension of input {fixed} is fixed, but the {purpose} data has only"
             f" {rows} rows{needs}. {ANY_BATCH}"

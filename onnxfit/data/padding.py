@@ -45,7 +45,9 @@ class RaggedColumn:
     def read(cls, name: str, values: Any) -> RaggedColumn:
         """Return the column of a sequence with a value for each row. DataError: other data."""
         if length_of(values) is None:
-            raise DataError(f"{name or 'the data'} is a single value. Expected one for each row.")
+            raise DataError(
+                f"{name or 'the data'} is a single value. Expected one value for each row."
+            )
         arrays = [as_array(value, f"{name} in row {row}") for row, value in enumerate(values)]
         filled = [array for array in arrays if array.size] or arrays[:1]
         for row, array in enumerate(arrays):
@@ -258,9 +260,9 @@ class Pad(Loader, Splittable):
         for column in (*self._labels.values(), *inside):
             if is_float(column.dtype) and column.lengths is not None and not weighted:
                 raise DataError(
-                    f"{column.name or 'y'} has sequences of floats, whose padding would count as"
-                    " labels. Pass sample_weight with one sequence for each row; it is padded"
-                    " with 0."
+                    f"{column.name or 'y'} has sequences of floats, whose padding would be trained"
+                    " as labels. Pass sample_weight with one sequence of weights for each row. It"
+                    " is padded with 0, so that the padding does not count."
                 )
 
     def _with_lengths(self, columns: Mapping[str, RaggedColumn]) -> dict[str, RaggedColumn]:

@@ -90,7 +90,7 @@ class ParquetLoader(Loader):
             ) from None
         if self.dtype is not None and not is_float(self.dtype):
             raise SettingError(
-                "ParquetLoader casts floats to dtype and needs it to be a float type, got"
+                "ParquetLoader casts floats to dtype, so dtype must be a float type, got"
                 f" {self.dtype}."
             )
         # The columns of x, y and the weights, the elements of a batch.
@@ -188,8 +188,8 @@ def _names(columns: Columns) -> list[str]:
         names = list(columns)
     if not names:
         raise SettingError(
-            "ParquetLoader needs at least one column for each input and for each output's labels,"
-            " got an empty list."
+            "ParquetLoader got an empty list of columns. Pass at least one column for each input,"
+            " and for the labels of each output."
         )
     return names
 

@@ -11,7 +11,7 @@ from onnxfit.data.batch import Array, Batch, signature_of
 from onnxfit.errors import DataError, SettingError
 from onnxfit.registry import shortened
 
-ALONE = "or let each process train by itself: Trainer(..., distribute=None)"
+ALONE = "or let each process train a model of its own: Trainer(..., distribute=None)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,8 @@ class Source(ABC):
             return self
         if self.is_sharded:
             raise SettingError(
-                f"The {self.purpose} data is already the share of one rank. Shard the source of the"
-                " whole data instead."
+                f"The {self.purpose} data already belongs to one rank and cannot be divided again."
+                " Call shard on the whole data instead."
             )
         return self._shard(share)
 
@@ -134,9 +134,7 @@ class Source(ABC):
 
         A source that gives every rank the same batches returns `ShardedSource(self, share)`.
         """
-        raise self._refusal(
-            share, f"of type {type(self).__name__}", "it has no method that divides it"
-        )
+        raise self._refusal(share, f"of type {type(self).__name__}", "it has no shard method")
 
     def _refusal(self, share: Share, what: str, why: str) -> DataError:
         return refusal(
@@ -144,8 +142,8 @@ class Source(ABC):
             self.purpose,
             share.size,
             why,
-            "Add a method shard(rank, size) that returns the batches of that rank; or pass"
-            " arrays, a list of batches, or a loader such as onnxfit.DataLoader",
+            "Add a method shard(rank, size) that returns the batches of that rank; or pass arrays,"
+            " a list of batches, or a loader such as onnxfit.DataLoader",
         )
 
     def fingerprint(self) -> dict[str, Any]:

@@ -123,8 +123,8 @@ class ProtocolSource(StreamSource):
             if kind.__name__ == "Dataset" and kind.__module__.startswith("torch.utils.data"):
                 raise DataError(
                     f"The {adapter.purpose} data is a torch Dataset ({type(data).__name__}), which"
-                    " gives single samples. Pass torch.utils.data.DataLoader(dataset,"
-                    " batch_size=...)."
+                    " returns single samples instead of batches. Pass"
+                    " torch.utils.data.DataLoader(dataset, batch_size=...)."
                 )
         return cls(adapter, data, batching.seed)
 

@@ -86,7 +86,10 @@ def common_rows(arrays: Iterable[tuple[object, Any]], purpose: str) -> int:
     """
     sizes = [(name, rows) for name, array in arrays if (rows := length_of(array)) is not None]
     if not sizes:
-        raise DataError(f"The {purpose} data has no array with rows.")
+        raise DataError(
+            f"The {purpose} data contains no arrays. Expected at least one array with a row for"
+            " each sample."
+        )
     rows = sizes[0][1]
     if any(size != rows for _, size in sizes):
         raise DataError(

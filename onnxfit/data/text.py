@@ -104,8 +104,9 @@ class TextLoader(Loader, Splittable):
     ) -> None:
         if length is None and pack:
             raise SettingError(
-                "TextLoader packs documents into rows of equal length and needs length, such as"
-                " TextLoader(data, 1024). Or pad the documents with pack=False."
+                "TextLoader needs length, the number of tokens in each packed row, such as"
+                " TextLoader(data, 1024). To pad the documents instead of packing them, pass"
+                " pack=False."
             )
         if length is not None and not 2 <= length <= MAX_LENGTH:
             raise SettingError(
@@ -237,8 +238,8 @@ class TextLoader(Loader, Splittable):
             return is_token.astype(np.int64)
         if axes not in (3, 4):
             raise DataError(
-                f"TextLoader makes attention masks of 2, 3 or 4 axes, but the model's input is"
-                f" {spec}. Make the batches yourself."
+                "TextLoader makes attention masks with 2, 3 or 4 axes, but the model has the input"
+                f" {spec}. Pass batches that you make yourself."
             )
         document = begins.cumsum(axis=1)
         sees = np.tril(document[:, :, None] == document[:, None, :])

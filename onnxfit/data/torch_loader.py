@@ -49,9 +49,9 @@ class TorchLoaderSource(IterableSource):
                 self.purpose,
                 share.size,
                 "each rank may get different batches",
-                "Create it from an indexed dataset with batch_size and shuffle, or with sampler="
-                "torch.utils.data.DistributedSampler(dataset, size, rank); or add a method"
-                " shard(rank, size) that returns the batches of that rank",
+                "Create the DataLoader from a dataset with an index, with batch_size and shuffle,"
+                " or with sampler=torch.utils.data.DistributedSampler(dataset, size, rank); or add"
+                " a method shard(rank, size) that returns the batches of that rank",
             )
         sampler = loader.batch_sampler.sampler
         if _is_of_torch(sampler, "DistributedSampler"):
@@ -72,7 +72,7 @@ class TorchLoaderSource(IterableSource):
         if self.purpose == "prediction":
             raise DataError(
                 "The prediction data comes from a DistributedSampler, which changes the order of"
-                " the rows. Pass a DataLoader without this sampler: each rank then takes its own"
+                " the rows. Pass a DataLoader without this sampler. Each rank then reads its own"
                 " rows."
             )
         inner = DistributedLoaderSource(self.adapter.shared_by(1), self.data, None)

@@ -31,8 +31,8 @@ def checked_weights(sample_weight: Any) -> Array:
         array = array[..., 0]
     if array.ndim == 0:
         raise DataError(
-            "sample_weight must have one number for each row, shape (n,), or for each label, got a"
-            " single number."
+            "sample_weight is a single number. Expected one weight for each row, shape (n,), or"
+            " one for each label."
         )
     with np.errstate(over="ignore", under="ignore"):
         weights = array.astype(np.float32, copy=False)

@@ -75,7 +75,10 @@ def _end(world: World) -> None:
         _say(f"rank {world.rank} of {world.size}: {error}")
         _abort(world)
     except BaseException as error:  # a rank that failed has ended the connection
-        _say(f"rank {world.rank} of {world.size} lost the connection at its end: {error}")
+        _say(
+            f"rank {world.rank} of {world.size} lost the connection to the other ranks when it"
+            f" ended: {error}"
+        )
         _abort(world)
 
 

@@ -68,8 +68,8 @@ def run_ranks(
         )
     if is_launched(os.environ):
         raise SettingError(
-            f"This process was itself started by mpiexec, so it cannot start {ranks} more. Use"
-            " launch, or --ranks, without mpiexec."
+            f"This process cannot start {ranks} processes, because it was itself started by"
+            " mpiexec. Use launch, or --ranks, without mpiexec."
         )
     program = find_mpiexec()
     process = subprocess.Popen(

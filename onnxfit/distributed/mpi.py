@@ -103,8 +103,8 @@ class MPI:
                 raise
             raise SettingError(
                 f"The ranks are out of step: rank {self.rank} sums {buffer.nbytes} bytes, but"
-                " another rank sums more. A method shard must give every rank the same number of"
-                " batches, and calls that need all ranks must be made on all of them."
+                " another rank sums more. The data's shard method must give every rank the same"
+                " number of batches, and calls that need all ranks must be made on all of them."
             ) from error
 
     def _add_up(self, buffer: npt.NDArray[Any]) -> None:

@@ -65,9 +65,9 @@ def _look_at(
     since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
     print(
         f"onnxfit: rank {world.rank} of {world.size} has waited {seconds:.3g} s for the other"
-        f" ranks, in {name} since {since}, and ends the job. Every waiting rank writes this line;"
-        " a rank without it is busy elsewhere, or was stopped. To wait longer, pass a larger"
-        " timeout= to the communicator.",
+        f" ranks, in {name} since {since}, and now ends the job. Every waiting rank writes this"
+        " line. A rank that does not write it is busy with something else, or was stopped. To wait"
+        " longer, pass a larger timeout= to the communicator.",
         file=sys.stderr,
         flush=True,
     )

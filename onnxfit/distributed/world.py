@@ -221,8 +221,8 @@ class World:
 
         - `what`: the user code that runs in the step, for the message.
         """
-        fix = "Call it in another hook, such as on_train_batch_end"
-        with self._refusing(f"{what} runs within a step", fix):
+        fix = "Call it outside of a step, such as in on_train_batch_end"
+        with self._refusing(f"{what} runs inside a training step", fix):
             yield
 
     @contextmanager
@@ -302,8 +302,8 @@ class World:
         """Raise SettingError if this rank acts alone; `name` is a call that needs all ranks."""
         if self.is_failing and self.size > 1:
             raise SettingError(
-                f"{name} needs all ranks, but rank {self.rank} is ending after an error. Call it"
-                " before the error, or in the next run."
+                f"{name} needs all ranks, but rank {self.rank} is ending after an error. Correct"
+                " the error that this rank raised first."
             )
         if self._alone is not None:
             why, fix = self._alone

@@ -19,8 +19,8 @@ from onnxfit.graph.subgraphs import subgraphs_of
 Array = npt.NDArray[Any]
 
 REMEDY = (
-    "Export the model with a dynamic batch (torch.onnx.export(..., dynamic_shapes=...)), or change"
-    " this node."
+    "Export the model with a dynamic batch size (torch.onnx.export(..., dynamic_shapes=...)), or"
+    " change this node."
 )
 
 

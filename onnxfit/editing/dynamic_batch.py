@@ -70,11 +70,13 @@ def dynamic_batch(
     walked = walk(work, shapes, batch_axes, rows or 1)
     batched = [v.name or "" for v in work.graph.outputs if walked.axes.get(v.name or "")]
     if not batched:
-        ends = [f"; the batch ends at {node.op_type} {node.name!r}" for node in walked.ends[:1]]
+        ends = [
+            f"; the batch axis is lost at {node.op_type} {node.name!r}" for node in walked.ends[:1]
+        ]
         raise ModelError(
             "The batch size cannot be changed, because no output has the batch axis of"
-            f" {', '.join(batch_axes)}{''.join(ends)}. If the batch is another axis of an input,"
-            " pass it: dynamic_batch(model, axes={'input': 1})."
+            f" {', '.join(batch_axes)}{''.join(ends)}. If another axis of an input is the batch,"
+            " pass its number: dynamic_batch(model, axes={'input': 1})."
         )
     mended = _declared(original, work.graph, walked, batch_axes, rows or 1, name)
     if feeds is not None:
@@ -208,8 +210,8 @@ def _run_original(
     """
     if is_large(original):
         warn_user(
-            "The model is larger than 2 GB, so the changed model was not compared with the"
-            " original. Compare the outputs for some rows yourself."
+            "The changed model was not compared with the original, because it is larger than 2 GB."
+            " Compare their outputs for some rows yourself."
         )
         return _shapes(graph, axes, rows, TRIED_SIZES[0]), None, []
     try:

@@ -118,7 +118,7 @@ def replace_head(
     if was_consistent and not _is_consistent(model):
         raise ModelError(
             f"The head of {head.output.name!r} cannot have {classes} outputs instead of"
-            f" {head.classes}, because a node after it needs the old number."
+            f" {head.classes}, because a later node needs {head.classes}."
         )
     return model
 
@@ -222,7 +222,7 @@ def _followers(head: Head) -> list[ir.Node]:
             if not (node.op_type in KEPT and usage.idx == 0) and not _is_scaling(node):
                 raise ModelError(
                     f"The head of {head.output.name!r} cannot be replaced: {node.op_type}"
-                    f" {node.name!r} reads its result and may need {head.classes} classes."
+                    f" {node.name!r} reads its result and may depend on the {head.classes} classes."
                 )
             found[node] = None
             waiting += node.outputs

@@ -58,7 +58,7 @@ class GradientSource:
     Each function takes a model, the name of its loss, and the names of its weights. The loss is a
     scalar output, the weights are inputs. `add_gradients` returns the model with one more value per
     weight, of the weight's type and shape, and a mapping from weight to the name of that value.
-    `add_pullback` takes float outputs in the place of the loss, and returns a Pullback. Both raise
+    `add_pullback` takes float outputs instead of the loss, and returns a Pullback. Both raise
     BlockedError, whose `blockers` are the nodes that cannot be differentiated. `blockers` returns
     these nodes. `add_gradients` and `blockers` may change their model. `device` is the kind of
     device that the gradients are for, as for GraphBuilder.

@@ -137,7 +137,9 @@ class Inspection:
             lines.append(describe_quantized(list(self.quantized)))
         if self.device is not None:
             nodes = ", ".join(f"{operator} ({count})" for operator, count in self.on_cpu)
-            lines.append(f"On {self.device!r}, the CPU computes {nodes or 'no node of a step'}.")
+            lines.append(
+                f"With device={self.device!r}, the CPU computes {nodes or 'no node of a step'}."
+            )
         return lines
 
 
@@ -267,8 +269,8 @@ def _missing_outputs(work: ir.Model) -> str:
             inputs = [v for v in node.inputs if v is not None and is_float(v)]
             if inputs:
                 return (
-                    f"{problem} Fix: make {inputs[0].name!r}, the input of {node.op_type}"
-                    f" {node.name!r}, an output of the model."
+                    f"{problem} Fix: add {inputs[0].name!r}, the input of {node.op_type}"
+                    f" {node.name!r}, to the model's outputs."
                 )
             producers = [v.producer() for v in node.inputs if v is not None]
             node = next((producer for producer in producers if producer is not None), None)
@@ -290,8 +292,8 @@ def _missing_path(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]
     if len(stops) > MAX_NODES_LISTED:
         listed += f"; and {len(stops) - MAX_NODES_LISTED} more"
     return (
-        f"No gradient flows through {listed}. Fix: make a value before it an output, or register a"
-        " rule with onnxfit.gradients.register."
+        f"No gradient flows through {listed}. Fix: make a value that is computed before it an"
+        " output, or register a rule with onnxfit.gradients.register."
     )
 
 

@@ -173,7 +173,7 @@ def _span(node: onnx.NodeProto) -> slice:
 
 
 def _write_shape(replacement: NodeReplacement, sizes: Sequence[Size | None]) -> None:
-    """Add nodes that compute these sizes, in the place of a Shape."""
+    """Add nodes that compute these sizes, instead of a Shape."""
     parts = []
     for size in sizes:
         if isinstance(size, tuple):

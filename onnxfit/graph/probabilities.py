@@ -76,7 +76,9 @@ def decide_logits(setting: bool | None, value: ir.Value, default: bool) -> Logit
     node = _any_number(value)
     if node is not None:
         return LogitsDecision(True, _computed_by(node.op_type, node))
-    return LogitsDecision(default, "the default of the loss, as the graph does not tell")
+    return LogitsDecision(
+        default, "the default of the loss, because the graph does not show what the output is"
+    )
 
 
 def probability_operator(value: ir.Value | None) -> str | None:

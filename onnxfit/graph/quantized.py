@@ -34,8 +34,8 @@ WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "QLinearMatMul": (0, 3),
 }
 REMEDY = (
-    "Fix: train the float file, and quantize it afterwards (onnxfit.dequantize converts a file"
-    " with DequantizeLinear to floats). Train the integers of MatMulNBits with"
+    "Fix: train the float model, and quantize it afterwards (onnxfit.dequantize converts a model"
+    " with DequantizeLinear to floats). For MatMulNBits, train the integers with"
     " quantization=onnxfit.Quantization(), or their scales with weights=. Or train float weights"
     " in addition to the integers, such as adapters"
 )
@@ -57,8 +57,8 @@ def describe_quantized(names: list[str]) -> str:
     if len(names) > MAX_NAMES:
         listed += f", … ({len(names)} in all)"
     return (
-        f"The model is quantized: its weights {listed} are integers of operators that cannot train"
-        f" them, and stay unchanged. {REMEDY}."
+        f"The model is quantized: its weights {listed} are integers, which training does not"
+        f" change. {REMEDY}."
     )
 
 

@@ -188,9 +188,9 @@ def warn_of_merged_weights(model: onnx.ModelProto, weights: Collection[str]) -> 
     one = len(merged) == 1
     warn_user(
         f"{shown}{more} {'is a weight' if one else 'are weights'} of several layers, which the"
-        f" exporter merged because {'it was' if one else 'they were'} equal. The layers would"
-        " train as one. Give each layer its own with Trainer(onnxfit.untie(model), ...), or ignore"
-        " this warning if the layers share a weight on purpose."
+        f" exporter merged because {'it was' if one else 'they were'} equal. Give each layer its"
+        " own weight with Trainer(onnxfit.untie(model), ...), or ignore this warning if the layers"
+        " share a weight on purpose."
     )
 
 
@@ -210,10 +210,10 @@ def warn_of_untied_tables(model: onnx.ModelProto, weights: Mapping[str, Array]) 
         return
     name, table = next(iter(copies.items()))
     warn_user(
-        f"{name!r} holds the transposed values of the embedding's table {table!r}. torch's"
-        " exporter writes a table that is also the last layer's weight as two weights, which would"
-        f" train separately. Tie them with Trainer(onnxfit.tie(model, {copies}), ...), or ignore"
-        " this warning if they are separate on purpose."
+        f"{name!r} has the values of the embedding table {table!r}, transposed. torch's exporter"
+        " writes a weight that two layers share as two weights, which would be trained separately."
+        f" Tie them with Trainer(onnxfit.tie(model, {copies}), ...), or ignore this warning if they"
+        " are separate on purpose."
     )
 
 

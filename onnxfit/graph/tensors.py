@@ -236,7 +236,7 @@ def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Array]:
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
     if file.read(1):
-        raise ModelError("it contains more than its tensors")
+        raise ModelError("it contains further bytes after its tensors")
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""The model that training uses in the place of a file, and the conversion back to the file.
+"""The model that training uses instead of a file, and the conversion back to the file.
 
 Most files are trained directly. A file of integers, for instance, is trained in floats: its
 training model has other initializers than the file.
@@ -103,7 +103,9 @@ class TrainableModel:
         """The reason for which no graph computes the file's initializers; None if one does."""
         if type(self).to_file is TrainableModel.to_file:
             return None
-        return "trains floats in the place of integers, and a host cannot write these into the file"
+        return (
+            "trains floats instead of the model's integers, and only Python can convert them back"
+        )
 
     def for_host(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
         """Return the file for a host that trains: `exported` with these initializers is the result.

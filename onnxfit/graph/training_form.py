@@ -108,8 +108,8 @@ def _draw_from_step(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
     if draws.uncounted is not None and not (node.op_type == "Dropout" and _drops_nothing(node)):
         raise ModelError(
             f"{node.op_type} {node.name!r} inside Scan {draws.uncounted.name!r} cannot be trained:"
-            " it would draw the same numbers in every iteration. Draw them before the Scan and"
-            " scan over them, or use a Loop."
+            " it would draw the same random numbers in every iteration. Draw them before the Scan"
+            " and pass them as scan inputs, or use a Loop."
         )
     _refuse_other_outputs(node)
     with op.replacing(node) as replace_node:
@@ -128,8 +128,8 @@ def _body_in_training_form(
             and _normalizes_by_batch(node, weights, batch_norm)
         ):
             raise ModelError(
-                f"BatchNormalization {node.name!r} inside {outer.op_type} {outer.name!r} cannot"
-                " use batch statistics, because running statistics cannot leave a subgraph. Set"
+                f"BatchNormalization {node.name!r} inside {outer.op_type} {outer.name!r} cannot use"
+                " batch statistics, because a subgraph cannot update running statistics. Set"
                 " batch_norm='frozen' to train with the file's running statistics."
             )
         _draw_from_step(op, node, draws)

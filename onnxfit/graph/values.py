@@ -153,9 +153,9 @@ class GraphBuilder:
     def replacing(self, node: ir.Node) -> Iterator[Callable[..., None]]:
         """Insert nodes added inside before `node`, and let their values replace the node.
 
-        The block gets a function `replace(value, *others)`, which puts its arguments in the place
-        of the node's outputs and removes the node. None stands for an unused output. If the block
-        does not call it, the node stays.
+        The block gets a function `replace(value, *others)`, which replaces the node's outputs by
+        its arguments and removes the node. Pass None for an unused output. If the block does not
+        call it, the node stays.
 
         - `node`: a node of the graph.
 

@@ -223,18 +223,19 @@ def _matching_weights(
 def _message_without_floats(model: ir.Model) -> str:
     message = (
         f"The model has no float weights: none of its {len(model.graph.initializers)} initializers"
-        " is float."
+        " is a float tensor."
     )
     constants = sum(node.op_type == "Constant" for node in model.graph)
     if constants:
         message += (
-            f" Its {constants} Constant nodes cannot be trained: lift them into initializers first."
+            f" Its {constants} Constant nodes cannot be trained: convert them to initializers"
+            " first."
         )
     in_bodies = sum(len(graph.initializers) for graph in model.graph.subgraphs())
     if in_bodies:
         message += (
             f" The {in_bodies} initializers inside the bodies of its If, Loop or Scan cannot be"
-            " trained: lift them into the main graph."
+            " trained: move them to the main graph."
         )
     return message
 

@@ -40,9 +40,9 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
         elif kind == FOUR_BYTES:
             stop = value + 4
         else:
-            raise ValueError("a group, or no field")
+            raise ValueError("a field has an unknown wire type")
         if stop > end:
-            raise ValueError("a field beyond the end")
+            raise ValueError("a field ends after the end of the message")
         yield number, kind, start, value, stop
         start = stop
 
@@ -54,7 +54,7 @@ def _read_varint(data: Buffer, start: int, end: int) -> tuple[int, int]:
         number |= (data[i] & 127) << 7 * (i - start)
         if data[i] < 128:
             return number, i + 1
-    raise ValueError("an unterminated number")
+    raise ValueError("a number has no last byte")
 
 
 def field_key(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Build DequantizeLinear, a float operator and QuantizeLinear in the place of an integer operator.
+"""Build DequantizeLinear, a float operator and QuantizeLinear instead of an integer operator.
 
 `conversion` registers a function for each operator; `qoperators.to_qdq` calls it for every node.
 """

@@ -384,6 +384,6 @@ def _read_otherwise(name: str, readers: Collection[str]) -> ModelError:
     listed = listed_names(sorted(readers))
     return ModelError(
         f"The packed weight {name!r} is read in several ways, by {listed}, but can be trained for"
-        " only one of them. Give each node its own copy, or exclude the weight with"
+        " only one of these ways. Give each node its own copy, or exclude the weight with"
         f" quantization=onnxfit.Quantization(weights={'!' + name!r})."
     )

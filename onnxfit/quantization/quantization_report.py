@@ -277,7 +277,8 @@ def _observed(model: onnx.ModelProto, names: list[str]) -> StatelessSession:
     """Return a session of the integer model that also returns these values."""
     if is_large(model):
         raise ModelError(
-            "The integer model has more than 2 GB of tensors, too large for one session."
+            "The integer model has more than 2 GB of tensors, the limit of one session. Use a"
+            " smaller model."
         )
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

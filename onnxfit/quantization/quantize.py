@@ -81,7 +81,7 @@ def quantize(
     Raises ModelError if the model cannot be read, is already quantized, or has nothing to quantize;
     UnsupportedError above 2 GB, or for weights in float16 or float64; DataError if the calibration
     data does not fit the model, has no rows, or is NaN or infinite; UnknownNameError for an unknown
-    type, method or name; SettingError for settings that exclude each other.
+    type, method or name; SettingError for settings that cannot be combined.
 
     Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference", 2018; https://onnxruntime.ai/docs/performance/.

@@ -30,7 +30,8 @@ MAX_LABEL_CHARACTERS = 44  # of a layer in the picture
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """Figures of one layer of an integer model; `onnxfit.quantization_report` has the formulas.
+    """Quality measures of one layer of an integer model; `onnxfit.quantization_report` has the
+    formulas.
 
     - `name`: the name of the node in the float model, or of its output if the node has no name.
     - `operator`: the operator of the node.
@@ -88,11 +89,12 @@ class QuantizationReport:
     def ranked(self, by: str | None = None) -> list[QuantizedLayer]:
         """Return the layers, the worst first.
 
-        - `by`: the figure that is compared: "loss_increase", "alone_snr", "output_snr" or
+        - `by`: the measure that is compared: "loss_increase", "alone_snr", "output_snr" or
           "weight_snr". None takes the increase of the loss, or `alone_snr` without a loss. Layers
-          without the figure are omitted, and `alone_snr` breaks ties.
+          without this measure are omitted, and `alone_snr` breaks ties.
 
-        Raises UnknownNameError for another figure, SettingError for "loss_increase" without a loss.
+        Raises UnknownNameError for another measure, SettingError for "loss_increase" without a
+        loss.
         """
         if by is None:
             by = "alone_snr" if self.float_loss is None else "loss_increase"
@@ -100,8 +102,8 @@ class QuantizationReport:
             raise UnknownNameError("ranking", by, RANKINGS)
         if by == "loss_increase" and self.float_loss is None:
             raise SettingError(
-                "Ranking by 'loss_increase' needs losses, but the report has none. Pass labels and"
-                " a loss: quantization_report(..., (x, y), loss='cross_entropy')."
+                "Ranking by 'loss_increase' needs a loss, but the report was made without one."
+                " Pass labels and a loss: quantization_report(..., (x, y), loss='cross_entropy')."
             )
         sign = -1 if by == "loss_increase" else 1
         having = [layer for layer in self.layers if getattr(layer, by) is not None]
@@ -112,7 +114,7 @@ class QuantizationReport:
         """Return the names of the worst layers, which may stay in float.
 
         - `n`: the number of names, at least 1. A report with fewer layers returns all names.
-        - `by`: the figure that is compared, as in `ranked`.
+        - `by`: the measure that is compared, as in `ranked`.
         """
         if n < 1:
             raise SettingError(f"n must be at least 1, got {n}.")
@@ -175,8 +177,8 @@ class QuantizationReport:
 
 NOTES = (
     "weight, output: signal-to-noise ratios in dB, with every layer in integers",
-    "alone, loss +: of the model's output and loss, with that layer alone in integers",
-    "clipped: share of the weight or the activations beyond the range of integers",
+    "alone, loss +: ratio and loss of the model, with only this layer in integers",
+    "clipped: share of the weight or the activations outside the integers' range",
 )
 
 

@@ -116,7 +116,7 @@ class Quantization(ChecksArguments):
             )
         if self.scales == "learned" and self.observe:
             raise SettingError(
-                f"scales='learned' and observe={self.observe} exclude each other. Train with"
+                f"scales='learned' cannot be combined with observe={self.observe}. Train with"
                 " observe first, export the file, and train the exported file with"
                 " scales='learned'."
             )

@@ -227,10 +227,10 @@ def _require_own_numbers(
     missing = ({*changing} - own) | (computed & read - of_biases)
     if missing:
         raise ModelError(
-            f"Integer operators need the scales or zero points {listed_names(sorted(missing))} to"
-            " match others, but training would change them separately. Quantize the float model"
-            " with quant_format=QuantFormat.QDQ, or keep scales fixed with scales='fixed',"
-            " observe=0."
+            f"The integer operators need the scales or zero points {listed_names(sorted(missing))}"
+            " to stay consistent with others, but training would change them independently."
+            " Quantize the float model with quant_format=QuantFormat.QDQ, or keep scales fixed"
+            " with scales='fixed', observe=0."
         )
 
 
@@ -239,7 +239,7 @@ def _with_changing_grids(
 ) -> list[Grid]:
     """Convert the zero points that training changes to floats, in place; return the grids.
 
-    - `model`: the training model with floats in the place of the integer `weights`.
+    - `model`: the training model with floats instead of the integer `weights`.
     """
     if settings.scales == "fixed" and not settings.observe:
         return []

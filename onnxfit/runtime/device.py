@@ -47,7 +47,7 @@ class Device:
         offered = onnxruntime.get_available_providers()
         try:
             if device.provider not in offered:
-                raise RuntimeError(f"this installation offers {', '.join(offered)}")
+                raise RuntimeError(f"the installed onnxruntime has only {', '.join(offered)}")
             device._try()
         except RuntimeError as error:
             # onnxruntime's messages begin with a place in its sources.

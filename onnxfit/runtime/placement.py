@@ -23,7 +23,7 @@ def operators_on_cpu(recipe: Recipe, device: str, rows: int | None) -> tuple[tup
     - `rows`: the rows of a batch; None for any number.
 
     The step is compiled, and nothing is run. Raises SettingError or InstallationError for a device
-    that is not there, GradientError if the gradient needs the number of rows.
+    that is not available, GradientError if the gradient needs the number of rows.
     """
     target = Device.parse(device)
     try:
@@ -31,11 +31,15 @@ def operators_on_cpu(recipe: Recipe, device: str, rows: int | None) -> tuple[tup
     except GradientError as error:
         if rows is not None:
             raise
-        raise GradientError(f"{error}\nGive the rows of a batch: batch_size=32.") from None
+        raise GradientError(
+            f"{error}\nPass the number of rows in a batch, such as batch_size=32."
+        ) from None
     session = compile_model(step, target, None, "training", entries={RECORDING: "1"})
     with suppress(AttributeError):
         parts = session.get_provider_graph_assignment_info()
         cpu = PROVIDERS["cpu"].name
         nodes = [node for part in parts if part.ep_name == cpu for node in part.get_nodes()]
         return tuple(sorted(Counter(node.op_type for node in nodes).items()))
-    raise InstallationError("inspect(device=...) asks onnxruntime 1.24 or newer: install that.")
+    raise InstallationError(
+        "inspect(device=...) needs onnxruntime 1.24 or newer: pip install --upgrade onnxruntime."
+    )

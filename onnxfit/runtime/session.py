@@ -69,8 +69,9 @@ def compile_model(
     """
     if names.SEED in {value.name for value in model.graph.input} and not device.draws:
         raise StepError(
-            f"device={device.kind!r} would draw the same random numbers in every step, as it has"
-            " no integers of 64 bits: train a model with dropout or noise on another device."
+            f"device={device.kind!r} cannot train a model with dropout or noise: it has no 64-bit"
+            " integers, and would draw the same random numbers in every step. Use another device,"
+            " such as device='cpu'."
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions

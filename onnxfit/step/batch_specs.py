@@ -48,8 +48,8 @@ def _require_sizes(recipe: Recipe, batch: Batch, rows: int) -> None:
         spec = batch[name]
         if spec.shape and spec.shape[0] != rows:
             raise SettingError(
-                f"batch_size={rows} does not fit the model: input {spec} has another batch"
-                " dimension. Pass that number, or use onnxfit.dynamic_batch(model)."
+                f"batch_size={rows} does not fit the model: input {spec} has a fixed batch"
+                " dimension. Pass its size, or use onnxfit.dynamic_batch(model)."
             )
         open_sizes = [size for size in spec.shape or (None,) if not isinstance(size, int)]
         if spec.shape != () and open_sizes:

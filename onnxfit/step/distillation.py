@@ -63,8 +63,9 @@ class Distillation:
         """
         if not losses:
             raise SettingError(
-                "A teacher adds to a loss with labels, but no output of the model has a loss of"
-                " onnxfit. Set a loss, such as loss='cross_entropy', or remove the teacher."
+                "A teacher needs a loss with labels, to which its own loss is added, but no output"
+                " of the model has one. Pass a loss, such as loss='cross_entropy', or remove the"
+                " teacher."
             )
         model = normalize(self.teacher)
         read = [spec_of(value) for value in model.graph.inputs]
@@ -172,9 +173,9 @@ def _matched(wanted: Sequence[TensorSpec], known: Specs, kind: str, other: str) 
             matches[spec.name] = candidates[0]
         else:
             raise ModelError(
-                f"The {kind} include {spec}, but {other} has no tensor of that name, only"
-                f" {listed_names(known.values())}. Several tensors are matched by name: give both"
-                " the same name."
+                f"The {kind} include {spec}, but {other} has only {listed_names(known.values())}."
+                " The two models are matched by name. Rename the tensors so that their names are"
+                " equal."
             )
     return matches
 

@@ -177,8 +177,8 @@ def _checked_weights(
         )
     if len(loss) > 1 and "val" in loss:
         raise SettingError(
-            "An output called 'val' cannot have a loss next to other losses, because 'val_loss' is"
-            " the validation loss. Rename the output."
+            "An output called 'val' cannot have a loss if other outputs have one too, because"
+            " 'val_loss' is the validation loss. Rename the output."
         )
     weights = loss_weights or {}
     for name in (*loss, *weights):
@@ -264,8 +264,8 @@ def _check_names(chosen: Sequence[str], outputs: Sequence[str]) -> None:
     for name in chosen:
         if name in reserved or name.startswith("val_"):
             raise SettingError(
-                f"A metric cannot be called {name!r}, because another figure has this name. Set"
-                " another name, such as Accuracy(name='...')."
+                f"A metric cannot be called {name!r}, because another value in the logs has this"
+                " name. Set another name, such as Accuracy(name='...')."
             )
         if chosen.count(name) > 1:
             raise SettingError(

@@ -30,6 +30,6 @@ def refusing_writes(subject: str) -> Iterator[None]:
         if "read-only" not in str(error):  # NumPy has no class for this error
             raise
         raise SettingError(
-            f"{subject} in place, but others read them as well ({error}). Change a copy:"
+            f"{subject} in place, but other code reads the same arrays ({error}). Change a copy:"
             " array.copy()."
         ) from error

@@ -142,7 +142,7 @@ class Snapshot:
         try:
             return write_atomically(path, self._write)
         except CheckpointError as error:
-            raise CheckpointError(f"{error} The training state is intact.") from error.__cause__
+            raise CheckpointError(f"{error} The training state is unchanged.") from error.__cause__
 
     def _write(self, file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:

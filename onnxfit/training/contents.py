@@ -49,7 +49,7 @@ class Contents:
         if self.base is not None and self.base != found:
             raise SettingError(
                 f"{os.fspath(path)!r} has adapters for another model: the SHA-256 of the model's"
-                f" nodes and weights must be {self.base[:12]}..., got {found[:12]}... . Pass the"
+                f" nodes and weights must begin with {self.base[:12]}, got {found[:12]}. Pass the"
                 " unchanged file with which the adapters were trained."
             )
 

@@ -34,8 +34,9 @@ class TrainingGuard:
         if self.in_step:
             self._lock.release()
             raise SettingError(
-                "A training step cannot start inside another step: on_gradients and metrics may"
-                " only predict and evaluate. Train in another hook, such as on_train_batch_end."
+                "A training step cannot start inside another step. Inside on_gradients and"
+                " metrics, only predict and evaluate may be called. Train in another hook, such as"
+                " on_train_batch_end."
             )
 
     def __exit__(self, *exception: object) -> None:
@@ -47,8 +48,8 @@ class TrainingGuard:
         with self:
             if self._fit_runs:
                 raise SettingError(
-                    "fit is already running. A callback may evaluate, predict and call"
-                    " train_on_batch; another fit needs a separate Trainer."
+                    "fit is already running. A callback may call evaluate, predict and"
+                    " train_on_batch. For another fit, use a separate Trainer."
                 )
             self._fit_runs = True
             try:

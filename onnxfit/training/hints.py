@@ -26,7 +26,7 @@ OTHER_WORDS = {
     "add_callback": "fit(x, y, callbacks=[...]) takes the callbacks.",
     "callbacks": "fit(x, y, callbacks=[...]) takes the callbacks.",
     "compile": "Pass its arguments to Trainer(model, loss=..., optimizer=..., metrics=...).",
-    "lr": "learning_rate is the rate of the next update, and can be set.",
+    "lr": "learning_rate is the learning rate of the next update, and can be set.",
 }
 
 

@@ -55,10 +55,10 @@ class InferenceTrainer(BaseTrainer):
         - `steps`: the number of batches; None evaluates all data.
         - `verbose`: 0 silent, 1 a progress bar, 2 a line at the end, "auto" 1 in a terminal, else
           0.
-        - `return_dict`: True for a dict name -> figure. False for Keras's list of figures, or for
-          the loss alone if there are no metrics.
+        - `return_dict`: True for a dict from name to value. False for Keras's list of values, or
+          for the loss alone if there are no metrics.
 
-        The figures are floats; a confusion matrix is an array.
+        The values are floats; a confusion matrix is an array.
         """
         check_steps("steps", steps)
         refuse_number(sample_weight, "evaluate")

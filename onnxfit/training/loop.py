@@ -291,7 +291,8 @@ class FitLoop:
         warn_user(
             f"The loss is {loss} at step {trainer.global_step} with learning rate"
             f" {trainer.learning_rate:g}. Training continues. Lower the learning rate, or set"
-            " clip_norm. The callback TerminateOnNaN would stop here and keep the weights.",
+            " clip_norm. To stop here instead, with the weights from before this step, use the"
+            " callback TerminateOnNaN.",
             RuntimeWarning,
         )
 

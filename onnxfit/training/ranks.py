@@ -64,9 +64,9 @@ def refuse_two_scales(world: World, precision: StepPrecision) -> None:
     """Raise SettingError where ranks that average their weights scale their losses, too."""
     if precision.scales_loss and world.average_every is not None:
         raise SettingError(
-            f"precision={precision.name!r} scales the loss by a number that each rank would adapt"
-            f" alone with average_every={world.average_every}: choose precision='bf16', or"
-            " gradients that are shared (average_every=None)."
+            f"precision={precision.name!r} cannot be combined with"
+            f" average_every={world.average_every}, because each rank would adapt its own loss"
+            " scale. Use precision='bf16', or share every gradient with average_every=None."
         )
 
 
@@ -179,9 +179,8 @@ def joined_over_ranks(
     lengths = [len(share) for share in shares]
     if len(set(lengths)) > 1:
         raise DataError(
-            "The ranks predicted different numbers of batches:"
-            f" {', '.join(map(str, lengths))}. The data's method shard must give every rank the"
-            " same number of batches."
+            f"The ranks predicted different numbers of batches: {', '.join(map(str, lengths))}. The"
+            " data's shard method must give every rank the same number of batches."
         )
     joined = []
     for all_parts in zip(*shares):
@@ -214,7 +213,7 @@ def own_sums(world: World, sums: Mapping[str, Any], tracker: Tracker) -> Mapping
     """
     states = sums.get(RANKS, [])
     if states:
-        problem = "The metrics cannot continue from the sums of the ranks in the checkpoint"
+        problem = "The metrics cannot continue from the sums that the ranks saved in the checkpoint"
         with refusing_misfits(problem), np.errstate(all="ignore"):
             tracker.merged(states)
     if len(states) == world.size:

@@ -230,13 +230,13 @@ class SavedTrainer(GeneratingTrainer):
     def inspect(self, device: str | None = None, *, batch_size: int | None = None) -> Inspection:
         """Return how each operator from the loss to the weights is differentiated, as a table.
 
-        - `device`: with the name of a device, such as "webgpu", the Inspection says besides which
-          operators of a training step run on the CPU, because the device has no kernels for them.
-          The step is compiled for it, by onnxruntime 1.24 or newer, and not run.
+        - `device`: the name of a device, such as "webgpu", or None. With a device, the Inspection
+          also lists the operators of a training step that run on the CPU, because the device has no
+          kernels for them. The step is compiled for it, by onnxruntime 1.24 or newer, and not run.
         - `batch_size`: rows of a batch of that step; None for any number.
 
-        SettingError or InstallationError for a device that is not there, SettingError for a trainer
-        without a loss. GradientError if the gradient needs a `batch_size`.
+        SettingError or InstallationError for a device that is not available, SettingError for a
+        trainer without a loss. GradientError if the gradient needs a `batch_size`.
         """
         recipe = self._recipe
         outputs = recipe.loss_outputs or recipe.float_outputs
@@ -244,7 +244,10 @@ class SavedTrainer(GeneratingTrainer):
         if device is None:
             return report
         if not recipe.loss_outputs:
-            raise SettingError("inspect(device=...) needs a training step, and there is no loss.")
+            raise SettingError(
+                "inspect(device=...) needs a training step, but this trainer has no loss. Create"
+                " it with Trainer(..., loss='mean_squared_error')."
+            )
         rows = None if batch_size is None else checked_batch_size(batch_size)
         on_cpu = operators_on_cpu(recipe, device, rows)
         return replace(report, device=device, on_cpu=on_cpu)
@@ -310,9 +313,9 @@ class SavedTrainer(GeneratingTrainer):
             return fit.sums
         warn_user(
             "The checkpoint lacks the loss and metrics of the epoch so far, because the ranks did"
-            f" not exchange them after batch {fit.position.batch}. After resuming, the epoch's"
-            " figures will cover the later batches only. Save in on_train_batch_end or on_epoch_end"
-            " instead."
+            f" not exchange them after batch {fit.position.batch}. After resuming, the loss and"
+            " metrics of this epoch will cover only the later batches. Save in on_train_batch_end"
+            " or on_epoch_end instead."
         )
         return {}
 

@@ -34,8 +34,8 @@ def require_same_form(state: TrainerState, own: TrainerState) -> None:
     counters = state["counters"]
     if (counters["learning_rate"] is None) != (own["counters"]["learning_rate"] is None):
         raise SettingError(
-            "The state belongs to another trainer: only one of the two learning rates follows a"
-            " schedule."
+            "The state belongs to another trainer: in one of the two trainers the learning rate"
+            " follows a schedule, in the other it does not."
         )
     for name, value_type in COUNTER_TYPES.items():
         if not value_type.accepts(counters[name]):

@@ -204,9 +204,12 @@ class FolderTrainer(SavedTrainer):
         """Raise SettingError for a training that the graphs of a folder cannot compute."""
         problem = None
         if not self._recipe.loss_outputs:
-            problem = "has no loss. Pass one: Trainer(..., loss='mean_squared_error')"
+            problem = "has no loss. Pass a loss: Trainer(..., loss='mean_squared_error')"
         elif self._backend.can_accumulate:
-            problem = "accumulates gradients. Create it with accumulate=1, and use larger batches"
+            problem = (
+                "accumulates gradients. Create the trainer with accumulate=1, and use larger"
+                " batches"
+            )
         elif self.frozen:
             problem = (
                 f"has frozen tensors ({listed_names(self.frozen)}). Leave them out of weights="
@@ -216,12 +219,12 @@ class FolderTrainer(SavedTrainer):
         elif self._recipe.precision.half is not None:
             problem = (
                 f"has precision={self._recipe.precision.name!r}, for which other programs have no"
-                " kernels. Train in float32"
+                " kernels. Train with precision='float32'"
             )
         elif self._recipe.large:
             problem = "has more than 2 GB of tensors, the limit of one ONNX file"
         if problem is not None:
-            raise SettingError(f"export_training is not possible: the trainer {problem}.")
+            raise SettingError(f"export_training cannot export this trainer: it {problem}.")
 
 
 def _checked_graphs(include: Sequence[str]) -> tuple[str, ...]:

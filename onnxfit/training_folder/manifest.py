@@ -93,9 +93,9 @@ class FolderFiles:
             ) from error
         if found != entry["sha256"]:
             raise CheckpointError(
-                f"{str(path)!r} has the SHA-256 {found[:12]}..., but the manifest lists"
-                f" {entry['sha256'][:12]}... . The folder is damaged, or the file was changed. To"
-                " read a state that another program wrote, use import_state."
+                f"{str(path)!r} has a SHA-256 that begins with {found[:12]}, but the manifest lists"
+                f" {entry['sha256'][:12]}. The folder is damaged, or the file was changed. To read"
+                " a state that another program wrote, use import_state."
             )
         return path
 

@@ -82,7 +82,7 @@ def _entry(values: Mapping[str, Any], folder: Path) -> StateEntry:
     if values["type"] not in known or math.prod(values["shape"]) > MAX_ELEMENTS:
         raise CheckpointError(
             f"The manifest of {str(folder)!r} is damaged: it declares {values['name']!r} as"
-            f" {values['type']}{values['shape']}, which no training can have."
+            f" {values['type']}{values['shape']}, which is no valid tensor type."
         )
     return StateEntry(
         values["name"], values["type"], tuple(values["shape"]), values["kind"], values["of"]

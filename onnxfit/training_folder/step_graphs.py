@@ -66,8 +66,8 @@ def step_graphs(
             if rows is not None:
                 raise
             raise GradientError(
-                f"{error}\nA training step for batches of any size is not possible. Pass the number"
-                " of rows: export_training(folder, batch_size=...)."
+                f"{error}\nThe training step needs a fixed batch size. Pass the number of rows:"
+                " export_training(folder, batch_size=...)."
             ) from None
         step, scalars = _divide_fused(step, recipe, fused), None
         if device is not None:

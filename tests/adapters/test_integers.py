@@ -110,7 +110,7 @@ def test_the_folder_is_for_the_modules_of_the_float_network(tmp_path: Path) -> N
     assert {one.target for one in LoRA.load(folder)} == {("fc0", "fc1")}
     again = Trainer(quantized(None), adapters=LoRA.load(folder))
     assert np.array_equal(again.predict(X), trainer.predict(X))
-    with pytest.warns(UserWarning, match="trained with weights of other values"):
+    with pytest.warns(UserWarning, match="trained for a model whose weights have other values"):
         of_floats = Trainer(models.mlp(SIZES), adapters=LoRA.load(folder))
     np.testing.assert_allclose(of_floats.predict(X), trainer.predict(X), atol=0.1)
     assert np.abs(of_floats.predict(X) - run(models.mlp(SIZES))(X)).max() > 0.3
@@ -121,7 +121,7 @@ def test_what_would_change_the_integers_is_refused() -> None:
     with pytest.raises(SettingError, match="with adapters= these integers stay"):
         classifier(file, quantization=Quantization())
     for settings in ({"init": "pissa"}, {"dora": True}):
-        with pytest.raises(SettingError, match=r"holds integers.*\n?.*target="):
+        with pytest.raises(SettingError, match=r"contains integers.*\n?.*target="):
             classifier(file, adapters=LoRA(rank=2, **settings))
     name = next(t.name for t in file.graph.initializer if to_array(t).dtype == np.int8)
     with pytest.raises(onnxfit.OnnxfitError):

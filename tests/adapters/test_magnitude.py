@@ -225,10 +225,10 @@ def test_half_precision_has_magnitudes_in_float32() -> None:
 def test_weights_that_a_magnitude_cannot_scale_are_refused(tmp_path: Path) -> None:
     for kind in READ_TWO_WAYS:
         with pytest.raises(
-            SettingError, match=r"'w' is read as stored by one layer and transposed by another"
+            SettingError, match=r"'w': one layer reads it as it is and another reads it transposed"
         ):
             trainer_of(file_of(kind), dora())
-    with pytest.raises(SettingError, match="'fc1_Q4' holds integers, whose column norms"):
+    with pytest.raises(SettingError, match="'fc1_Q4': it contains integers, whose column norms"):
         trainer_of(packed_file(), LoRA(rank=2, dora=True))
 
 

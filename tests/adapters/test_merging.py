@@ -56,14 +56,14 @@ def test_adapters_of_packed_integers_are_merged_as_nodes(tmp_path: Path) -> None
     trainer = fitted(trainer_of(packed_file(), LoRA(rank=2)), x)
     folder = trainer.export_adapter(tmp_path)
     assert np.array_equal(run(onnxfit.merge(packed_file(), folder))(x), run(trainer.export())(x))
-    with pytest.raises(SettingError, match="holds integers, whose adapters are nodes"):
+    with pytest.raises(SettingError, match="contains integers, whose adapters are separate nodes"):
         onnxfit.unmerge(packed_file(), folder)
 
 
 def test_what_cannot_be_unmerged_is_refused(tmp_path: Path) -> None:
     model = models.mlp(SIZES)
     folder = fitted(trainer_of(model, LoRA(rank=2)), X).export_adapter(tmp_path / "plain")
-    with pytest.raises(SettingError, match="of fc0, fc1 are the base weights of this adapter"):
+    with pytest.raises(SettingError, match="not merged with the adapter: the weights of fc0, fc1"):
         onnxfit.unmerge(model, folder)
     with pytest.raises(UnknownNameError, match="'fc0'"):
         onnxfit.unmerge(models.linear(4, 3), folder)
@@ -85,7 +85,9 @@ def test_merging_into_another_base_is_warned_of(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         once = onnxfit.merge(model, folder)
-    with pytest.warns(UserWarning, match="were trained with weights of other values"):
+    with pytest.warns(
+        UserWarning, match="were trained for a model whose weights have other values"
+    ):
         onnxfit.merge(once, folder)
 
 

@@ -265,7 +265,7 @@ def written(tensors: dict[str, tuple[int, ...]], path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
-    "empty": ({}, "contains no adapter"),
+    "empty": ({}, "contains no tensors"),
     "other name": ({"w": (2, 2)}, "'w', which is not a matrix of an adapter"),
     "one matrix": ({"w.lora_A": (4, 2)}, "matrices for 'w' that do not fit"),
     "two ranks": ({"w.lora_A": (4, 2), "w.lora_B": (3, 4)}, "'B': \\(4, 3\\)"),

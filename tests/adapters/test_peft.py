@@ -120,7 +120,9 @@ def test_a_trainer_without_adapters_has_none_to_export(tmp_path: Path) -> None:
 
 
 def test_a_base_with_other_values_is_warned_of(folder: Path) -> None:
-    with pytest.warns(UserWarning, match="fc0, fc1 were trained with weights of other values"):
+    with pytest.warns(
+        UserWarning, match="fc0, fc1 were trained for a model whose weights have other values"
+    ):
         Trainer(models.mlp((4, 8, 8, 3), seed=1), adapters=LoRA.load(folder))
 
 
@@ -181,11 +183,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "residual": (with_config(init_lora_weights="pissa_niter_4"), "which changes the base weights"),
     "other tensor": (
         with_tensors({"base_model.model.fc2.weight": np.zeros(3, np.float32)}),
-        "which is not a matrix of LoRA",
+        "which is not a LoRA matrix",
     ),
     "integers": (
         with_tensors({"base_model.model.fc0.lora_A.weight": np.zeros((2, 4), np.int64)}),
-        "which is not a matrix of LoRA",
+        "which is not a LoRA matrix",
     ),
     "one matrix": (
         with_tensors({"base_model.model.fc2.lora_A.weight": np.zeros((2, 4), np.float32)}),

@@ -150,7 +150,8 @@ def test_restore_refuses_what_began_beside_another_residual(
     trainer = trainer_of(models.mlp((4, 8, 3)), PISSA)
     before = trainer.get_weights()
     with pytest.raises(
-        SettingError, match=r"'fc0' started from another principal part.*\n?.*Trainer\.load"
+        SettingError,
+        match=r"'fc0' was initialized with init='pissa' from other singular vectors.*\n?.*Trainer\.load",
     ):
         trainer.restore(path)
     assert all(np.array_equal(w, before[name]) for name, w in trainer.get_weights().items())
@@ -177,7 +178,7 @@ def test_a_damaged_start_is_refused(tmp_path: Path, constants: Any) -> None:
 
 
 def test_weights_without_a_principal_part_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"'fc1_Q4' holds integers.*target="):
+    with pytest.raises(SettingError, match=r"'fc1_Q4' contains integers.*target="):
         Trainer(packed_file(), adapters=LoRA(rank=2, init="pissa"))
     file = file_of("matmul")
     broken = np.full((6, 6), np.nan, np.float32)

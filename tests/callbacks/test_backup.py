@@ -102,7 +102,7 @@ def test_a_spoiled_backup_is_named_and_the_one_before_taken(tmp_path):
     newer = max(tmp_path.glob("*.onnxfit"))
     newer.write_bytes(newer.read_bytes()[:-100])
     with pytest.warns(
-        UserWarning, match=rf"{newer.name}.* cannot be read\. The previous backup is tried"
+        UserWarning, match=rf"{newer.name}.* cannot be read, so the previous backup is read instead"
     ):
         on = fit(BackupAndRestore(tmp_path, every_n_steps=1), epochs=4)
     assert same(on.get_weights(), fit(epochs=4).get_weights())

@@ -209,7 +209,9 @@ def test_early_stopping_prints_a_line_when_it_acts_and_counts_epochs_from_1(capf
     ]
     assert (stopping.stopped_epoch, stopping.best_epoch) == (2, 1)
     reason = script.trainer.stop_reason
-    assert reason.startswith("EarlyStopping: val_loss is 3 at epoch 3;")
-    assert reason.endswith("the best was 1 at epoch 2.")
+    assert reason == (
+        "EarlyStopping: val_loss is 3 at epoch 3. It has not improved by more than 0 for 1 epoch;"
+        " the best was 1 at epoch 2."
+    )
     run([2, 1, 3], EarlyStopping(patience=1, restore_best_weights=True))
     assert capfd.readouterr() == ("", "")

@@ -38,5 +38,5 @@ def test_what_a_batch_s_logs_no_longer_know_is_an_error_not_another_batch_s_valu
     keep = LambdaCallback(on_train_batch_end=lambda batch, logs: kept.append(logs))
     fit(keep, on=line(metrics=["mean_absolute_error"]))
     assert kept[0]["loss"] == 1.0
-    with pytest.raises(SettingError, match=r"Keep a copy, dict\(logs\)"):
+    with pytest.raises(SettingError, match=r"Store a copy instead: dict\(logs\)"):
         kept[0]["mean_absolute_error"]

@@ -127,7 +127,7 @@ def test_arguments_that_an_active_run_cannot_take_are_named(wandb):
     wandb.run = Run(wandb.calls, "mine")
     with pytest.warns(UserWarning, match="active run 'mine' and ignores project, name"):
         fit(WandbLogger("digits", name="first"))
-    with pytest.raises(SettingError, match=r"needs run= .* got run= and name"):
+    with pytest.raises(SettingError, match=r"got run= .* new run: name"):
         WandbLogger(run=wandb.run, name="first")
     with pytest.raises(
         SettingError, match=r"WandbLogger needs update_freq to be 'epoch', .* got 0"

@@ -71,7 +71,7 @@ def test_a_prediction_passes_over_labels(folder: Path) -> None:
         ("a,a\n1,2\n", "a unique name"),
         ("a,b\n", "no rows"),
         ("", "a unique name"),
-        ("a,b,c,d\n1,2,3,4\n", "no column with the labels of y"),
+        ("a,b,c,d\n1,2,3,4\n", "no column with labels for the output y"),
         ("y\n1\n", "no column for the input x: float32[N, 4]"),
         ("a,b,c,y\n1,2,3,0\n", "shape (1, 3)"),
         ("a,b,c,d,y\n1,2,3,nan,0\n", "NaN in row 0"),
@@ -134,5 +134,5 @@ def test_a_header_is_not_believed(folder: Path, name: str, compression: int) -> 
 
 
 def test_predictions_that_a_file_cannot_hold() -> None:
-    with pytest.raises(DataError, match=r"Write a \.npz\."):
+    with pytest.raises(DataError, match=r"Write a \.npz file\."):
         arrays.as_csv({"y": np.zeros((2, 3, 4))})

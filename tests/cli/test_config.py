@@ -93,8 +93,8 @@ MERGED = [f"- &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40)]
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\n".join(["metrics:", "- &a0 [x, x]", *DOUBLED]), "uses the anchor 'a0' for a list"),
-        ("\n".join(["metrics:", "- &a0 {x: 1}", *MERGED]), "uses the anchor 'a0' for a list"),
+        ("\n".join(["metrics:", "- &a0 [x, x]", *DOUBLED]), "uses the YAML anchor 'a0' for a list"),
+        ("\n".join(["metrics:", "- &a0 {x: 1}", *MERGED]), "uses the YAML anchor 'a0' for a list"),
         ("seed: 2001-01-01", "has seed: datetime.date(2001, 1, 1). Expected"),
         ("metrics: [2001-01-01]", "has metrics: datetime.date(2001, 1, 1). Expected"),
         ("metrics: [[accuracy]]", "has metrics: ['accuracy']. Expected"),

@@ -66,7 +66,7 @@ def test_an_earlier_training_is_not_overwritten_unasked(folder: Path) -> None:
     done(*ADAM, "--checkpoint", "c/a.ckpt", "--overwrite")
     assert Path("c/a.ckpt").read_bytes() != before
     done(*FIT, "--checkpoint", "c/b.ckpt")  # another one beside it
-    assert "Name a checkpoint" in refused("resume", "c", "-e", 3)
+    assert "Pass the path of a checkpoint" in refused("resume", "c", "-e", 3)
     done("resume", "c/b.ckpt", "-e", 3)
 
 

@@ -47,7 +47,7 @@ def test_predict_takes_any_model(folder: Path) -> None:
         [2, 4],
         [8, 6],
     ]
-    assert "A .npy can hold only one array" in refused(
+    assert "A .npy file can contain only one array" in refused(
         "predict", "plain.onnx", "-d", "i.npy", "-o", "p.npy"
     )
     assert ".npy, .npz or .csv" in refused("predict", "plain.onnx", "-d", "i.npy", "-o", "p.txt")

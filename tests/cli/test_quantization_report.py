@@ -43,7 +43,7 @@ def test_the_table_is_that_of_python() -> None:
 def test_names_for_another_command() -> None:
     assert done(*COMMAND, "--worst", 1) == "fc0\n"
     assert done(*COMMAND, *LOSS, "--worst", 2, "--by", "weight_snr") == "fc0\nfc1\n"
-    assert "needs losses, but the report has none" in refused(
+    assert "needs a loss, but the report was made without one" in refused(
         *COMMAND, "--worst", 1, "--by", "loss_increase"
     )
 

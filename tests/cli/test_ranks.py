@@ -138,7 +138,7 @@ def test_mpiexec_decides_on_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         ranks.to_launch(3)
     monkeypatch.setattr(ranks, "world_of", lambda: ALONE)
-    with pytest.raises(SystemExit, match="does not connect"):
+    with pytest.raises(SystemExit, match="cannot connect"):
         ranks.run(lambda: None)
 
 

@@ -115,7 +115,7 @@ def test_killed_before_the_first_checkpoint(folder: Path) -> None:
 def test_what_is_finished_is_finished(folder: Path) -> None:
     done(*LONG, "--checkpoint", "c/")
     assert "--epochs N with N above 6" in refused("resume", "c")
-    assert "has no such options" in refused("resume", ".")
+    assert "has no saved options" in refused("resume", ".")
 
 
 def test_options_of_another_version(folder: Path) -> None:

@@ -96,7 +96,8 @@ def test_an_input_without_dimensions_is_fed_as_it_is() -> None:
 def test_narrowing_warns_once_and_at_the_callers_line() -> None:
     double = X.astype(np.float64)
     with pytest.warns(
-        UserWarning, match=r"^'a' is float64 and was converted to float32; 'b' is float64.*astype"
+        UserWarning,
+        match=r"^'a' was converted from float64 to float32; 'b' was converted from float64.*astype",
     ) as record:
         DataAdapter(AB, {}, purpose="prediction").source(
             {"a": double, "b": Y.astype(np.float64)}, batch_size=SIZE
@@ -126,9 +127,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"x": 3.0}, r"of type float\. Expected arrays"),
     "no labels": ({"x": X}, "no labels, but the loss of 'out' needs"),
     "missing input": ({"x": {"a": X}, "y": Y, "inputs": AB}, r"Missing: b: float32\[N, 1\]\. Expected: a: float32\[N, 2\]; b: float32\[N, 1\]"),
-    "surplus input": ({"x": {"x": X, "z": X}, "y": Y}, r"Not an input: 'z'\. Expected: x: float32\[N, 2\]"),
-    "both": ({"x": {"z": X}, "y": Y}, r"Missing: x: float32\[N, 2\]\. Not an input: 'z'"),
-    "two label columns": ({"x": {"x": X, "label": Y, "y": Y}}, "Not an input: 'y'"),
+    "surplus input": ({"x": {"x": X, "z": X}, "y": Y}, r"Not inputs of the model: 'z'\. Expected: x: float32\[N, 2\]"),
+    "both": ({"x": {"z": X}, "y": Y}, r"Missing: x: float32\[N, 2\]\. Not inputs of the model: 'z'"),
+    "two label columns": ({"x": {"x": X, "label": Y, "y": Y}}, "Not inputs of the model: 'y'"),
     "one array for two inputs": ({"x": X, "y": Y, "inputs": AB}, r"one ndarray for 2 inputs\. Pass a dict by name, or a list in the order 'a', 'b'\."),
     "three arrays for two inputs": ({"x": [X, X, X], "y": Y, "inputs": AB}, "3 arrays for 2 inputs"),
     "rows in a list": ({"x": list(X), "y": Y}, r"10 arrays for 1 input\..*np\.stack"),
@@ -142,7 +143,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "wrong rank": ({"x": X[:, None], "y": Y}, r"shape \(10, 1, 2\)"),
     "no feature axis": ({"x": X[:, 0], "y": Y}, r"got an array of shape \(10,\)\. The first dimension is the batch\."),
     "many for a scalar": ({"x": X, "y": Y, "inputs": [spec("x")]}, r"x: float32\[\] must be a single number, got an array of shape \(10, 2\)"),
-    "nothing has rows": ({"x": 1.0 * np.ones(()), "inputs": [spec("x")], "targets": {}}, "no array with rows"),
+    "nothing has rows": ({"x": 1.0 * np.ones(()), "inputs": [spec("x")], "targets": {}}, "contains no arrays"),
     "NaN": ({"x": with_nan(X, 7), "y": Y}, r"x: float32\[N, 2\] has NaN in row 7\."),
     "NaN label": ({"x": X, "y": with_nan(Y, 3)}, r"y for out has NaN in row 3\."),
     "NaN weight": ({"x": X, "y": Y, "sample_weight": with_nan(W, 2)}, "sample_weight is NaN in row 2"),
@@ -177,10 +178,10 @@ def test_what_does_not_fit_is_a_data_error_that_says_why(case: str) -> None:
     [
         ({"x": X, "y": Y, "batch_size": 0}, r"batch_size must be >= 1, got 0\."),
         ({"x": X, "y": Y, "batch_size": 2.5}, "batch_size to be a whole number, got 2.5"),
-        ({"x": DataLoader(X, Y), "y": Y}, "DataLoader gives batches.*Remove the argument y"),
+        ({"x": DataLoader(X, Y), "y": Y}, "DataLoader returns batches.*Remove the argument y"),
         (
             {"x": three_batches(), "sample_weight": W},
-            r"list gives batches.*sample_weight\.",
+            r"list returns batches.*sample_weight\.",
         ),
     ],
 )

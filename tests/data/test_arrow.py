@@ -85,7 +85,7 @@ COLUMNS_REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]
     "batch size": ({}, {"batch_size": 0}, SettingError, r"batch_size must be >= 1, got 0\."),
     "prefetch": ({}, {"prefetch": -1}, SettingError, r"0, got -1\."),
     "dtype": ({}, {"dtype": "int64"}, SettingError, r"type, got int64\."),
-    "no inputs": ({}, {"inputs": []}, SettingError, "needs at least one column"),
+    "no inputs": ({}, {"inputs": []}, SettingError, "got an empty list of columns"),
 }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_files_of_columns_that_are_refused(tmp_path: Path) -> None:
         ),
     ):
         make(loader, inputs=FIXED)
-    with pytest.raises(SettingError, match=r"ParquetLoader gives batches.*Remove the argument y"):
+    with pytest.raises(SettingError, match=r"ParquetLoader returns batches.*Remove the argument y"):
         make(loader, Y)
     good = (tmp_path / "t.parquet").read_bytes()
     # the end, which was read first, is whole

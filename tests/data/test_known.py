@@ -111,7 +111,7 @@ def test_other_data_is_checked(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_conversion_is_made_and_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = known(A)
     for _ in range(2):
-        with pytest.warns(UserWarning, match="float64 and was converted"):
+        with pytest.warns(UserWarning, match="converted from float64"):
             assert arrays(batches, rows(4, 3, np.float64), rows(4, 1))["a"].dtype == FLOAT
 
 
@@ -179,7 +179,7 @@ def test_several_inputs_are_told_apart_by_name(monkeypatch: pytest.MonkeyPatch) 
         x = {"b": rows(4, 2), "a": rows(4, 3)}
         assert is_checked(monkeypatch, batches, x, rows(4, 1)) == first
         assert is_checked(monkeypatch, batches, [x["a"], x["b"]], rows(4, 1)) == first
-    with pytest.raises(DataError, match="Not an input: 'c'"):
+    with pytest.raises(DataError, match="Not inputs of the model: 'c'"):
         batches.source({"c": rows(4, 2), "a": rows(4, 3)}, rows(4, 1))
 
 

@@ -139,7 +139,7 @@ def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Pat
         DataError, match=r"In batch 1 of the training data: x: float32\[N, 2\] has NaN in row 3"
     ):
         list(data.batches(0))
-    with pytest.warns(UserWarning, match="'x' is float64 and was converted to float32") as record:
+    with pytest.warns(UserWarning, match="'x' was converted from float64 to float32") as record:
         whole(make(mapped(tmp_path / "double.npy", X.astype(np.float64)), Y))
     assert len(record) == 1, "not for every batch"
 

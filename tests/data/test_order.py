@@ -123,7 +123,7 @@ def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:
     with pytest.raises(DataError, match="batch_size=4"):
         make(Columns(NAMED), inputs=FIXED, batch_size=4)
     with pytest.raises(
-        DataError, match=r"In batch 2 .* this batch has 2 rows\. Make batches of 4.*drop_last=True"
+        DataError, match=r"In batch 2 .* this batch has 2 rows\. Pass batches of 4.*drop_last=True"
     ):
         list(make(three_batches(), inputs=FIXED).batches(0))
 

@@ -268,7 +268,7 @@ def test_a_mask_is_made_where_the_model_has_one_alone() -> None:
         assert plain.predict(Pad(rows)).shape == (10, 7, 3)
     given = {"input_ids": ROWS, "attention_mask": [[1] * length for length in LENGTHS]}
     np.testing.assert_array_equal(masked.predict(Pad(given)), masked.predict(Pad(ROWS)))
-    with pytest.raises(DataError, match="Not an input: 'attention_mask'"):
+    with pytest.raises(DataError, match="Not inputs of the model: 'attention_mask'"):
         plain.predict(Pad(given))
 
 

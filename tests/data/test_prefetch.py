@@ -200,7 +200,7 @@ def test_fit_ends_the_threads_it_began() -> None:
 def test_what_prefetch_is_not_for(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Prefetch(*arguments)
-    with pytest.raises(SettingError, match="Prefetch gives batches"):
+    with pytest.raises(SettingError, match="Prefetch returns batches"):
         make(Prefetch(three_batches()), Y)
 
 

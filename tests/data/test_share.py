@@ -292,10 +292,10 @@ def test_batches_that_do_not_fill_the_shares_are_refused() -> None:
         source = make(*data, inputs=TWO, batch_size=2)
         with pytest.raises(DataError, match=needs.format(2)):
             source.shard(0, 2)
-    with pytest.raises(DataError, match=r"has only 3 rows, of which every batch needs 4 \(2 for"):
+    with pytest.raises(DataError, match=r"has only 3 rows, but every batch needs 4 \(2 for"):
         make(X[:3], Y[:3], inputs=TWO, ranks=2)
     numbered = make(Numbered(), inputs=TWO, ranks=2).shard(1, 2)
-    with pytest.raises(DataError, match=r"In batch 2 .*this batch has 2 rows\. Make batches of 4 rows \(2 for each of 2 ranks\)"):  # fmt: skip
+    with pytest.raises(DataError, match=r"In batch 2 .*this batch has 2 rows\. Pass batches of 4 rows \(2 for each of 2 ranks\)"):  # fmt: skip
         list(numbered.batches(0))
 
 
@@ -306,7 +306,7 @@ def test_single_batches_fill_a_fixed_batch_dimension() -> None:
         assert (batch.rows, batch.whole_rows) == (4, 8)
     alone = KnownBatches(DataAdapter(FIXED, OUT))
     for _ in range(2):
-        with pytest.raises(DataError, match="of which every batch needs 8"):
+        with pytest.raises(DataError, match="but every batch needs 8"):
             alone.source(X[:4], Y[:4]).shard(1, 2)
 
 
@@ -355,7 +355,7 @@ def test_data_may_share_itself_out(kind: str) -> None:
 def test_a_fixed_batch_dimension_is_that_of_a_rank_s_own_batches() -> None:
     sharded = make(Own([]), inputs=[spec("x", 2, 2)], ranks=2).shard(0, 2)
     with pytest.raises(
-        DataError, match=r"In batch 2 .*this batch has 1 rows\. Make batches of 2 rows,"
+        DataError, match=r"In batch 2 .*this batch has 1 rows\. Pass batches of 2 rows,"
     ):
         list(sharded.batches(0))
 
@@ -406,7 +406,7 @@ def test_a_share_is_not_shared_again() -> None:
     for data in ((X, Y), (Prefetch(three_batches()),)):
         with (
             make(*data).shard(0, 2) as sharded,
-            pytest.raises(SettingError, match=r"is already the share of one rank\."),
+            pytest.raises(SettingError, match=r"already belongs to one rank and cannot be divided"),
         ):
             sharded.shard(0, 2)
 

@@ -174,7 +174,7 @@ def test_a_source_is_found_by_the_all_of_its_module(records: Callable[[], Any]) 
     assert {"RecordSource", "ArraySource", "FunctionSource"} <= {*names}
     assert names[-1] == "FunctionSource", "anything that can be called is asked for last"
     np.testing.assert_array_equal(whole(make(records()))["x"], X)
-    with pytest.raises(SettingError, match=r"Records gives batches.*Remove the argument y"):
+    with pytest.raises(SettingError, match=r"Records returns batches.*Remove the argument y"):
         make(records(), Y)
 
 

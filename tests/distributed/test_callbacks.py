@@ -380,7 +380,9 @@ def test_nothing_within_a_step_calls_the_other_ranks(kind, who):
                 one.metric.trainer = on
         fit(on, *[callbacks] if callbacks else [])
 
-    with pytest.raises(SettingError, match=f"{who} runs within a step, but .* needs all ranks"):
+    with pytest.raises(
+        SettingError, match=f"{who} runs inside a training step, but .* needs all ranks"
+    ):
         on_ranks(2, run)
 
 

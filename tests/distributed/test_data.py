@@ -47,9 +47,7 @@ def test_a_fixed_batch_dimension_is_that_of_a_share() -> None:
         trainer.train_on_batch(X[4:8], Y[4:8])
         assert trainer.predict(X[:4], batch_size=4).shape == (4, 1)
         assert trainer.predict_on_batch(X[:4]).shape == (4, 1)
-        with pytest.raises(
-            DataError, match=r"of which every batch needs 4 \(2 for each of 2 ranks"
-        ):
+        with pytest.raises(DataError, match=r"but every batch needs 4 \(2 for each of 2 ranks"):
             trainer.train_on_batch(X[:2], Y[:2])
         return trainer
 

@@ -215,7 +215,7 @@ IN_THE_WAY = {
     ),
     "one row of many": (
         "(float[1, 3] x) => (float[3] y) <int64 i = {0}> { y = Gather <axis = 0> (x, i) }",
-        r"no output has the batch axis of x; the batch ends at Gather 'Gather_y'",
+        r"no output has the batch axis of x; the batch axis is lost at Gather 'Gather_y'",
     ),
     "different rows in a constant": (
         "(float[2, 3] x) => (float[2, 3] y) <float[2, 1] c = {1, 2}> { y = Add(x, c) }",

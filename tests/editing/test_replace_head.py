@@ -176,7 +176,7 @@ REFUSED = {
     "is computed by LayerNormalization 'norm'": no_head(node("LayerNormalization", "x s b", "y", "norm"), s=zeros(2), b=zeros(2)),
     "no Gemm, MatMul or Conv computes it": no_head(node("Relu", "x", "y")),
     "LayerNormalization 'norm' reads its result": model_of([node("Gemm", "x w", "h"), node("LayerNormalization", "h s b", "z", "norm"), node("Relu", "h", "y")], {"w": random(2, 2), "s": zeros(2), "b": zeros(2)}, {"x": (2, 2)}, {"y": (2, 2), "z": (2, 2)}),
-    "needs the old number": model_of([node("Gemm", "x w", "h"), node("Squeeze", "h one", "y")], {"w": random(2, 1), "one": np.array([1])}, {"x": (2, 2)}, {"y": (2,)}),
+    "because a later node needs": model_of([node("Gemm", "x w", "h"), node("Squeeze", "h one", "y")], {"w": random(2, 1), "one": np.array([1])}, {"x": (2, 2)}, {"y": (2,)}),
 }  # fmt: skip
 
 

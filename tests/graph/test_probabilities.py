@@ -68,7 +68,7 @@ def test_the_end_of_the_graph_decides(text: str, logits: bool | None) -> None:
     for default in (True, False):
         decision = decide_logits(None, output, default)
         assert decision.logits == (default if logits is None else logits)
-        assert ("the graph does not tell" in decision.reason) == (logits is None)
+        assert ("the graph does not show what" in decision.reason) == (logits is None)
     assert (probability_operator(output) is not None) == (logits is False)
 
 

@@ -58,8 +58,8 @@ PACKED = (
     "   y = com.microsoft.MatMulNBits<K = 32, N = 2, bits = 4, block_size = 32>(h, w, s) }"
 )
 MESSAGE = (
-    r"The model is quantized: its weights w are integers of operators that cannot train them, and"
-    r" stay unchanged\. Fix: train the float file, .*adapters"
+    r"The model is quantized: its weights w are integers, which training does not change\."
+    r" Fix: train the float model, .*adapters"
 )
 
 
@@ -86,7 +86,7 @@ def test_packed_integers_warn_once_at_the_users_line(files: dict[str, Path]) -> 
 def test_inspect_names_packed_integers(files: dict[str, Path]) -> None:
     report = inspect(packed())
     assert report.quantized == ("w",)
-    assert str(report).count("train the float file, and quantize it afterwards") == 1
+    assert str(report).count("train the float model, and quantize it afterwards") == 1
     assert inspect(files["float"]).quantized == ()
 
 

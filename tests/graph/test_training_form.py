@@ -159,7 +159,7 @@ class TestTrainingForm:
     @pytest.mark.parametrize(
         ("body", "message"),
         [
-            (SCAN, r"Dropout '.*' inside Scan '.*' cannot be trained: it would draw the same numbers"),
+            (SCAN, r"Dropout '.*' inside Scan '.*' cannot be trained: it would draw the same random numbers"),
             (BRANCH.replace("Dropout(x, ratio)", "BatchNormalization(x, s, s, s, s)").replace("float ratio = {0.5}", "float[3] s = {1, 1, 1}"),
              r"BatchNormalization '.*' inside If '.*' cannot use batch statistics.*batch_norm='frozen'"),
         ],

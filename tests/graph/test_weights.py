@@ -129,8 +129,7 @@ class TestChoosingWeights:
         with pytest.raises(
             ModelError,
             match=(
-                r"no float weights.*The 1 initializers inside the bodies .* lift them into the main"
-                r" graph"
+                r"no float weights.*The 1 initializers inside the bodies .* move them to the main graph"
             ),
         ):
             select_weights(normalize(model), None)

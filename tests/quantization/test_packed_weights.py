@@ -435,5 +435,5 @@ def test_scales_of_nodes_that_do_not_train_are_copied() -> None:
     old, new = ({t.name: t for t in m.graph.initializer} for m in (file, exported))
     assert {n for n in old if old[n] != new[n]} == {"q", "b", "b_of_p"}
     np.testing.assert_array_equal(trainer.predict_on_batch(X), files.run_file(exported, X))
-    with pytest.raises(ModelError, match=r"s/unpacked.* to match others"):
+    with pytest.raises(ModelError, match=r"s/unpacked.* to stay consistent with others"):
         trainer_of(file, quantization=Quantization(weights="q", scales="learned"))

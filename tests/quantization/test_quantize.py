@@ -247,7 +247,7 @@ DATA = {
 
 @pytest.mark.parametrize("method", ["minmax", "entropy"])
 @pytest.mark.parametrize("kind", DATA)
-@pytest.mark.filterwarnings("ignore:'x' is float64")
+@pytest.mark.filterwarnings("ignore:'x' was converted from float64")
 def test_calibration_takes_what_predict_takes(kind: str, method: str) -> None:
     model, inputs = network()
     expected = onnxfit.quantize(model, inputs, batch_size=16, method=method)

@@ -634,7 +634,7 @@ def test_rankings() -> None:
         made.worst(1, "alone")
     with pytest.raises(SettingError, match="at least 1"):
         made.worst(0)
-    with pytest.raises(SettingError, match="needs losses, but the report has none"):
+    with pytest.raises(SettingError, match="needs a loss, but the report was made without one"):
         made_up(2, loss=False).ranked("loss_increase")
 
 

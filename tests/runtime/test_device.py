@@ -154,7 +154,7 @@ def test_an_older_onnxruntime_does_not_say_where_nodes_run() -> None:
 
 
 def test_inspect_refuses_devices_without_a_step() -> None:
-    with pytest.raises(SettingError, match="there is no loss"):
+    with pytest.raises(SettingError, match="this trainer has no loss"):
         Trainer(mlp()).inspect("cpu")
     with pytest.raises(SettingError, match="device must be one of"):
         Trainer(mlp(), loss="cross_entropy").inspect("tpu")

@@ -78,7 +78,7 @@ def test_the_learning_rate_is_part_of_the_state() -> None:
     trainer.learning_rate = 0.5
     trainer.set_state(state)
     assert trainer.learning_rate == 0.01
-    with pytest.raises(SettingError, match="learning rates follows a schedule"):
+    with pytest.raises(SettingError, match="the learning rate follows a schedule"):
         new(optimizer=SGD(Exponential(0.1, 1, 0.5))).set_state(state)
     assert trainer.learning_rate == 0.01
 

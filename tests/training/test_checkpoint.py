@@ -178,7 +178,8 @@ def test_a_backup_that_cannot_be_read_gives_way_to_the_one_before(
     else:
         newest.write_bytes(b"GIF89a")
     with pytest.warns(
-        UserWarning, match=rf"{newest.name}.* cannot be read\. The previous backup is tried"
+        UserWarning,
+        match=rf"{newest.name}.* cannot be read, so the previous backup is read instead",
     ) as warned:
         again = fit(new(), BackupAndRestore(tmp_path / "b", every_n_steps=1))
     assert len(warned) == 1
@@ -219,7 +220,7 @@ def test_a_full_disk_costs_nothing_but_that_save(
     )  # type: ignore[attr-defined]
     with pytest.raises(
         CheckpointError,
-        match=r"c' cannot be written: No space left on device. The training state is intact.$",
+        match=r"c' cannot be written: No space left on device. The training state is unchanged.$",
     ):
         trainer.save(path)
     monkeypatch.undo()

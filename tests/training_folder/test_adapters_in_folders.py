@@ -98,6 +98,6 @@ def test_a_folder_without_adapters_has_no_export_graph(tmp_path: Path) -> None:
 def test_adapters_that_no_graph_merges_are_refused(settings: dict, tmp_path: Path) -> None:
     adapters = LoRA(rank=2, **settings)
     trainer = Trainer(mlp((4, 64, 3)), loss="cross_entropy", adapters=adapters)
-    with pytest.raises(SettingError, match="only Python merges"):
+    with pytest.raises(SettingError, match="only Python can merge"):
         trainer.export_training(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -42,8 +42,9 @@ def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> N
         error.close()
         if 300 <= error.code < 400:
             raise OSError(
-                f"{error}: the server redirects to {error.headers.get('Location')!r}, and"
-                " RemoteMonitor does not follow redirects; use that address if you trust it"
+                f"{error}: the server redirects to {error.headers.get('Location')!r}, but"
+                " RemoteMonitor does not follow redirects. If you trust that address, pass it as"
+                " root"
             )
     if isinstance(error, HTTPException):
         raise OSError(f"{type(error).__name__}: {error}") from error

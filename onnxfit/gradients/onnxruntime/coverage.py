@@ -45,7 +45,8 @@ def _check_type(node: ir.Node, value: ir.Value) -> None:
     """Raise NoGradientError unless gradients in the element type of this value are correct."""
     if value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and node.op_type != "Cast":
         raise NoGradientError(
-            f"{value.name!r} is {value.dtype}, in which onnxruntime's gradients are unreliable",
+            f"the element type of {value.name!r} is {value.dtype}, for which onnxruntime's"
+            " gradients are unreliable",
             "use float32",
         )
     if value.dtype == ir.DataType.DOUBLE and node.op_type in FLOAT32_ONLY:

@@ -108,7 +108,8 @@ class ExtractedModel:
             weight = inputs[name]
             if not may_be_equal(gradient.shape, weight.shape):
                 raise GradientError(
-                    f"The builder's gradient of {name}{weight.shape} has shape {gradient.shape}."
+                    f"onnxruntime's gradient of {name!r} has shape {gradient.shape}, but the weight"
+                    f" has shape {weight.shape}. Use gradient='onnx'."
                 )
             gradient.shape = weight.shape
             gradient.type = weight.type
@@ -165,7 +166,7 @@ class ExtractedModel:
             if not same or any(attributes.get(a.name) != a for a in ours.attribute):
                 raise GradientError(
                     f"onnxruntime's builder changed {original.op_type} {original.name!r}, so its"
-                    " gradient may be wrong."
+                    " gradient may be wrong. Use gradient='onnx'."
                 )
 
     def _added(self, built: onnx.GraphProto) -> ir.Graph:

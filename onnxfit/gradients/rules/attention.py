@@ -48,7 +48,10 @@ def rotary_embedding(
     onnxruntime either. The width of the tables determines how many numbers of a head are rotated.
     """
     if is_packed_batching:
-        raise NoGradientError("its batch is packed", "is_packed_batching=0")
+        raise NoGradientError(
+            "it packs several sequences into each row (is_packed_batching=1)",
+            "use is_packed_batching=0",
+        )
     if x.rank == 4:
         rows = _table_rows(op, position_ids, cos, sin, axis_size(op, x, 2))
         return rotate(op, x, *rows, bool(interleaved))

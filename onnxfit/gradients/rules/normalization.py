@@ -36,7 +36,7 @@ def layer_normalization(
     axis: int,
     epsilon: float,
 ) -> Gradients:
-    """The formula with x - mean in the place of n; `inverse` is 1 / deviation.
+    """The formula with x - mean instead of n; `inverse` is 1 / deviation.
 
     This saves one multiplication of all elements: the factor 1 / deviation is multiplied to the
     means, of which there is one per row.

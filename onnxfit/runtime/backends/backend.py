@@ -360,8 +360,8 @@ class Backend(ABC):
         except GradientError as error:
             if not self._last_shapes:
                 raise GradientError(
-                    f"{error}\nThere is no training graph for batches of unknown size. Train on"
-                    " one batch first: its sizes have a graph."
+                    f"{error}\nThe training graph can only be built for a known batch size. Train"
+                    " on one batch first; the graph is then built for its size."
                 ) from None
             graphs = self.step_graphs(self._last_shapes)
         if self.recipe.loss_outputs:

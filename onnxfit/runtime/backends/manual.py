@@ -92,8 +92,9 @@ class ManualTraining:
         if len(self._pending) >= MAX_PENDING_PASSES:
             raise SettingError(
                 f"{MAX_PENDING_PASSES} forward passes are waiting for their backward passes, and"
-                " each keeps tensors in memory. If no backward pass follows, use forward(inputs,"
-                " training=False) or predict. apply_gradients discards waiting passes."
+                " each of them keeps tensors in memory. If no backward pass follows, use"
+                " forward(inputs, training=False) or predict. apply_gradients discards waiting"
+                " passes."
             )
         passes = self._compiled(self._passes, shapes, self._compile_passes)
         number = (step + STEP_STRIDE * self._passes_since_update) % 2**31
@@ -185,8 +186,9 @@ class ManualTraining:
             if pending.returned is returned:
                 return index
         raise SettingError(
-            "of= is not an object returned by a waiting forward pass. Pass the returned object"
-            " itself, once. An update discards earlier passes."
+            "of= must be the object that forward returned, and each can be used once. This object"
+            " was used before, was discarded by an update, or is another object. Run forward"
+            " again."
         )
 
     def _output_gradients(self, gradients: Any, forward: ForwardPass) -> dict[str, Any]:
@@ -210,7 +212,8 @@ class ManualTraining:
         missing = [name for name in expected if name not in gradients]
         if missing:
             raise DataError(
-                f"The gradients of {', '.join(missing)} are missing. Pass None for zeros."
+                f"The gradients of the outputs {', '.join(missing)} are missing. Pass None for an"
+                " output whose gradient is zero."
             )
         checked = {}
         for name in expected:
@@ -253,7 +256,7 @@ class ManualTraining:
 
 
 def _unwrapped(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with internal OrtValues in the place of public ones."""
+    """Return the values with internal OrtValues instead of public ones."""
     return {
         name: value if isinstance(value, np.ndarray) else unwrap_ort_value(value)
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""Operators of the package onnxfit-kernels, in the place of several operators of ONNX.
+"""Operators of the package onnxfit-kernels, instead of several operators of ONNX.
 
 They are put into a copy of a graph when it is compiled for the CPU. Saved graphs keep plain ONNX
 operators. Without the package, nothing changes.

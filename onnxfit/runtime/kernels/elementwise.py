@@ -45,7 +45,7 @@ def fuse_elementwise(
     types: Mapping[str, ResultType],
     graph_outputs: Collection[str],
 ) -> Sequence[onnx.NodeProto]:
-    """Return the nodes of a graph, with one node in the place of each group of elementwise nodes.
+    """Return the nodes of a graph, with one node instead of each group of elementwise nodes.
 
     The nodes are returned themselves if there are no groups.
     """

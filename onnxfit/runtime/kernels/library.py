@@ -40,8 +40,8 @@ def usable_library() -> str | None:
     problem = "it is for another version of onnxfit" if interface != INTERFACE else _problem(path)
     if problem:
         warn_user(
-            f"onnxfit-kernels cannot be used, and training goes on without it: {problem}.\n"
-            f"{UPGRADE} To train without it, uninstall it or set {SWITCH}=off."
+            "onnxfit-kernels cannot be used, and training continues without it:"
+            f" {problem}.\n{UPGRADE} To avoid this warning, uninstall it or set {SWITCH}=off."
         )
         return None
     return path

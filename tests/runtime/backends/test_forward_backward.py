@@ -315,7 +315,7 @@ class TestByHand:
                 right.astype(np.float64),
                 r"got float64\[24, 3\]. Cast it: gradient.astype\('float32'\)",
             ),
-            ({}, "The gradients of y are missing. Pass None for zeros"),
+            ({}, "The gradients of the outputs y are missing. Pass None for an output"),
             ({"y": right, "q": right}, "No output is called 'q'"),
             ("much", "got <U4"),
         ):
@@ -325,7 +325,7 @@ class TestByHand:
         with pytest.raises(SettingError, match="each forward pass allows one backward pass"):
             trainer.backward(right)
         trainer.forward(X)
-        with pytest.raises(SettingError, match="Pass the returned object itself, once"):
+        with pytest.raises(SettingError, match="must be the object that forward returned"):
             trainer.backward(right, of=y)
         before = trainer.get_weights()
         with pytest.raises(DataError, match=r"The gradients of fc1.bias are missing"):
