@@ -46,7 +46,7 @@ class GradientReduction:
             starts[name] = sizes[dtype]
             sizes[dtype] += array.size
         single, double = SUMMED_TYPES
-        # The loss needs no message of its own where there are gradients, in whichever type.
+        # If there are gradients, the loss is sent in the same message, in their type.
         loss_type = single if sizes[single] and not sizes[double] else double
         sizes[loss_type] += 1
         flat = {dtype: Buffer(dtype, [size]) for dtype, size in sizes.items() if size}
@@ -57,7 +57,7 @@ class GradientReduction:
             for name, array in tensors.items()
         }
         self._statistics = {name: parts[name].array for name in statistics}
-        # Gradients that lie elsewhere are copied: weight -> its part of the flat buffer.
+        # Gradients outside the flat buffer are copied into it: weight -> its part of the buffer.
         self._copied: dict[str, Array] = {}
         self.buffers: dict[str, Buffer] = {}
         for name, array in weights.items():
