@@ -211,8 +211,8 @@ def overhead(found: dict[str, list[float]], what: str, alone: str) -> tuple[floa
 def table(results: dict[str, Any]) -> str:
     """Return the figures as a table in Markdown."""
     lines = [
-        f"{results['ranks']} ranks on {results['cores']} cores, one thread each, microseconds: the least of all turns, on the slower rank. Overhead is the step"
-        " with the sum less the step alone; in brackets the median of that difference.",
+        f"Microseconds of the slower rank, with {results['ranks']} ranks on {results['cores']} cores and one thread each: the minimum over all rounds. Overhead is"
+        " the step with the sum minus the step alone; the median of that difference is in brackets.",
         "",
         "| network | step alone | with the sum | overhead | sum alone | DDP: alone | with the sum | overhead | sum alone | overhead / DDP's |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -109,11 +109,12 @@ class SoftTargets:
     weight: float
 
 
-# The least probability of a logarithm: log is then -69, and its slope still fits float32.
+# Smaller probabilities are raised to this before the logarithm. log is then -69, and its slope
+# still fits float32.
 LEAST_PROBABILITY = 1e-30
 LEAST_RATE = 1e-7
 GREATEST_EXPONENT = 40.0
-# Losses of these libraries are not formulas of ONNX operators
+# Losses of these libraries compute with their own tensors and cannot be used here.
 OTHER_LIBRARIES = ("jax", "keras", "numpy", "optax", "sklearn", "tensorflow", "tf_keras", "torch")
 CLASS_LIMIT = 2**63  # class indices are int64 in the graph
 
@@ -1563,7 +1564,7 @@ def _binary_divergence(
         return (y if is_logit else _log(op, y) - _log(op, 1 - y)) / temperature
 
     s, t = score(y_pred, of_output), score(y_teacher, of_teacher)
-    # -log p is softplus(-s), and -log(1 - p) is s more; the same of t and q
+    # -log p is softplus(-s), and -log(1 - p) is -log p + s; the same holds for t and q
     distance = _softplus(op, -s) - _softplus(op, -t) + op.Sigmoid(-t) * (s - t)
     return temperature**2 * distance
 

@@ -1021,7 +1021,7 @@ class R2(Metric):
     def reset(self) -> None:
         self._rows = 0
         self._weight: Any = 0.0  # an array if outputs have separate weights
-        # y is counted from this, so that a constant y spreads by exactly 0.
+        # This number is subtracted from y, so that the variance of a constant y is exactly 0.
         self._first: Array | None = None
         self._mean = self._spread = self._residual = np.zeros(1)
 

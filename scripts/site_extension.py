@@ -18,6 +18,7 @@ import notebooks
 from document_registries import signature
 from docutils import nodes
 from markdown_docstrings import restructured
+from mathml_spaces import spaced
 from repository_links import in_repository, relinked
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
@@ -184,7 +185,7 @@ def _mathml(self: HTML5Translator, node: nodes.Element, display: str = "inline")
     """Write a formula as MathML, which browsers show without a script from another host."""
     tag = "div" if display == "block" else "span"
     formulas = [
-        latex2mathml.converter.convert(equation, display=display)
+        spaced(latex2mathml.converter.convert(equation, display=display))
         for equation in equations(node.astext())
     ]
     self.body.append(f'<{tag} class="math">{"".join(formulas)}</{tag}>')

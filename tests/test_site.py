@@ -61,3 +61,14 @@ def test_links_follow_a_page_to_another_place(docstrings: ModuleType) -> None:
         "```python\ncalls[0](README.md)\n```\n"
     )
     assert links.relinked("[a](../SECURITY.md)", "docs", lambda *_: "x") == "[a](x)"
+
+
+def test_formulas_have_spaces_around_functions_and_none_around_bars(docstrings: ModuleType) -> None:
+    spaced = importlib.import_module("mathml_spaces").spaced
+    space = '<mspace width="0.167em" />'
+    product = "<mi>y</mi><mi>log</mi><mi>q</mi>"
+    assert spaced(product) == f"<mi>y</mi>{space}<mi>log</mi>{space}<mi>q</mi>"
+    assert spaced("<mi>log</mi><mo>(</mo>") == "<mi>log</mi><mo>(</mo>"
+    bar = '<mo stretchy="false">&#x0007C;</mo>'
+    assert spaced(bar) == '<mo lspace="0" rspace="0" stretchy="false">&#x0007C;</mo>'
+    assert spaced("<mo>&#x0002B;</mo>") == "<mo>&#x0002B;</mo>"

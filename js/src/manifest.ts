@@ -7,7 +7,7 @@ import { BYTES, type TensorType } from "./tensors.js";
 
 const FORMAT = "onnxfit-training-folder";
 const VERSION = 1;
-// Roles of the inputs that are fed beside the state.
+// Roles of the inputs that are fed in addition to the state.
 const FED = ["x", "y", "sample_weight", "learning_rate", "step", "seed", "scalar"];
 
 /** A tensor of a graph or of the state. An entry of `shape` is null or a text where it is open. */

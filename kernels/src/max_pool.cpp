@@ -139,7 +139,8 @@ ALWAYS_INLINE void run_image(const std::array<Axis, AXES>& axes, const T* x, con
   }
 }
 
-// Put the slope of each window in the place of its first maximum, and 0 in the place of the others.
+// Write the slope of each window to the position of its first maximum, and 0 to its other
+// positions.
 template <typename T>
 ALWAYS_INLINE void choose_first_maximum(
     T* RESTRICT first, T* RESTRICT second, T* RESTRICT third, T* RESTRICT fourth,

@@ -96,7 +96,7 @@ class AdaptedModel(TrainableModel):
         own = {name for adapter in self.adapters for name in adapter.names}
         others = {name: array for name, array in arrays.items() if name not in own}
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
-        # Written anew, so that their bytes have a place, which a host finds.
+        # Copies with raw data, so that a host can find the position of their bytes in the file.
         bases = {
             one.weight.name: partial(_as_raw, tensors[one.weight.name]) for one in self.adapters
         }

@@ -26,8 +26,8 @@ from onnxfit.adapters.nodes import NodeWriter
 Array = npt.NDArray[Any]
 
 OPTIONAL_BIAS = 11  # the first opset in which the bias of a Gemm is optional
-# Times this power of 2, every norm of at least 2**-60 is a whole number, and no norm below 2**40
-# overflows float32.
+# Multiplied by this power of 2, every norm of at least 2**-60 is a whole number, and no norm below
+# 2**40 overflows float32.
 WHOLE = 2.0**83
 TINY = 1e-30  # under the root: a column of zeros has no direction
 

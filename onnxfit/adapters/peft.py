@@ -61,7 +61,7 @@ DEFAULTS = {
     "alpha_pattern": None,
     "init_lora_weights": True,
 }
-# prefixes of those values of PEFT's init_lora_weights that replace the model's weight
+# prefixes of the values of PEFT's init_lora_weights with which PEFT changes the model's weight
 CHANGING_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 

@@ -25,8 +25,8 @@ from onnxfit.runtime.values import join_batches
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
-# Settings that a checkpoint cannot hold if they were classes of the user's own: it holds no code.
-# With these in their place, it can always be read.
+# A checkpoint contains no code, so it cannot restore losses or optimizers of the user's own
+# classes. With these settings instead, every checkpoint can be read.
 WITHOUT_CODE: dict[str, Any] = {"loss": None, "penalty": None, "optimizer": "sgd", "metrics": ()}
 
 

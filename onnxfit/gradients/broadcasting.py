@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from onnxfit.graph.values import GraphBuilder, Value
 
-# Rows that a product with a row of ones sums. The row is a constant of that many elements.
+# Up to this number of rows, a sum over rows is computed as a product with a row of ones. The row is
+# a constant with that many elements.
 MAX_SUMMED_ROWS = 1 << 20
 
 

@@ -31,7 +31,7 @@ NOT_FLOATS = {
     ir.DataType.STRING,
 }
 
-# Operator -> float inputs of which only the type is used, or whose value is rounded.
+# Operator -> its float inputs that have no gradient: it uses only their type, or rounds them.
 NOT_DIFFERENTIABLE_INPUTS = {"CastLike": {1}, "OneHot": {0, 1}}
 # A quantizer also rounds, but stays on the path. A user who trains through it expects the
 # straight-through estimator, and gets an error instead of zeros.

@@ -120,9 +120,9 @@ RULES: dict[Key, Rule] = {}
 DECOMPOSITIONS: dict[Key, Decomposition] = {}
 SUBGRAPHS: dict[Key, SubgraphRule] = {}  # If, Loop, Scan: see rules/control.py
 
-# Operators whose float outputs do not change with their inputs, or whose derivative is zero
-# wherever it exists, with the reason: the output counts as a constant. No gradient passes through
-# integers, booleans and strings anyway, so comparisons and ArgMax are listed for the reader only.
+# Operators whose output counts as a constant, with the reason: their float outputs do not depend on
+# the inputs, or their derivative is zero wherever it exists. Integers, booleans and strings never
+# have a gradient, so comparisons and ArgMax are listed for the reader only.
 NOT_DIFFERENTIABLE: dict[Key, str] = {}
 
 

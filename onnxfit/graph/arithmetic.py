@@ -131,7 +131,7 @@ class Value:
     def __le__(self, other: Operand) -> Value:
         return self.op.LessOrEqual(self, other)
 
-    # == and != belong to formulas; the override does not return bool as object's does
+    # == and != build graph nodes, so unlike those of `object`, they do not return bool
     def __eq__(self, other: Operand) -> Value:  # type: ignore[override]
         return self.op.Equal(self, other)
 

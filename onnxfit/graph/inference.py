@@ -22,7 +22,7 @@ from onnxfit.graph.bfloat16 import refuses_bfloat16
 InferenceFunction = Callable[[ir.Node], None]
 F = TypeVar("F", bound=InferenceFunction)
 
-# By domain and operator type. An entry completes ONNX's inference, or replaces it.
+# (domain, operator type) -> a function that completes or replaces ONNX's inference.
 INFERENCES: dict[tuple[str, str], InferenceFunction] = {}
 
 
@@ -351,8 +351,8 @@ def _scan_length(node: ir.Node, states: int) -> int | ir.SymbolicDim:
 
 # type and shape of each output, None where unknown; the shapes are frozen, and values share them
 Inferred = tuple[Union[tuple[Any, Union[ir.Shape, None]], None], ...]
-# A graph of training repeats itself (an optimizer's nodes for every weight), and ONNX's inference
-# costs more than the rest of building it.
+# A training graph repeats the same nodes (an optimizer's, for every weight), and ONNX's inference
+# takes more time than all other work on the graph.
 _INFERRED: dict[Any, Inferred] = {}
 MAX_CACHED_INFERENCES = 20_000
 MAX_CONSTANT_ELEMENTS = 1024  # elements of a constant that inference may read: shapes, axes, sizes
@@ -435,7 +435,7 @@ def inference_key(graph: ir.Graph, node: ir.Node) -> Any:
 
 def sizes_of(shape: ir.Shape) -> tuple[int | str | None, ...]:
     """Return the sizes of a shape: numbers, names, or None where unknown."""
-    # A list inside is faster than a generator, and every node of a graph comes here.
+    # A list is faster than a generator here, and this line runs for every node of a graph.
     return tuple([d if isinstance(d, int) else d.value for d in shape.dims])
 
 

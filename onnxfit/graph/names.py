@@ -10,7 +10,7 @@ EMA = "ema"  # slot with the average of a weight
 LEARNING_RATE = "train/learning_rate"
 STEP = "train/step"  # number of updates before this one, int64
 SEED = "train/seed"
-FIRST = "train/first_of_window"  # bool; with accumulated gradients, the sum starts anew
+FIRST = "train/first_of_window"  # bool; with accumulated gradients: True resets their sum
 WINDOW = "train/batches_in_window"
 TOTAL = "train/loss"  # the sum of the losses of all outputs and the penalties
 SCALED = "train/scaled_loss"  # the loss times the learning rate, or times LOSS_SCALE
@@ -23,7 +23,7 @@ SKIPPED_STEPS = "train/skipped_steps"
 SHARED = "train/shared_loss"
 SHARE = "train/share"  # the rows of this rank, divided by those of the whole batch, float64
 GRADIENT_NORM = "train/gradient_norm"  # the common L2 norm of all gradients before clipping
-METRIC = "train/metric/"  # what the name of each sum of a metric begins with
+METRIC = "train/metric/"  # the start of the name of each sum of a metric
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 

@@ -93,7 +93,8 @@ def normal(
     coarse, fine, angle = op.Split(
         uniform(op, tripled, seed, step, stream, iteration), _outputs=3, num_outputs=3
     )
-    # Multiples of 2^-18 alone would end at 5 standard deviations, and 0 has no logarithm.
+    # With multiples of 2^-18 only, no number would exceed 5 standard deviations; and 0 has no
+    # logarithm.
     below_one = coarse + (fine + np.float32(2**-19)) * np.float32(2**-BITS)
     radius = op.Sqrt(-2 * op.Log(below_one))
     return op.Reshape(radius * op.Cos(np.float32(2 * np.pi) * angle), shape)

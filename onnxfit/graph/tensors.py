@@ -26,11 +26,12 @@ from onnxfit.graph.wire import GRAPH_OF_MODEL, INITIALIZER_OF_GRAPH, field_key, 
 
 Array = npt.NDArray[np.generic]
 Message = Union[onnx.ModelProto, onnx.GraphProto, onnx.TensorProto]
-# bytes of all tensors of a model: its message has at most 2 GiB, nodes included
+# limit for the bytes of all tensors of a model: a protobuf message, nodes included, has at most 2
+# GiB
 MAX_MODEL_BYTES = 2**31 - 2**26
 MAX_INLINE_BYTES = 1024  # bytes of a tensor that stays in the model, such as constants of the graph
-# bytes of all frozen tensors up to which every compiled graph has its own copies, packed for its
-# kernels; beyond, all graphs share them unpacked
+# Up to this number of bytes in all frozen tensors, every compiled graph has its own copies, packed
+# for its kernels. Above it, all graphs share the unpacked tensors.
 MAX_COPIED_BYTES = 2**29
 ALIGNMENT_BYTES = 64
 CHUNK_BYTES = 2**24  # bytes that are written at a time

@@ -22,9 +22,10 @@ from onnxfit.quantization.grids import Grid, quantizers, rounded_values
 from onnxfit.quantization.parameters import Array
 
 MAX_FACTOR = 128  # the largest ratio between a learned scale and the file's scale
-# Every number between these two, times 2**83, is a float32 of at least 2**23: a whole number.
+# Every number between these two, multiplied by 2**83, is a float32 of at least 2**23, and so a
+# whole number.
 MIN_SCALE, MAX_SCALE = 2.0**-60, 2.0**40
-# element type -> the power of 2 that makes a whole number of every scale
+# element type -> the power of 2 by which every scale is multiplied to become a whole number
 WHOLE = {np.dtype(np.float32): 2.0**83, np.dtype(np.float64): 2.0**112}
 
 

@@ -9,7 +9,8 @@ from onnxfit.quantization.conversion import (
     conversion,
 )
 
-# From this opset on, Softmax normalizes along one axis, and not along all axes from one on.
+# From this opset on, Softmax normalizes along one axis. Before, it normalized over this axis and
+# all later ones.
 FIRST_OPSET_OF_SOFTMAX_ALONG_AXIS = 13
 
 

@@ -48,7 +48,7 @@ class GradientReduction:
             starts[name] = sizes[dtype]
             sizes[dtype] += array.size
         single, double = SUMMED_TYPES
-        # The loss needs no message of its own where there are gradients, in whichever type.
+        # If there are gradients, the loss is sent in the same message, in their type.
         loss_type = single if sizes[single] and not sizes[double] else double
         sizes[loss_type] += 1
         self._flat = {
@@ -69,7 +69,7 @@ class GradientReduction:
         self._statistics = {
             name: (parts[name][0].array, parts[name][1].array) for name in statistics
         }
-        # Gradients that lie elsewhere are copied: weight -> its parts.
+        # Gradients outside the flat buffers are copied into them: weight -> its parts.
         self._copied: dict[str, tuple[Array, Array]] = {}
         self.buffers: dict[str, Buffer] = {}
         self.sums: dict[str, Buffer] = {}

@@ -405,7 +405,8 @@ class BoundSession:
                 self.binds += 1
             bound[name] = key, value  # kept, because onnxruntime borrows numpy's memory
         for name in self._allocated_outputs:
-            # Bound anew for each run: otherwise onnxruntime overwrites the last run's output.
+            # A new binding for each run: otherwise onnxruntime overwrites the output of the last
+            # run.
             binding.bind_output(name, self._device.handle)
 
 

@@ -77,7 +77,7 @@ def gradient_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         value = g.ir
         if value.producer() is None or value.is_graph_output():
             value = op.Identity(g).ir
-        # The value itself, because `op.output` would copy it.
+        # Use the value itself, because `op.output` would copy it.
         value.name = names.gradient(weight)
         op.graph.outputs.append(value)
     return finish(op)

@@ -20,9 +20,9 @@ from onnxfit.graph.values import GraphBuilder, values_of
 from onnxfit.step.finish import prune
 
 SOURCES = (names.LEARNING_RATE, names.STEP, names.SEED)
-# of a tensor that a host computes; a key of Dropout has 8
+# maximum number of elements of a tensor that a host computes; a key of Dropout has 8
 MAX_HOST_ELEMENTS = 16
-# the operators and element types that hosts compute; docs/training-folder.md says what they mean
+# the operators and element types that hosts compute; docs/training-folder.md describes them
 HOST_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Cast", "Ceil", "Div", "Equal", "Exp", "Floor", "Greater",

@@ -79,7 +79,7 @@ def get_precision(name: object) -> StepPrecision:
 # them norms, Softmax, reductions, exponentials, logarithms, powers and losses.
 ComputeType = Literal["half", "activations"]
 
-# Products: they take the time of a step, and sum up in float32 inside.
+# Products take most of the time of a step, and their kernels sum in float32.
 _PRODUCTS = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
 
 # Operators that lose at most one rounding, or only move numbers.
@@ -179,7 +179,7 @@ class _Autocast:
         if not subgraphs_of(node) and self.static.issuperset(inputs):
             self.static.update(node.outputs)
         if node.op_type == "Cast" and node.domain == "":
-            return  # it takes any type, and says what it makes
+            return  # it accepts any type, and its attribute sets the type of its output
         floats = [i for i, value in enumerate(node.inputs) if self._is_float(value)]
         dtype = FLOAT
         if node.domain == "" and node.op_type in OPERATORS:
@@ -236,7 +236,8 @@ class _Autocast:
         constant = value.const_value if value.is_initializer() else None
         if constant is None or value.is_graph_input():
             return self.op.cast(self.op.wrap(value), dtype.numpy())
-        # The half type has fewer large numbers, such as that of a mask: infinities are none.
+        # A float32 constant, such as that of a mask, may exceed the range of the half type. It is
+        # clipped, because it must not become infinite.
         array = constant.numpy()
         greatest = np.float32(largest(dtype.numpy()))
         bounded = np.where(np.isfinite(array), np.clip(array, -greatest, greatest), array)

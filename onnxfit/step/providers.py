@@ -36,7 +36,7 @@ PROVIDERS = {
         "onnxruntime-gpu",
         forms="cuda",
         numbered=True,
-        tested="scripts/gpu_check.py, on a data-center GPU",
+        tested="compared with its list of kernels; not run on a GPU",
     ),
     "webgpu": Provider(
         "WebGpuExecutionProvider",

@@ -83,11 +83,11 @@ class Recipe:
     sums_metrics: bool = True
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
-    # whether the tensors are more than one graph can hold
+    # whether the tensors exceed the size limit of one graph
     large: bool = field(init=False)
     # the frozen tensors that are inputs of every graph, which shares their memory
     constants: tuple[str, ...] = field(init=False)
-    # the weights of a few bits that the forward pass reads with a kernel of its own
+    # the packed weights of a few bits, which the forward pass reads with onnxruntime's kernel
     packed: tuple[str, ...] = field(init=False)
     # whether `predict` compiles the model with its tensors inside, like an exported file
     compiles_weights: bool = field(init=False)

@@ -79,7 +79,7 @@ class FitLoop:
         self.trainer = trainer
         self.validation = validation
         self.callbacks = callbacks
-        # A position with the number of a data epoch means that a fit has begun.
+        # If the position has the number of a data epoch, a fit has begun.
         position = replace(pending.position, data_epoch=batches.data_position[0])
         self.state = FitState(batches, callbacks, position, pending)
         self.loss = float("nan")  # mean loss of the last epoch

@@ -161,7 +161,7 @@ class _WeightTable:
         self.names = sorted(self.readers, key=self._first_use)
         specs = {name: spec_of(graph.initializers[name]) for name in self.names}
         self.shapes = {name: spec.shape or () for name, spec in specs.items()}
-        # An initializer's sizes are numbers.
+        # The sizes of an initializer are always numbers, never names.
         self.sizes = {
             name: int(np.prod([int(d or 0) for d in self.shapes[name]])) for name in self.names
         }

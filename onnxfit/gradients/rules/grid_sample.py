@@ -270,7 +270,7 @@ def _deformed_coordinate(
     """Return one coordinate of the points that the taps read, in the units of GridSample."""
     first = arange(op, elements_at(op, positions, [axis])) * spec.strides[axis] - spec.pads[axis]
     within = np.arange(taps)[:, None] * spec.dilations[axis]
-    # (kernel, 1, positions, 1) for the rows, (1, kernel, 1, positions) for the columns
+    # shapes: (kernel, 1, positions, 1) for the rows, (1, kernel, 1, positions) for the columns
     regular = op.constant(within) + op.Unsqueeze(first, [0])
     regular = op.Unsqueeze(regular, [1 - axis, 3 - axis])
     offset = op.Gather(offsets, op.constant(np.int64(axis)), axis=3)

@@ -255,7 +255,7 @@ def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]
         )
     letters = "".join(terms).replace(".", "")
     free = [letter for letter in ascii_letters if letter not in letters]
-    # `...` stands for the same number of axes in all terms.
+    # `...` is the same number of axes in all terms.
     depths = (rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks) if "..." in t)
     depth = next(depths, 0)
     if depth > len(free):

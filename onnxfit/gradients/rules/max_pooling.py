@@ -39,7 +39,7 @@ from onnxfit.graph.values import GraphBuilder, Value
 # From this number of windows, comparisons are faster than the Indices of MaxPool: they take 4 to 9
 # ns for each window and 15 us for their operators, where the Indices take 10 to 20 ns a window.
 MIN_COMPARED_WINDOWS = 2**11
-# The batch size for which a graph of an unknown one is built.
+# The batch size that is assumed if it is unknown when the graph is built.
 EXPECTED_IMAGES = 32
 
 
@@ -184,7 +184,7 @@ def by_comparison(op: GraphBuilder, problem: PoolProblem) -> Value:
     if len(problem.kernel) == 1:
         return _positions(op, problem, first, None)
     lower = op.MaxPool(x, kernel_shape=[1, 2], strides=[2, 2]) < y
-    # In the lower row, the left element is the first maximum if the left column has the maximum.
+    # If the left column has the maximum, the left element is the first maximum of the lower row.
     column = op.MaxPool(x, kernel_shape=[2, 1], strides=[2, 2]) == y
     return _positions(op, problem, first | (lower & column), lower)
 
@@ -257,7 +257,7 @@ STRATEGIES: tuple[Strategy[PoolProblem], ...] = (
 def _put(op: GraphBuilder, dy: Value, positions: Value, problem: PoolProblem) -> Value:
     """Return dx: `dy` at the given positions, and 0 elsewhere."""
     x = problem.x
-    # onnxruntime has a MaxUnpool of float32 alone, and none on CUDA.
+    # onnxruntime's MaxUnpool supports only float32, and does not exist on CUDA.
     is_unpoolable = op.device != "cuda" and dy.dtype == np.float32 and problem.is_disjoint
     if is_unpoolable and problem.is_partition:
         return op.MaxUnpool(

@@ -27,8 +27,8 @@ from onnxfit.gradients.rules.convolution import ConvSpec, padding, transposed_co
 from onnxfit.gradients.table import decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
-# Up to this size of an axis its matrix is multiplied: the cost of the product grows with the axis,
-# that of a convolution with the window.
+# Up to this size of an axis, sums over windows are a product with a matrix. The cost of the product
+# grows with the axis, and the cost of a convolution with the window.
 MAX_POOLED_WIDTH = 512
 
 # Sums over windows

@@ -117,7 +117,7 @@ class Backend(ABC):
                 {name: arrays[name] for name in recipe.statistics},
                 device,
             )
-        # Whether a batch has sample weights, and how many axes -> outputs whose loss has a divisor.
+        # Number of axes of the sample weights, 0 without any -> outputs whose loss has a divisor.
         self._counted: dict[int, list[str]] = {}
         self.caches: dict[str, ShapeCache[Any]] = {
             kind: ShapeCache(only_any_size=kind == "predict") for kind in self.kinds
@@ -239,8 +239,8 @@ class Backend(ABC):
         shares: dict[str, float] = {}
         for name, count, total in zip(counted, own, everyone):
             if self.recipe.objectives[name].loss.reduction == "mean":
-                # Without a count the loss is 0, and its divisor the smallest number: a share above
-                # 1 could make the inverse infinite.
+                # Without counted entries, the loss is 0 and its divisor the smallest number, so a
+                # share above 1 could make the inverse infinite.
                 shares[name] = count / (total or 1.0)
             else:
                 shares[name] = (count or 1.0) / (total or 1.0)  # as in the loss, 0 counts as 1

@@ -85,7 +85,7 @@ class ShapeCache(Generic[T]):
         return self.any_size[key]
 
     def _restore(self, by_signature: Mapping[Hashable, T]) -> None:
-        # In place, because `get` belongs to this dict.
+        # Changed in place, because `get` is a method of this dict.
         by_signature = dict(by_signature)
         self._by_signature.clear()
         self._by_signature.update(by_signature)

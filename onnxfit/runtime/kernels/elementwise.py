@@ -27,7 +27,7 @@ KERNELS: dict[int, str] = {
 }
 # The stages of a step whose operators are fused.
 STAGES = {scopes.OPTIMIZER}
-# More operators than any update has: those of a longer chain become several programs.
+# No update has this many operators. A longer chain becomes several programs.
 MAX_OPERATORS = 64
 
 
@@ -62,7 +62,7 @@ def fuse_elementwise(
             for name in nodes[i].output
             if name in graph_outputs or not inside.issuperset(readers.get(name, ()))
         ]
-        if not outputs:  # nothing reads what they compute
+        if not outputs:  # their results are not used
             continue
         replaced.update(dict.fromkeys(inside))
         replaced[group.nodes[0]] = _fused([nodes[i] for i in sorted(inside)], outputs, types)

@@ -27,7 +27,7 @@ OPERATORS = {
     "Abs": 1,
     "Reciprocal": 1,
 }
-# A tree of operators. A variable of one letter stands for a value; s and t stand for scalars.
+# A tree of operators. A letter is a variable for a value; s and t are scalars.
 Pattern = Union[str, tuple["str | Pattern", ...]]
 # Several operators that are one instruction: their tree, and the operands of the instruction. A
 # larger tree comes first.

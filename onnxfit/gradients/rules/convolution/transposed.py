@@ -116,7 +116,7 @@ def _product_of_windows(op: GraphBuilder, small: Value, w: Value, spec: ConvSpec
     filters, channels, *kernel = shape
     images, _, *pixels = sizes
     positions = _output_positions(spec, pixels, kernel)
-    # Windows list their last tap first, which stands for flipping the weights.
+    # The windows list their last tap first. This replaces flipping the weights.
     read = window_pixels(spec, pixels, positions, kernel)[::-1].T
     small = append_padding(op, pixels_before_channels(op, small), pixels, read)
     rows = op.Reshape(op.Gather(small, read.ravel(), axis=1), [-1, read.shape[1] * filters])

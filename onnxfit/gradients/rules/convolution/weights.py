@@ -46,13 +46,15 @@ from onnxfit.graph.values import GraphBuilder, Value
 MIN_IMAGES_FOR_GATHER = 16
 # The indices of the Gather are a constant of the graph, which must stay small.
 MAX_GATHER_INDICES = 2**16
-# More copies at once (16 MB of float32) leave the processor's cache: then several products are
-# made, each of as many taps as fit; they take 0.9 to 1.0 of the time of one.
+# More copies at once (16 MB of float32) do not fit into the processor's cache. Then several
+# products are computed, each with as many taps as fit. They take 0.9 to 1.0 of the time of a single
+# product.
 MAX_GATHERED_ELEMENTS = 2**22
 # From this number of channels per element of a row, copies with the channels last are faster.
 MIN_CHANNELS_PER_COLUMN = 4
-# Each channel of a depthwise convolution has few weights. Up to these sizes, products of matrices
-# that also multiply pixels which never meet are faster than elementwise products of those that do.
+# Each channel of a depthwise convolution has few weights. Up to these sizes, matrix products are
+# faster than elementwise products, although they also multiply pixels that belong to no common
+# window.
 MAX_PIXEL_PAIRS = 2**12
 MAX_COLUMNS = 64
 

@@ -59,7 +59,7 @@ def slice_pixels(
     """Slice the axes from `axis` on, unless all of their elements are wanted."""
     last = axis + len(end)
     sizes = [] if value.shape is None else [*value.shape[axis:last]]
-    # The last element read may be the last one of the axis although a stride skips others.
+    # `end` may equal the sizes although a stride skips elements, so strides are checked, too.
     if not any(start) and end == sizes and all(s == 1 or n == 1 for s, n in zip(strides, end)):
         return value
     return op.Slice(value, start, end, list(range(axis, last)), strides)
