@@ -27,19 +27,19 @@ def with_addresses(readme: str) -> str:
     )
 
 
-def tracked_files() -> set[str]:
-    """Return the paths that git knows, relative to the root of the repository."""
+def released_files() -> set[str]:
+    """Return the paths of the files that git knows, without those that are not released."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     listing = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-    return set(listing.decode().rstrip("\0").split("\0"))
+    return set(listing.decode().rstrip("\0").split("\0")) - NOT_RELEASED
 
 
 def missing_files(sdist: Path, files: set[str]) -> list[str]:
-    """Return the files that an sdist must have and has not."""
+    """Return those of the files that an sdist lacks."""
     with tarfile.open(sdist) as archive:
         names = archive.getnames()
     top = sdist.name.removesuffix(".tar.gz")
-    return sorted(files - NOT_RELEASED - {name.removeprefix(f"{top}/") for name in names})
+    return sorted(files - {name.removeprefix(f"{top}/") for name in names})
 
 
 def copy_sources(files: set[str], folder: Path) -> None:
@@ -47,7 +47,7 @@ def copy_sources(files: set[str], folder: Path) -> None:
     for name in sorted(files):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target, follow_symlinks=False)
+        shutil.copy2(ROOT / name, target)
     readme = with_addresses((ROOT / "README.md").read_text(encoding="utf-8"))
     (folder / "README.md").write_text(readme, encoding="utf-8")
 
@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
     if not (ROOT / ".git").exists():  # an unpacked sdist, whose README has the addresses
         build(ROOT, folder)
         return
-    files = tracked_files()
+    files = released_files()
     with tempfile.TemporaryDirectory() as copy:
         copy_sources(files, Path(copy))
         build(Path(copy), folder)

@@ -27,8 +27,13 @@ CHECKOUT = {
 
 
 @pytest.fixture
-def build_dist(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of scripts, from which tests import."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.fixture
+def build_dist(scripts: None) -> ModuleType:
     return importlib.import_module("build_dist")
 
 
@@ -81,7 +86,7 @@ def test_the_wheel_carries_license_and_readme(built: Path) -> None:
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an unpacked sdist has no git")
 def test_the_sdist_has_every_file_of_the_repository(built: Path, build_dist: ModuleType) -> None:
     (sdist,) = built.glob("*.tar.gz")
-    files = build_dist.tracked_files()
+    files = build_dist.released_files()
     assert build_dist.missing_files(sdist, files) == []
     assert build_dist.missing_files(sdist, files | {"docs/no_such.md"}) == ["docs/no_such.md"]
 
@@ -104,6 +109,22 @@ def test_pypi_gets_a_readme_whose_links_lead_somewhere(build_dist: ModuleType) -
     assert all(target.startswith("https://") for target in targets)
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", shown)
     assert all("/raw/main/docs/images/" in picture for picture in pictures)
+
+
+def test_npm_gets_a_readme_whose_links_lead_somewhere(scripts: None) -> None:
+    build_npm = importlib.import_module("build_npm")
+    targets = re.findall(r"\]\(([^)\s]+)\)", build_npm.readme_with_addresses())
+    assert len(targets) > 4
+    assert all(target.startswith("https://") for target in targets)
+    assert any(target.endswith("/blob/main/docs/browser.md") for target in targets)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an unpacked sdist has no git")
+def test_a_maintainer_puts_addresses_into_one_file(build_dist: ModuleType) -> None:
+    repository = importlib.import_module("repository_links").repository().encode()
+    files = build_dist.released_files()
+    named = {name for name in files if repository in (ROOT / name).read_bytes()}
+    assert named == {"pyproject.toml"}
 
 
 def test_the_citation_names_this_version() -> None:
@@ -207,6 +228,7 @@ def test_the_workflow_runs_targets_on_every_python() -> None:
     assert pythons == ["3.10", "3.11", "3.12", "3.13", "3.14"]
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert pythons == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', settings)
+    assert pythons == workflow["jobs"]["wheel"]["strategy"]["matrix"]["python"]
     for case in cases:
         has_training = case["python"] in ("3.10", "3.11", "3.12")
         assert case["targets"] == ("lint test" if has_training else "test-plain")
