@@ -18,7 +18,8 @@ TORCH ?= torch==2.13.0
 pytest = -m pytest --numprocesses auto --dist worksteal $(ARGS)
 test test-quick test-plain: export OMP_NUM_THREADS = 1
 
-pip_install = -m pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
+# Python compiles what is imported; pip would compile all, which takes half a minute for an environment with torch.
+pip_install = -m pip install --disable-pip-version-check --no-compile $$(test -t 1 || echo --quiet)
 demo := .venv/bin/python
 dev := .venv-dev/bin/python
 plain := .venv-plain/bin/python

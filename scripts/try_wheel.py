@@ -59,7 +59,8 @@ def main(wheels: list[Path]) -> None:
         def run(*arguments: str) -> None:
             subprocess.run([python, *arguments], cwd=folder, env=environment, check=True)
 
-        run("-m", "pip", "install", "--disable-pip-version-check", "--quiet", *map(str, wheels))
+        quickly = ["--disable-pip-version-check", "--no-compile", "--quiet"]
+        run("-m", "pip", "install", *quickly, *map(str, wheels))
         run("-c", IMPORTS, *module_names())
         if any(wheel.name.startswith("onnxfit_kernels-") for wheel in wheels):
             run("-W", "error", "-c", KERNELS)
