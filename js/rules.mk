@@ -1,6 +1,10 @@
 # Targets of the npm package, for the Makefile above: there is `js`, which tests the package in Node.
 
-.PHONY: web web-test
+.PHONY: web web-test js/package
+
+# The file for `npm publish`, in dist/.
+js/package: js
+	$(dev) scripts/build_npm.py dist
 
 # In Chromium, whose path is CHROMIUM=; WebGPU is computed in software.
 web-test: js build/web/training

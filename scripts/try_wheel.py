@@ -1,6 +1,7 @@
-"""Install a wheel into a fresh environment and use it outside the checkout:
+"""Install wheels into a fresh environment and use them outside the checkout:
 
-`python scripts/try_wheel.py dist/*.whl`.
+`python scripts/try_wheel.py dist/*.whl`. Besides the wheel of onnxfit, there may be the one of
+onnxfit-kernels.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ for module in sys.argv[1:]:
 print(f"onnxfit {onnxfit.__version__}: {len(sys.argv) - 1} modules imported from the wheel")
 """
 
+# finding the library runs one of its operators
+KERNELS = """
+from onnxfit.runtime.kernels import library_path
+assert library_path() is not None, "onnxfit does not use the library of onnxfit-kernels"
+print("the library of onnxfit-kernels is used")
+"""
+
 
 def module_names() -> list[str]:
     """The modules of the checkout, which need not be installed."""
@@ -42,7 +50,7 @@ def module_names() -> list[str]:
     return [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
 
 
-def main(wheel: Path) -> None:
+def main(wheels: list[Path]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(Path(folder, "venv"), with_pip=True)
         python = str(Path(folder, "venv", "Scripts" if os.name == "nt" else "bin", "python"))
@@ -51,12 +59,15 @@ def main(wheel: Path) -> None:
         def run(*arguments: str) -> None:
             subprocess.run([python, *arguments], cwd=folder, env=environment, check=True)
 
-        run("-m", "pip", "install", "--disable-pip-version-check", "--quiet", str(wheel))
+        quickly = ["--disable-pip-version-check", "--no-compile", "--quiet"]
+        run("-m", "pip", "install", *quickly, *map(str, wheels))
         run("-c", IMPORTS, *module_names())
+        if any(wheel.name.startswith("onnxfit_kernels-") for wheel in wheels):
+            run("-W", "error", "-c", KERNELS)
         for name in ("models.py", "linear_regression.py"):
             shutil.copy(EXAMPLES / name, folder)
         run("-W", "error", "linear_regression.py")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main([Path(name).resolve() for name in sys.argv[1:]])

@@ -227,8 +227,8 @@ def test_a_new_file_is_all_that_it_takes(
 
 
 def test_the_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z/-]+):", makefile, re.MULTILINE))
+    rules = "".join((ROOT / file).read_text("utf-8") for file in ("Makefile", "js/rules.mk"))
+    targets = set(re.findall(r"^([a-z/-]+):", rules, re.MULTILINE))
     named = re.findall(r"\bmake ((?:[a-z/-]+ ?)+)", "\n".join(re.findall(r"`(make .*?)`", PAGE)))
     assert named
     assert {target for names in named for target in names.split()} <= targets

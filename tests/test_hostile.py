@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import pickle
 import random
 import socket
 import subprocess
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -125,6 +127,18 @@ class TestTheSandbox:
             assert Path("precious.txt").read_bytes() == b"precious"
 
         self.run(tmp_path, act)
+
+    def test_a_module_may_be_imported_late(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        package = tmp_path / "imported"
+        package.mkdir()
+        (package / "a_late_module.py").write_text("")
+        monkeypatch.syspath_prepend(str(package))
+        monkeypatch.setattr(sys, "dont_write_bytecode", False)
+        self.run(tmp_path, lambda: importlib.import_module("a_late_module"))
+        assert not sys.dont_write_bytecode
+        del sys.modules["a_late_module"]
 
     @pytest.mark.parametrize(
         "act",

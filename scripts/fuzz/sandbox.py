@@ -67,10 +67,13 @@ class _Watch:
             self._installed = True
         self.events = []
         self.roots = roots
+        # a module that is imported for the first time would be written as bytecode
+        writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         try:
             yield
         finally:
             self.roots = None
+            sys.dont_write_bytecode = writes_nothing
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.roots is None:
