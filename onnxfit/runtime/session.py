@@ -140,14 +140,15 @@ def makes_four_bits(model: onnx.ModelProto) -> bool:
     They have the type of the zero point. If the model does not declare it, integers of four bits
     that the model declares elsewhere count.
     """
+    quantizers = [node for node in nodes_of(model.graph) if node.op_type == "QuantizeLinear"]
+    if not quantizers:
+        return False
     graph = model.graph
     declared = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         declared[value.name] = value.type.tensor_type.elem_type
     four_bits = not FOUR_BITS.isdisjoint(declared.values())
-    for node in nodes_of(graph):
-        if node.op_type != "QuantizeLinear":
-            continue
+    for node in quantizers:
         if any(a.name == "output_dtype" and a.i in FOUR_BITS for a in node.attribute):
             return True
         zero_point = node.input[2] if len(node.input) > 2 else ""
