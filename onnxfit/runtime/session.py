@@ -26,6 +26,7 @@ from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.freed_memory import return_freed_memory
+from onnxfit.runtime.fused_activations import with_fused_activations
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import use_kernels
@@ -94,6 +95,8 @@ def compile_model(
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent reads values by their names
         model = with_blocked_convolutions(model)
+        # Inference graphs are left to onnxruntime, which may have integer kernels for their layers.
+        model = model if uses_integers else with_fused_activations(model)
         model = use_kernels(model, options)
     older = (
         device.forms == "cuda"
