@@ -26,6 +26,7 @@ from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.freed_memory import return_freed_memory
+from onnxfit.runtime.fused_activations import with_fused_activations
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import use_kernels
@@ -95,6 +96,8 @@ def compile_model(
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent reads values by their names
         model = with_blocked_convolutions(model)
+        # Inference graphs are left to onnxruntime, which may have integer kernels for their layers.
+        model = model if uses_integers else with_fused_activations(model)
         model = use_kernels(model, options)
     older = (
         device.forms == "cuda"
@@ -141,14 +144,15 @@ def makes_four_bits(model: onnx.ModelProto) -> bool:
     They have the type of the zero point. If the model does not declare it, integers of four bits
     that the model declares elsewhere count.
     """
+    quantizers = [node for node in nodes_of(model.graph) if node.op_type == "QuantizeLinear"]
+    if not quantizers:
+        return False
     graph = model.graph
     declared = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         declared[value.name] = value.type.tensor_type.elem_type
     four_bits = not FOUR_BITS.isdisjoint(declared.values())
-    for node in nodes_of(graph):
-        if node.op_type != "QuantizeLinear":
-            continue
+    for node in quantizers:
         if any(a.name == "output_dtype" and a.i in FOUR_BITS for a in node.attribute):
             return True
         zero_point = node.input[2] if len(node.input) > 2 else ""

@@ -102,11 +102,11 @@ class Recipe:
             if value.const_value
         }
         large = sum(sizes.values()) > tensors.MAX_MODEL_BYTES
-        kept = set(self.state)
         packed = set() if large else _packed_tensors(self.model.graph)
-        kept |= packed
+        state = set(self.state)
+        copied = sum(size for name, size in sizes.items() if name not in state)
+        kept = state | packed
         frozen = {name: size for name, size in sizes.items() if name not in kept}
-        copied = sum(size for name, size in sizes.items() if name not in self.state)
         shares = large or copied > tensors.MAX_COPIED_BYTES
         constants = [n for n, size in frozen.items() if shares and size > tensors.MAX_INLINE_BYTES]
         object.__setattr__(self, "large", large)

@@ -12,6 +12,7 @@ import pytest
 import onnxfit
 from onnxfit.step import finish
 from onnxfit.step.rewrites import REWRITES
+from onnxfit.step.rewrites.bias_in_product import bias_in_product
 from onnxfit.step.rewrites.broadcast_late import broadcast_late
 from onnxfit.step.rewrites.join_pieces import join_pieces
 from onnxfit.step.rewrites.mask_before_unpool import mask_before_unpool
@@ -34,13 +35,18 @@ DENSE = """<ir_version: 8, opset_import: ["": 17]> dense (float[batch,2] x) => (
 MAXIMA = """<ir_version: 8, opset_import: ["": 17]> maxima (float[batch,1,24,SIZE] x) => (float[batch,16,6,6] y)
     <float[16,1,1,1] w = {1,-2,3,-1,2,-3,1,1,1,-2,3,-1,2,-3,1,1}, float[16] b = {1,2,-1,1,0,3,-2,-4,-1,-2,1,-1,2,-3,2,4}>
     { c = Conv(x, w, b) r = Relu(c) m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) q = Relu(m) y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(q) }"""
+LAYERS = """<ir_version: 8, opset_import: ["": 17]> layers (float[batch,2] x) => (float[batch,3] y)
+    <float[2,2] w = {1,2,3,4}, float[2] b = {1,-1}, float[2,3] v = {1,0,2,3,1,1}, float[3] c = {0,1,2}>
+    { m = MatMul(x, w) a = Add(m, b) t = Tanh(a) n = MatMul(t, v) y = Add(c, n) }"""
 MODELS = {
+    "layers": LAYERS,
     "normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE,
     "even maxima": MAXIMA.replace("SIZE", "24"), "odd maxima": MAXIMA.replace("SIZE", "25"),
 }  # fmt: skip
 OPTIMIZERS = {"dense": "sgd"}
 # what each rewrite is for
 CASES = [
+    (bias_in_product, "layers"),
     (broadcast_late, "normalised"),
     (broadcast_late, "pooled"),
     (join_pieces, "cut"),
@@ -311,3 +317,36 @@ def test_a_gradient_is_masked_early_for_the_mask_alone(reader: str | None, scope
     )
     for expected, array in zip(before, after):
         np.testing.assert_array_equal(array, expected)
+
+
+DENSE_INPUTS = (
+    "float[2,3] a, float[3,3] w, float[3] b, float[1] one_bias, float[2,3] row, int8[3,3] q,"
+    " float scale"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "operators"),
+    [
+        ("m = MatMul(a, w) y = Add(m, b)", ["Gemm"]),
+        ("m = MatMul(a, w) y = Add(b, m)", ["Gemm"]),
+        ("m = MatMul(a, w) y = Add(m, one_bias)", ["MatMul", "Add"]),  # not one entry per column
+        ("m = MatMul(a, w) y = Add(m, row)", ["MatMul", "Add"]),
+        ("m = MatMul(a, w) n = Add(m, b) y = Mul(n, m)", ["MatMul", "Add", "Mul"]),
+        (
+            "d = DequantizeLinear(q, scale) m = MatMul(a, d) y = Add(m, b)",
+            ["DequantizeLinear", "MatMul", "Add"],
+        ),
+    ],
+)
+def test_a_bias_is_added_in_the_product_of_a_dense_layer(body: str, operators: list[str]) -> None:
+    assert rewritten(body, DENSE_INPUTS) == operators
+
+
+def test_onnxruntime_computes_the_same_bits_without_the_rewrite_of_a_bias(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = results(graph_of("layers", known=True))
+    monkeypatch.setattr(finish, "REWRITES", tuple(r for r in REWRITES if r is not bias_in_product))
+    for name, array in results(graph_of("layers", known=True)).items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type
+from onnxfit.step.rewrites.replacement import nodes_of_type, only_producer
 
 __all__ = ["update_in_product"]
 
@@ -34,8 +34,8 @@ def update_in_product(graph: ir.Graph) -> None:
 def _fuse(graph: ir.Graph, sub: ir.Node) -> list[ir.Node]:
     """Turn a Sub into a Gemm if possible; return the nodes that become unused."""
     w, gradient = sub.inputs
-    mul = _only_producer(gradient, "Mul")
-    products = [_only_producer(v, "Gemm") for v in (mul.inputs if mul is not None else [gradient])]
+    mul = only_producer(gradient, "Mul")
+    products = [only_producer(v, "Gemm") for v in (mul.inputs if mul is not None else [gradient])]
     gemm = next((product for product in products if product is not None), None)
     if w is None or gemm is None or w.shape != gemm.outputs[0].shape:
         return []
@@ -83,14 +83,6 @@ def _weighted(
     output.shape = factor.shape
     mul.outputs[0].name = None
     return weighted
-
-
-def _only_producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node of this type that computes a value, if the value is used once."""
-    node = value.producer() if value is not None else None
-    if value is None or node is None or node.op_type != op_type or node.domain != "":
-        return None
-    return None if value.is_graph_output() or len(value.uses()) != 1 else node
 
 
 def _size(value: ir.Value | None) -> float:
