@@ -20,6 +20,7 @@ from onnxfit.cli import arrays
 from onnxfit.errors import CheckpointError
 from onnxfit.files import json_float, remove_leftovers, write_atomically, write_folder
 from onnxfit.graph import tensors
+from onnxfit.graph.model_file import write_model
 from tests.models import linear
 
 
@@ -131,7 +132,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "any": lambda path: write_atomically(path, lambda file: file.write(b"new")),
     "trainer.onnxfit": lambda path: trainer().save(path),
     "model.onnx": lambda path: trainer().export(path),
-    "large.onnx.data": lambda path: tensors.write_model(path.with_suffix(""), linear(w=1.0), "w"),
+    "large.onnx.data": lambda path: write_model(path.with_suffix(""), linear(w=1.0), "w"),
     "1.ckpt": lambda path: fit(ModelCheckpoint(path.parent / "{epoch}.ckpt")),
     "best.onnx": lambda path: fit(ModelCheckpoint(path, save_weights_only=True)),
     "best.safetensors": lambda path: fit(ModelCheckpoint(path, save_weights_only=True)),

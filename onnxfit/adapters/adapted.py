@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.adapters.branches import with_branches
@@ -19,8 +18,8 @@ from onnxfit.adapters.peft import Matrices
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
-from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
-from onnxfit.graph.shared_tensors import array_of
+from onnxfit.graph.model import as_tensors, inline_functions, with_references, with_tensors
+from onnxfit.graph.shared_tensors import ComputedTensors, Contents, array_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.registry import name_list, shortened
@@ -52,32 +51,31 @@ class AdaptedModel(TrainableModel):
     def to_file(self, arrays: Mapping[str, Array]) -> Mapping[str, onnx.TensorProto]:
         """Return a mapping from each initializer of the file to its value, with adapters merged."""
         rest = dict(arrays)
-        merged: dict[str, Callable[[], onnx.TensorProto]] = {}
+        merged: dict[str, Callable[[], Array]] = {}
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         for adapter in self.adapters:
             if not adapter.weight.is_packed:
                 own = {name: rest.pop(name) for name in adapter.names}
                 name = adapter.weight.name
-                merged[name] = partial(_merged_tensor, adapter, tensors[name], own)
+                merged[name] = partial(_merged, adapter, tensors[name], own)
         return ComputedTensors(super().to_file(rest), merged)
 
-    def exported(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
-        """Return the file with W + s A B instead of W.
+    def shared_export(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
+        """Return the file with W + s A B instead of W, and the arrays to which it refers.
 
         Nothing can be added to packed integers. Their adapters stay in the file as nodes.
         """
-        return self._merged(self.file, arrays)
+        return with_references(self._with_nodes(self.file, arrays), self.to_file(arrays))
 
     def deployed(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """Return a model with the inputs of `model` that computes what the exported file does."""
-        return self._merged(self.file if self.view is None else self.view, arrays)
+        model = self.file if self.view is None else self.view
+        return with_tensors(self._with_nodes(model, arrays), self.to_file(arrays))
 
-    def _merged(self, model: onnx.ModelProto, arrays: Mapping[str, Array]) -> onnx.ModelProto:
-        """Return the file, or its view, with the adapters."""
+    def _with_nodes(self, model: onnx.ModelProto, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+        """Return the file, or its view, with the adapters of packed integers as nodes."""
         packed = [one for one in self.adapters if one.weight.is_packed]
-        if packed:
-            model = _beside(model, packed, arrays)
-        return with_tensors(model, self.to_file(arrays))
+        return _beside(model, packed, arrays) if packed else model
 
     @property
     def no_host(self) -> str | None:
@@ -98,7 +96,7 @@ class AdaptedModel(TrainableModel):
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         # Copies with raw data, so that a host can find the position of their bytes in the file.
         bases = {
-            one.weight.name: partial(_as_raw, tensors[one.weight.name]) for one in self.adapters
+            one.weight.name: partial(array_of, tensors[one.weight.name]) for one in self.adapters
         }
         return with_tensors(self.file, ComputedTensors(as_tensors(others), bases))
 
@@ -109,8 +107,10 @@ class AdaptedModel(TrainableModel):
             op.output(one.weight.name, one.add_merged(op, array_of(tensors[one.weight.name])))
         return tuple(one.weight.name for one in self.adapters)
 
-    def served(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+    def served(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
         """Return the file with its adapters as inputs, whose default values are zeros.
+
+        The second result are the arrays that the model refers to.
 
         A caller may pass other matrices for them, of any rank, as `parameters` returns them.
         """
@@ -126,7 +126,7 @@ class AdaptedModel(TrainableModel):
             model.graph.input.extend(one.inputs)
         own = {name for one in adapters for name in one.names}
         others = {name: array for name, array in arrays.items() if name not in own}
-        return with_tensors(model, super().to_file(others))
+        return with_references(model, super().to_file(others))
 
     def parameters(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return a mapping from each input of `served` to its matrix. B includes the scale s."""
@@ -240,40 +240,9 @@ def with_constants(adapters: Any, constants: Mapping[str, Sequence[Array]]) -> A
     return adapters
 
 
-class ComputedTensors(Mapping[str, onnx.TensorProto]):
-    """A mapping of tensors that computes some of them at each access and does not keep them.
-
-    The merged weights of a large model are then in memory one at a time.
-    """
-
-    def __init__(
-        self,
-        tensors: Mapping[str, onnx.TensorProto],
-        computed: Mapping[str, Callable[[], onnx.TensorProto]],
-    ) -> None:
-        self._tensors = tensors
-        self._computed = computed
-
-    def __getitem__(self, name: str) -> onnx.TensorProto:
-        compute = self._computed.get(name)
-        return self._tensors[name] if compute is None else compute()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self._tensors, **self._computed})
-
-    def __len__(self) -> int:
-        return len(self._tensors) + len(self._computed)
-
-
-def _as_raw(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    return numpy_helper.from_array(array_of(tensor), tensor.name)
-
-
-def _merged_tensor(
-    adapter: Adapter, weight: onnx.TensorProto, own: Mapping[str, Array]
-) -> onnx.TensorProto:
-    """Return a weight with its adapter."""
-    return numpy_helper.from_array(adapter.merged(array_of(weight), own), weight.name)
+def _merged(adapter: Adapter, weight: onnx.TensorProto, own: Mapping[str, Array]) -> Array:
+    """Return the values of a weight with its adapter."""
+    return adapter.merged(array_of(weight), own)
 
 
 def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> None:

@@ -261,7 +261,7 @@ class Adapter:
                 arrays[self.magnitude], norms, out=np.ones_like(norms), where=norms > 0
             )
             merged = self.weight.as_stored(self.weight.as_matrix(merged) * factors)
-        return merged.astype(weight.dtype)
+        return merged.astype(weight.dtype, copy=False)
 
     def add_merged(self, op: GraphBuilder, weight: Array) -> Value:
         """Write the nodes of `merged`, without `start` and magnitude; A and B are inputs."""
@@ -297,7 +297,8 @@ class Adapter:
         if self.weight.kind == "conv":
             a, b = a.reshape(len(a), -1).T, b.reshape(len(b), -1).T
         product = a @ b
-        return self.weight.as_stored(product * product.dtype.type(self.settings.scale))
+        product *= product.dtype.type(self.settings.scale)
+        return self.weight.as_stored(product)
 
 
 def _require_columns(weight: AdaptableWeight) -> None:

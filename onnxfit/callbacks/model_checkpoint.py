@@ -27,7 +27,7 @@ from onnxfit.files import (
     require_types,
     write_atomically,
 )
-from onnxfit.graph.tensors import write_model, write_safetensors
+from onnxfit.graph.tensors import write_safetensors
 from onnxfit.registry import check_arguments
 
 __all__ = ["ModelCheckpoint"]
@@ -416,7 +416,6 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         if not self.save_weights_only:
             return self.trainer.snapshot(adapters_only=self.adapters_only).write
         if self.filepath.endswith(".onnx"):
-            model = self.trainer.export(None)
-            return lambda path: write_model(path, model)
+            return self.trainer.model_snapshot().write
         weights = self.trainer.get_weights()
         return lambda path: write_atomically(path, lambda file: write_safetensors(file, weights))

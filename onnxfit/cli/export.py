@@ -8,7 +8,6 @@ import click
 
 from onnxfit.cli import options
 from onnxfit.cli.models import WITHOUT_CODE
-from onnxfit.graph.tensors import write_model
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
@@ -41,5 +40,5 @@ def export(path: str, output: Path, averaged: bool) -> None:
     if averaged:
         Trainer.load(path).export(output, averaged=True)
     else:
-        write_model(output, checkpoint.load(path, WITHOUT_CODE).trained_model())
+        checkpoint.load(path, WITHOUT_CODE).trained_snapshot().write(output)
     click.echo(f"{path} -> {output}")

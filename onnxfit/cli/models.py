@@ -13,9 +13,9 @@ import onnx
 from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import DataAdapter
 from onnxfit.errors import DataError, ModelError, SettingError
+from onnxfit.graph.model_file import write_model
 from onnxfit.graph.names import LOSS
 from onnxfit.graph.reading import load_model, to_ir
-from onnxfit.graph.tensors import write_model
 from onnxfit.graph.weights import all_weights
 from onnxfit.runtime.backends.backend import run_on
 from onnxfit.runtime.buffers import DoubleBufferedState

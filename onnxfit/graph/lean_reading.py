@@ -13,8 +13,14 @@ import numpy as np
 import onnx
 import onnx.external_data_helper
 
-from onnxfit.graph.shared_tensors import Array, is_sharable, refer_to, shared_arrays
-from onnxfit.graph.tensors import copy_fields, is_external, nbytes, without_initializers
+from onnxfit.graph.shared_tensors import (
+    Array,
+    Contents,
+    is_sharable,
+    refer_to,
+    shared_arrays,
+)
+from onnxfit.graph.tensors import copy_fields, is_external, nbytes, refer, without_initializers
 from onnxfit.graph.wire import (
     DATA_TYPE_OF_TENSOR,
     EXTERNAL_FIELDS,
@@ -29,7 +35,7 @@ from onnxfit.graph.wire import (
 )
 
 
-def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Array]]:
+def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
     """Return a model, and the arrays that its larger tensors refer to.
 
     The bytes of a tensor are read into memory once.
@@ -50,6 +56,22 @@ def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto,
     for index, data in contents.items():
         refer_to(model.graph.initializer[index], data)
     return model, shared_arrays(model)
+
+
+def with_places(path: str) -> onnx.ModelProto:
+    """Return the model of a file, whose larger tensors are external data in that file.
+
+    `onnx.external_data_helper.load_external_data_for_model(model, folder)` reads them.
+    """
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        message, places = _without_raw_data(mapped)
+    model: onnx.ModelProto = onnx.ModelProto.FromString(message)
+    for index, (start, size) in places.items():
+        refer(model.graph.initializer[index], os.path.basename(path), start, size)
+    return model
 
 
 def _of_proto(source: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[int, Array]]:

@@ -24,7 +24,7 @@ from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, convert_opset
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import unroll_sequences
-from onnxfit.graph.shared_tensors import include_shared
+from onnxfit.graph.shared_tensors import Contents, include_shared, replace_tensors
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.subgraphs import subgraph_protos, subgraphs_of
 from onnxfit.graph.tensors import require_initializers
@@ -332,10 +332,20 @@ def with_tensors(
 
     Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
     """
+    copy, arrays = with_references(model, tensors)
+    include_shared(copy)
+    del arrays  # alive until here
+    return copy
+
+
+def with_references(
+    model: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]
+) -> tuple[onnx.ModelProto, list[Contents]]:
+    """Return `with_tensors` of the same arguments that refers to arrays as `model` does.
+
+    The second result are these arrays. Keep them alive while using the model.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     require_initializers(copy, tensors)
-    for tensor in copy.graph.initializer:
-        if tensor.name in tensors:
-            tensor.CopyFrom(tensors[tensor.name])
-    return include_shared(copy)
+    return copy, replace_tensors(copy, tensors)

@@ -20,7 +20,7 @@ from onnxfit.graph import tensors
 from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.completion import checkable, complete, complete_outputs
 from onnxfit.graph.lean_reading import with_shared
-from onnxfit.graph.shared_tensors import Array, ir_tensor, shared_arrays, shared_bytes
+from onnxfit.graph.shared_tensors import Contents, ir_tensor, shared_arrays, shared_bytes
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import detached, is_external, nbytes
 from onnxfit.graph.validity import require_valid
@@ -71,7 +71,7 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     return _trainable(model, description)
 
 
-def read_shared(source: ModelSource) -> tuple[onnx.ModelProto, list[Array]]:
+def read_shared(source: ModelSource) -> tuple[onnx.ModelProto, list[Contents]]:
     """Return the model of `read_model`, and the arrays that its larger tensors refer to.
 
     Only a large model's tensors refer to arrays; keep the list alive while using the model. The
@@ -103,7 +103,9 @@ def _trainable(model: onnx.ModelProto, description: str) -> onnx.ModelProto:
     return model
 
 
-def _load(source: ModelSource, *, shares: bool = False) -> tuple[onnx.ModelProto, str, list[Array]]:
+def _load(
+    source: ModelSource, *, shares: bool = False
+) -> tuple[onnx.ModelProto, str, list[Contents]]:
     """Return the model, a description of its source for messages, and the arrays of `read_shared`.
 
     - `shares`: whether the larger tensors of a large model are arrays.
@@ -153,7 +155,7 @@ def _load(source: ModelSource, *, shares: bool = False) -> tuple[onnx.ModelProto
     return model, description, arrays
 
 
-def _parse(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Array]]:
+def _parse(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
     """Return a copy of the model of a path, of bytes or of a ModelProto."""
     if isinstance(source, str):
         return onnx.load(source), []
@@ -165,7 +167,7 @@ def _parse(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list
     return model, []
 
 
-def _parse_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Array]]:
+def _parse_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
     """Return the same, and the arrays that the tensors of a large model refer to."""
     if isinstance(source, str):
         size = os.path.getsize(source)

@@ -8,7 +8,10 @@ Copies of the proto are small, and all graphs read the same arrays.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
+from typing import Union
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -28,9 +31,31 @@ TYPES = frozenset(
         onnx.TensorProto.UINT8,  # packed integers of 4 bits
     }
 )
+
+
+@dataclass(frozen=True, eq=False)
+class ComputedArray:
+    """An array that is computed at each access and not kept, such as a merged weight.
+
+    - `compute`: returns the array.
+    - `nbytes`: the number of its bytes.
+    """
+
+    compute: Callable[[], Array]
+    nbytes: int
+
+    def bytes(self) -> Array:
+        """Return the bytes of the array. ValueError: their number is not `nbytes`."""
+        data = np.ascontiguousarray(self.compute()).reshape(-1).view(np.uint8)
+        if data.nbytes != self.nbytes:
+            raise ValueError(f"a tensor has {data.nbytes} bytes, expected {self.nbytes}")
+        return data
+
+
+Contents = Union[Array, ComputedArray]
 # Unknown to any file: a proto that refers to an array was created in this process.
 _LOCATION = f"onnxfit-memory-{secrets.token_hex(16)}"
-_arrays: WeakValueDictionary[str, Array] = WeakValueDictionary()
+_contents: WeakValueDictionary[str, Contents] = WeakValueDictionary()
 _keys = map(str, count())
 
 
@@ -39,10 +64,13 @@ def is_sharable(data_type: int, size: int) -> bool:
     return data_type in TYPES and size >= MIN_BYTES
 
 
-def refer_to(tensor: onnx.TensorProto, data: Array) -> None:
-    """Let a tensor refer to an array of its bytes, which the caller keeps alive, in place."""
+def refer_to(tensor: onnx.TensorProto, data: Contents) -> None:
+    """Let a tensor refer to an array of its bytes, or to a computed array, in place.
+
+    The caller keeps `data` alive.
+    """
     key = next(_keys)
-    _arrays[key] = data
+    _contents[key] = data
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
@@ -50,12 +78,18 @@ def refer_to(tensor: onnx.TensorProto, data: Array) -> None:
         tensor.external_data.add(key=name, value=value)
 
 
-def shared_bytes(tensor: onnx.TensorProto) -> Array | None:
-    """Return the array of bytes that a tensor refers to; None for a tensor with its own bytes."""
+def contents_of(tensor: onnx.TensorProto) -> Contents | None:
+    """Return the array that a tensor refers to; None for a tensor with its own bytes."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    return _arrays[entries["offset"]] if entries.get("location") == _LOCATION else None
+    return _contents[entries["offset"]] if entries.get("location") == _LOCATION else None
+
+
+def shared_bytes(tensor: onnx.TensorProto) -> Array | None:
+    """Return the bytes that a tensor refers to; None for a tensor with its own bytes."""
+    contents = contents_of(tensor)
+    return contents.bytes() if isinstance(contents, ComputedArray) else contents
 
 
 def array_of(tensor: onnx.TensorProto) -> Array:
@@ -87,14 +121,71 @@ def include_shared(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def whole_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a model that refers to no array; the model itself if it has no reference."""
-    if all(shared_bytes(tensor) is None for tensor in model.graph.initializer):
+    if not shared_arrays(model):
         return model
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return include_shared(copy)
 
 
-def shared_arrays(model: onnx.ModelProto) -> list[Array]:
+def shared_arrays(model: onnx.ModelProto) -> list[Contents]:
     """Return the arrays that a model's tensors refer to. Keep the list alive while using them."""
-    arrays = (shared_bytes(tensor) for tensor in model.graph.initializer)
-    return [array for array in arrays if array is not None]
+    contents = (contents_of(tensor) for tensor in model.graph.initializer)
+    return [array for array in contents if array is not None]
+
+
+class ComputedTensors(Mapping[str, onnx.TensorProto]):
+    """A mapping of tensors that computes some of them at each access and does not keep them.
+
+    The merged weights of a large model are then in memory one at a time.
+
+    - `tensors`: name -> tensor.
+    - `computed`: name -> function that returns the array of a tensor.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, onnx.TensorProto],
+        computed: Mapping[str, Callable[[], Array]],
+    ) -> None:
+        self._tensors = tensors
+        self.computed = computed
+
+    def __getitem__(self, name: str) -> onnx.TensorProto:
+        compute = self.computed.get(name)
+        if compute is None:
+            return self._tensors[name]
+        return onnx.numpy_helper.from_array(np.ascontiguousarray(compute()), name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.computed or name in self._tensors  # computes nothing
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._tensors, **self.computed})
+
+    def __len__(self) -> int:
+        return len(set(self))
+
+
+def replace_tensors(
+    model: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]
+) -> list[Contents]:
+    """Replace initializers by other tensors of the same names, in place.
+
+    A computed tensor in the place of a reference is a reference, too, and is not computed yet.
+    Returns the arrays that the model then refers to, and those from which it computes.
+    """
+    kept = shared_arrays(model)
+    computed = tensors.computed if isinstance(tensors, ComputedTensors) else {}
+    for tensor in model.graph.initializer:
+        name = tensor.name
+        if name not in tensors:
+            continue
+        old = contents_of(tensor)
+        if old is None or name not in computed:
+            tensor.CopyFrom(tensors[name])
+            continue
+        kept.append(ComputedArray(computed[name], old.nbytes))
+        tensor.CopyFrom(onnx.TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims))
+        refer_to(tensor, kept[-1])
+    return kept

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import IO, BinaryIO, Union
 
 import ml_dtypes
@@ -20,11 +18,17 @@ import onnx_ir as ir
 import safetensors
 
 from onnxfit.errors import ModelError
-from onnxfit.files import write_atomically
-from onnxfit.graph.shared_tensors import array_of, is_sharable, refer_to, shared_bytes
-from onnxfit.graph.wire import GRAPH_OF_MODEL, INITIALIZER_OF_GRAPH, field_key, varint
+from onnxfit.graph.shared_tensors import (
+    ComputedArray,
+    Contents,
+    array_of,
+    contents_of,
+    is_sharable,
+    refer_to,
+)
 
 Array = npt.NDArray[np.generic]
+Storable = Union[Contents, onnx.TensorProto]
 Message = Union[onnx.ModelProto, onnx.GraphProto, onnx.TensorProto]
 # limit for the bytes of all tensors of a model: a protobuf message, nodes included, has at most 2
 # GiB
@@ -52,63 +56,6 @@ TYPES = {
 }
 
 
-def write_model(
-    path: str | os.PathLike[str], model: onnx.ModelProto, weights: Collection[str] = ()
-) -> Path:
-    """Write a .onnx file atomically and return its path.
-
-    More than 2 GB of tensors are written to the file `<path>.data` next to it. That file is written
-    first: a model that was trained further has the same graph, so graph and data still match after
-    an interruption.
-
-    - `path`: the file to write; an existing one is replaced.
-    - `model`: the model.
-    - `weights`: initializers that go into the second file even if they are small.
-    """
-    if not is_large(model):
-        return _write_message(path, model)
-    path = Path(path)
-    data = path.with_name(f"{path.name}.data")
-    whole_bytes = [t for t in model.graph.initializer if ir.DataType(t.data_type).bitwidth >= 8]
-    small = {tensor.name for tensor in whole_bytes}.intersection(weights)
-    bare, tensors = detached(model, initializer_arrays(model, small), data.name)
-    write_atomically(data, lambda file: write_tensors(file, tensors))
-    return _write_message(path, bare)
-
-
-def _write_message(path: str | os.PathLike[str], model: onnx.ModelProto) -> Path:
-    return write_atomically(path, lambda file: file.writelines(_message(model)))
-
-
-def _message(model: onnx.ModelProto) -> Iterator[bytes]:
-    """Yield the bytes of a model. Each tensor of a large model is a chunk of its own."""
-    graph = model.graph
-    if sum(map(nbytes, graph.initializer)) <= MAX_COPIED_BYTES:
-        yield model.SerializeToString(deterministic=True)
-        return
-    before, after = _parts(model, onnx.ModelProto, GRAPH_OF_MODEL)
-    graph_before, graph_after = _parts(graph, onnx.GraphProto, INITIALIZER_OF_GRAPH)
-    heads = [field_key(INITIALIZER_OF_GRAPH) + varint(t.ByteSize()) for t in graph.initializer]
-    size = len(graph_before) + sum(map(len, heads)) + len(graph_after)
-    size += sum(tensor.ByteSize() for tensor in graph.initializer)
-    yield before + field_key(GRAPH_OF_MODEL) + varint(size) + graph_before
-    for head, tensor in zip(heads, graph.initializer):
-        yield head
-        yield tensor.SerializeToString(deterministic=True)
-    yield graph_after + after
-
-
-def _parts(
-    message: Message, kind: type[onnx.ModelProto] | type[onnx.GraphProto], number: int
-) -> tuple[bytes, bytes]:
-    """Return the bytes of a message's fields before and after the field with a number."""
-    before, after = kind(), kind()
-    fields = message.DESCRIPTOR.fields
-    copy_fields(message, before, {field.name for field in fields if field.number >= number})
-    copy_fields(message, after, {field.name for field in fields if field.number <= number})
-    return before.SerializeToString(deterministic=True), after.SerializeToString(deterministic=True)
-
-
 def is_large(model: onnx.ModelProto) -> bool:
     """Return whether the model is too large for one message, the limit of files and sessions."""
     return sum(map(nbytes, model.graph.initializer)) > MAX_MODEL_BYTES
@@ -120,7 +67,7 @@ def write_safetensors(
     """Write arrays as `safetensors.numpy.save` does, without a copy of all of them in memory."""
     file.write(_header(arrays, metadata))
     for array in arrays.values():
-        _write(file, array)
+        write_elements(file, array)
 
 
 def safetensors_size(arrays: Mapping[str, Array]) -> int:
@@ -148,7 +95,7 @@ def read_metadata(data: bytes) -> dict[str, str]:
 
 def detached(
     model: onnx.ModelProto, arrays: Mapping[str, Array], location: str
-) -> tuple[onnx.ModelProto, list[Array | onnx.TensorProto]]:
+) -> tuple[onnx.ModelProto, list[Storable]]:
     """Return a copy of the model with external tensors, and the tensors for `write_tensors`.
 
     The external tensors are those of `arrays`, and large ones among the others.
@@ -160,12 +107,12 @@ def detached(
     Raises ModelError if the model has no initializer of a name in `arrays`.
     """
     bare = without_initializers(model)
-    tensors: list[Array | onnx.TensorProto] = []
+    tensors: list[Storable] = []
     offset = 0
     require_initializers(model, arrays)
     for tensor in model.graph.initializer:
         size = nbytes(tensor)
-        shared = shared_bytes(tensor)
+        shared = contents_of(tensor)
         inline = shared is None and (size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data"))
         if inline and tensor.name not in arrays:
             bare.graph.initializer.append(tensor)
@@ -189,7 +136,7 @@ def require_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
         )
 
 
-def tensors_size(tensors: Iterable[Array | onnx.TensorProto]) -> int:
+def tensors_size(tensors: Iterable[Storable]) -> int:
     """Return the number of bytes that `write_tensors` writes."""
     sizes = [
         nbytes(tensor) if isinstance(tensor, onnx.TensorProto) else tensor.nbytes
@@ -203,20 +150,20 @@ def _aligned(size: int) -> int:
     return size + -size % ALIGNMENT_BYTES
 
 
-def write_tensors(file: BinaryIO, tensors: Iterable[Array | onnx.TensorProto]) -> None:
+def write_tensors(file: BinaryIO, tensors: Iterable[Storable]) -> None:
     """Write tensors one after another, each at an aligned offset."""
     for tensor in tensors:
-        size = _write(file, tensor)
+        size = write_elements(file, tensor)
         file.write(bytes(_aligned(size) - size))
 
 
-def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Array]:
+def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Contents]:
     """Read the external tensors of a model of `detached` from a file into the model.
 
     Returns the arrays that the larger tensors of a large model then refer to. Raises ModelError if
     the file does not contain exactly these tensors.
     """
-    arrays: list[Array] = []
+    arrays: list[Contents] = []
     shares = sum(map(nbytes, model.graph.initializer)) > MAX_COPIED_BYTES
     offset = 0
     for tensor in model.graph.initializer:
@@ -306,13 +253,15 @@ def copy_fields(source: Message, target: Message, excluded: Container[str]) -> N
             getattr(target, field.name).extend(value)
 
 
-def _write(file: BinaryIO, tensor: Array | onnx.TensorProto) -> int:
-    """Write a tensor and return the number of its bytes.
+def write_elements(file: BinaryIO, tensor: Storable) -> int:
+    """Write the elements of a tensor and return the number of their bytes.
 
     The tensor is written in chunks, after each of which other threads can run.
     """
     if isinstance(tensor, onnx.TensorProto):
         data = memoryview(tensor.raw_data)
+    elif isinstance(tensor, ComputedArray):
+        data = memoryview(tensor.bytes().data)
     else:
         data = memoryview(tensor.reshape(-1).view(np.uint8).data)
     for start in range(0, len(data), CHUNK_BYTES):

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.graph.fingerprint import fingerprint
-from onnxfit.graph.model import as_tensors, with_tensors
+from onnxfit.graph.model import as_tensors, with_references, with_tensors
+from onnxfit.graph.shared_tensors import Contents, include_shared
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -96,7 +97,16 @@ class TrainableModel:
 
     def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
         """Return a copy of the file with trained weights; only numbers of initializers differ."""
-        return with_tensors(self.file, self.to_file(arrays))
+        model, contents = self.shared_export(arrays)
+        include_shared(model)
+        del contents  # alive until here
+        return model
+
+    def shared_export(
+        self, arrays: Mapping[str, npt.NDArray[Any]]
+    ) -> tuple[onnx.ModelProto, list[Contents]]:
+        """Return `exported` with references to the arrays of a large file, and these arrays."""
+        return with_references(self.file, self.to_file(arrays))
 
     @property
     def no_host(self) -> str | None:

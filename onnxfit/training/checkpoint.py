@@ -45,6 +45,7 @@ from onnxfit.files import (
     require_types,
     write_atomically,
 )
+from onnxfit.graph.shared_tensors import Contents as TensorContents
 from onnxfit.graph.tensors import (
     Array,
     attach,
@@ -286,7 +287,7 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
 
 def _read_archive(
     archive: zipfile.ZipFile, name: str
-) -> tuple[dict[str, Any], onnx.ModelProto | None, list[Array], dict[str, Array]]:
+) -> tuple[dict[str, Any], onnx.ModelProto | None, Sequence[TensorContents], dict[str, Array]]:
     """Return a checkpoint's description, its model and its arrays, all checked."""
     has_model = MODEL in archive.namelist()
     entries = (INFO, MODEL, DATA, STATE) if has_model else (INFO, STATE)
@@ -307,7 +308,8 @@ def _read_archive(
         raise CheckpointError(
             f"{name!r} is damaged: expected either a model or the fingerprint of a model."
         )
-    model, tensors = None, []
+    model: onnx.ModelProto | None = None
+    tensors: Sequence[TensorContents] = ()
     if has_model:
         model = onnx.ModelProto.FromString(archive.read(MODEL))
         with archive.open(DATA) as data:

@@ -14,8 +14,9 @@ from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import refusing_misfits
 from onnxfit.graph.fingerprint import fingerprint
+from onnxfit.graph.model_file import ModelSnapshot
 from onnxfit.graph.reading import ModelSource, read_shared
-from onnxfit.graph.shared_tensors import whole_model
+from onnxfit.graph.shared_tensors import Contents as TensorContents
 from onnxfit.quantization.settings import Quantization
 from onnxfit.training.forms import trainable_form
 
@@ -42,7 +43,7 @@ class Contents:
     callbacks: Mapping[str, dict[str, Any]]
     constants: Mapping[str, Sequence[np.ndarray[Any, Any]]]
     base: str | None = None
-    tensors: Sequence[np.ndarray[Any, Any]] = ()
+    tensors: Sequence[TensorContents] = ()
 
     def require_base(self, path: str | os.PathLike[str], found: str) -> None:
         """Raise SettingError unless `found` is the fingerprint of the base model."""
@@ -90,7 +91,11 @@ class Contents:
             )
 
     def trained_model(self) -> onnx.ModelProto:
-        """Return the model with the trained weights.
+        """Return the model with the trained weights; see `trained_snapshot`."""
+        return self.trained_snapshot().whole()
+
+    def trained_snapshot(self) -> ModelSnapshot:
+        """Return the model with the trained weights, to be written tensor by tensor.
 
         `model` lacks them if floats are trained in place of its integers, or adapters in addition
         to its weights. CheckpointError: the checkpoint has no model.
@@ -103,7 +108,8 @@ class Contents:
             )
         # the seed gives the initial values of adapters, which the state replaces
         trainable = trainable_form(model, {**self.settings, "seed": 0})
+        weights = self.state["weights"]
         if trainable.is_file:
-            return whole_model(model)
+            return ModelSnapshot(model, self.tensors, weights)
         with refusing_misfits("The checkpoint is damaged: its weights are not those of its model"):
-            return trainable.exported(self.state["weights"])
+            return ModelSnapshot(*trainable.shared_export(weights), weights)

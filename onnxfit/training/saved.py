@@ -27,7 +27,8 @@ from onnxfit.errors import (
 from onnxfit.files import refusing_misfits, require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
-from onnxfit.graph.tensors import write_model
+from onnxfit.graph.model_file import ModelSnapshot, write_model
+from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.placement import operators_on_cpu
@@ -114,6 +115,10 @@ class SavedTrainer(GeneratingTrainer):
         model is larger than 2 GB, its tensors are in a file `<path>.data` next to it. With several
         processes, only rank 0 writes. CheckpointError: the file cannot be written.
 
+        With more than 512 MB of tensors and a `path`, the tensors go from memory to the file one by
+        one. The returned model then has no copy of the larger ones: they are external data in the
+        file, which `onnx.load_external_data_for_model(model, folder)` reads.
+
         `adapters="merged"` writes W + s A B in place of W. Adapters of packed integers
         (MatMulNBits) are not merged and stay separate nodes. `adapters="inputs"` keeps W and writes
         all adapters as nodes. Their matrices are inputs whose defaults are zeros, so that by
@@ -121,29 +126,17 @@ class SavedTrainer(GeneratingTrainer):
         `.onnx_adapter` file of `export_adapter`, of any rank, or from arrays. The file has the
         trained values of weights that were trained in addition to the adapters.
         """
-        if averaged and self.optimizer.ema_momentum is None:
-            raise SettingError(
-                "averaged=True needs an optimizer that averages the weights, such as"
-                " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
-            )
-        if adapters not in ("merged", "inputs"):
-            raise SettingError(
-                f"export needs adapters to be 'merged' or 'inputs', got {shortened(adapters)}."
-            )
-        exported = self._trainable.exported
-        if adapters == "inputs":
-            exported = self._require_adapters("export(adapters='inputs')").served
-        self._require_equal_ranks("export")
-        with self._backend.lock:
-            arrays = self.get_weights()
-            if averaged:
-                for name in self._recipe.weights:
-                    arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
-        model = exported(arrays)
-        to_inference_form(model)
-        if path is not None and self.is_main:
-            write_model(path, model, self._recipe.state)
-        return model
+        snapshot = self._exported(averaged=averaged, adapters=adapters)
+        return snapshot.whole() if path is None else snapshot.written(path)
+
+    def model_snapshot(self) -> ModelSnapshot:
+        """Return the trained model as it is now, as `export` writes it.
+
+        Its `write(path)` may run later, or in another thread, while training continues. It writes
+        tensor by tensor: memory holds the frozen weights of a model above 512 MB only once. With
+        several processes, only rank 0 writes.
+        """
+        return self._exported()
 
     def export_adapter(self, path: str | os.PathLike[str]) -> Path:
         """Write only the adapters, and return the path.
@@ -196,11 +189,12 @@ class SavedTrainer(GeneratingTrainer):
         """
         if folder is not bytes:
             require_path(folder)
-        graphs = {"model": self.model, "trained": self.export(None)}
-        batch = self._recipe.declared_batch
-        graphs |= self._backend.graphs(batch)
+        trained = self._exported()
+        graphs = {"model": self._trainable.file, "trained": trained.model}
+        graphs |= self._backend.graphs(self._recipe.declared_batch)
         if folder is bytes:
-            return {k: g.SerializeToString(deterministic=True) for k, g in graphs.items()}
+            whole = {name: whole_model(graph) for name, graph in graphs.items()}
+            return {k: g.SerializeToString(deterministic=True) for k, g in whole.items()}
         files = {}
         for name, graph in graphs.items():
             files[name] = f"{prefix}{name}{suffix}.onnx"
@@ -251,6 +245,30 @@ class SavedTrainer(GeneratingTrainer):
         rows = None if batch_size is None else checked_batch_size(batch_size)
         on_cpu = operators_on_cpu(recipe, device, rows)
         return replace(report, device=device, on_cpu=on_cpu)
+
+    def _exported(self, *, averaged: bool = False, adapters: str = "merged") -> ModelSnapshot:
+        """Return the model that `export` returns, with references to the arrays of a large one."""
+        if averaged and self.optimizer.ema_momentum is None:
+            raise SettingError(
+                "averaged=True needs an optimizer that averages the weights, such as"
+                " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
+            )
+        if adapters not in ("merged", "inputs"):
+            raise SettingError(
+                f"export needs adapters to be 'merged' or 'inputs', got {shortened(adapters)}."
+            )
+        exported = self._trainable.shared_export
+        if adapters == "inputs":
+            exported = self._require_adapters("export(adapters='inputs')").served
+        self._require_equal_ranks("export")
+        with self._backend.lock:
+            arrays = self.get_weights()
+            if averaged:
+                for name in self._recipe.weights:
+                    arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
+        model, contents = exported(arrays)
+        to_inference_form(model)
+        return ModelSnapshot(model, contents, self._recipe.state, writes=self.is_main)
 
     def _require_adapters(self, what: str) -> AdaptedModel:
         """Return the form with adapters. SettingError: the trainer has no adapters."""

@@ -11,10 +11,13 @@ from onnxfit.errors import ModelError
 from onnxfit.graph.reading import read_model
 from onnxfit.graph.shared_tensors import (
     TYPES,
+    ComputedArray,
+    ComputedTensors,
     array_of,
     ir_tensor,
     is_sharable,
     refer_to,
+    replace_tensors,
     shared_bytes,
     whole_model,
 )
@@ -81,3 +84,31 @@ def test_a_file_cannot_refer_to_an_array() -> None:
     assert shared_bytes(forged) is None
     with pytest.raises(ModelError, match="in other files"):
         read_model(model_of(forged))
+
+
+def test_a_computed_tensor_is_computed_at_each_access_and_not_before() -> None:
+    calls: list[str] = []
+
+    def compute() -> np.ndarray:
+        calls.append("w")
+        return np.array([3, 4], np.float32)
+
+    tensor = onnx.numpy_helper.from_array(np.array([1, 2], np.float32), "w")
+    data = np.frombuffer(tensor.raw_data, np.uint8)
+    model = model_of(tensor)
+    refer_to(model.graph.initializer[0], data)
+    tensors = ComputedTensors({}, {"w": compute})
+    kept = replace_tensors(model, tensors)
+    assert "w" in tensors
+    assert list(tensors) == ["w"]
+    assert calls == []
+    assert any(one is data for one in kept), "the computation may need the array in its place"
+    for count in (1, 2):
+        np.testing.assert_array_equal(array_of(model.graph.initializer[0]), [3, 4])
+        assert len(calls) == count
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensors["w"]), [3, 4])
+
+
+def test_a_computed_array_of_another_size_is_an_error() -> None:
+    with pytest.raises(ValueError, match="12 bytes, expected 8"):
+        ComputedArray(lambda: np.zeros(3, np.float32), 8).bytes()

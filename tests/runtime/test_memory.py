@@ -121,8 +121,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_frozen_base_is_in_memory_once(deep: Path, tmp_path: Path) -> None:
-    """Through reading, training, evaluation, prediction and a checkpoint; one more time in what
-    `export` returns. A bound on what graphs may copy makes 64 MiB a large model.
+    """Through reading, training, evaluation, prediction, a checkpoint and an exported file; one more
+    time in what `export()` returns. A bound on what graphs may copy makes 64 MiB a large model.
     """
     code = """
 import numpy as np, onnxfit
@@ -137,6 +137,8 @@ trainer.evaluate(x, x)
 trainer.predict_on_batch(x)
 trainer.predict(x)
 trainer.save(sys.argv[3])
+trainer.export(sys.argv[3] + ".onnx")
+trainer.export(sys.argv[3] + ".onnx", adapters="inputs")
 print((memory("VmHWM") - before) / size)
 exported = trainer.export()
 print((memory("VmHWM") - before) / size)
