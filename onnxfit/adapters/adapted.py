@@ -16,6 +16,7 @@ from onnxfit.adapters.branches import with_branches
 from onnxfit.adapters.layers import adaptable_weights
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.peft import Matrices
+from onnxfit.adapters.requantizing import repacked_weights
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
@@ -78,6 +79,18 @@ class AdaptedModel(TrainableModel):
         if packed:
             model = _beside(model, packed, arrays)
         return with_tensors(model, self.to_file(arrays))
+
+    def requantized(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+        """Return the file with W + s A B in the place of W, packed again if W was packed.
+
+        Raises SettingError for integers that are not the weight of a MatMulNBits.
+        """
+        packed = [one for one in self.adapters if one.weight.is_packed]
+        own = {name for one in packed for name in one.names}
+        others = {name: array for name, array in arrays.items() if name not in own}
+        changed = repacked_weights(inline_functions(self.file), packed, arrays)
+        computed = {name: partial(changed.__getitem__, name) for name in changed}
+        return with_tensors(self.file, ComputedTensors(self.to_file(others), computed))
 
     @property
     def no_host(self) -> str | None:
