@@ -29,6 +29,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from onnxfit import LoRA
 from onnxfit.callbacks import Callback
 from onnxfit.errors import InstallationError, SettingError
 from onnxfit.losses import BinaryCrossEntropy, CrossEntropy
@@ -201,6 +202,54 @@ def test_a_warm_start_with_another_learning_rate_keeps_the_slots() -> None:
         epochs=4, random_state=0, learning_rate=lambda step: 0.1 if step < 2 else 0.05
     ).fit(X, Y)
     np.testing.assert_array_equal(model.predict(X), scheduled.predict(X))
+
+
+ADAPTERS = [LoRA(rank=2), [LoRA(rank=2, init="pissa")]]
+
+
+def fit_adapters(adapters: Any = ADAPTERS[0], **settings: Any) -> Any:
+    settings = {"hidden_layer_sizes": (8, 8), "epochs": 2, "random_state": 0, **settings}
+    return OnnxRegressor(warm_start=True, adapters=adapters, **settings).fit(X, Y)
+
+
+@pytest.mark.parametrize("adapters", ADAPTERS, ids=["kaiming", "pissa"])
+def test_adapters_train_and_the_export_predicts_as_the_estimator(adapters: Any) -> None:
+    model = clone(fit_adapters(adapters)).fit(X, Y)
+    assert model.get_params()["adapters"] == adapters
+    assert all("lora_" in name for name in model.trainer_.get_weights())
+    session = onnxruntime.InferenceSession(
+        model.export().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (found,) = session.run(None, {session.get_inputs()[0].name: X})
+    np.testing.assert_allclose(found[:, 0], model.predict(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("adapters", ADAPTERS, ids=["kaiming", "pissa"])
+def test_a_pickle_of_adapters_goes_on(adapters: Any) -> None:
+    model = fit_adapters(adapters)
+    loaded = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    np.testing.assert_array_equal(loaded.fit(X, Y).predict(X), model.fit(X, Y).predict(X))
+
+
+@pytest.mark.parametrize("adapters", ADAPTERS, ids=["kaiming", "pissa"])
+def test_a_warm_start_with_another_rate_keeps_the_adapters(adapters: Any) -> None:
+    model = fit_adapters(adapters, weights="intercepts_2", learning_rate=0.1)
+    model.set_params(learning_rate=0.05).fit(X, Y)
+    settings = {"weights": "intercepts_2", "epochs": 4}
+    scheduled = fit_adapters(
+        adapters, learning_rate=lambda step: 0.1 if step < 2 else 0.05, **settings
+    )
+    np.testing.assert_array_equal(model.predict(X), scheduled.predict(X))
+
+
+@pytest.mark.parametrize("later", [None, LoRA(rank=2, alpha=3), LoRA(rank=1)])
+def test_a_warm_start_with_other_adapters_begins_at_the_merged_weights(later: Any) -> None:
+    model = fit_adapters()
+    before = model.predict(X)
+    model.set_params(adapters=later, learning_rate=0.0).fit(X, Y)
+    np.testing.assert_allclose(model.predict(X), before, rtol=1e-9)
+    assert model.n_iter_ == 4
 
 
 def test_a_warm_start_takes_changed_settings() -> None:

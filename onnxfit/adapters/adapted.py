@@ -15,6 +15,7 @@ from onnxfit.adapters.branches import with_branches
 from onnxfit.adapters.layers import adaptable_weights
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.peft import Matrices
+from onnxfit.adapters.requantizing import repacked_weights
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
@@ -48,7 +49,7 @@ class AdaptedModel(TrainableModel):
             )
         return [*own, *(pattern for pattern in others if pattern not in own)]
 
-    def to_file(self, arrays: Mapping[str, Array]) -> Mapping[str, onnx.TensorProto]:
+    def to_file(self, arrays: Mapping[str, Array]) -> ComputedTensors:
         """Return a mapping from each initializer of the file to its value, with adapters merged."""
         rest = dict(arrays)
         merged: dict[str, Callable[[], Array]] = {}
@@ -76,6 +77,20 @@ class AdaptedModel(TrainableModel):
         """Return the file, or its view, with the adapters of packed integers as nodes."""
         packed = [one for one in self.adapters if one.weight.is_packed]
         return _beside(model, packed, arrays) if packed else model
+
+    def requantized(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
+        """Return the file with W + s A B instead of W, packed again if W was packed.
+
+        The second result are the arrays to which the model refers. Raises SettingError for
+        integers that are not the weight of a MatMulNBits.
+        """
+        packed = [one for one in self.adapters if one.weight.is_packed]
+        own = {name for one in packed for name in one.names}
+        others = {name: array for name, array in arrays.items() if name not in own}
+        changed = repacked_weights(inline_functions(self.file), packed, arrays)
+        merged = self.to_file(others)
+        tensors = {**merged.tensors, **changed}
+        return with_references(self.file, ComputedTensors(tensors, merged.computed))
 
     @property
     def no_host(self) -> str | None:

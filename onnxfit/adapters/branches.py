@@ -76,7 +76,8 @@ class _BranchWriter:
         self.graph = model.graph
         self.op = NodeWriter(model)
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.after: dict[int, list[onnx.NodeProto]] = {}  # position of a layer -> its branch
+        # position of a layer -> the nodes of its branch before the sum, and from the sum on
+        self.branches: dict[int, tuple[list[onnx.NodeProto], list[onnx.NodeProto]]] = {}
         self.inputs: dict[tuple[str, bool, float], str] = {}  # the inputs of earlier branches
         self.scales: dict[str, str] = {}  # weight -> the scale of its earlier branches
 
@@ -84,7 +85,7 @@ class _BranchWriter:
         """Add the branch of one reader of a weight."""
         layer = self.graph.node[reader.index]
         y = layer.output[0]
-        self.after[reader.index] = self.op.begin(f"{y}/lora")
+        nodes = self.op.begin(f"{y}/lora")
         layer.output[0] = self.op.unique("frozen")
         is_half = adapter.weight.element_type in HALVES
         if reader.op_type == "Conv":
@@ -95,10 +96,12 @@ class _BranchWriter:
             product = self._product(adapter, layer, reader, is_half, dropout)
         if is_half:
             product = self.op.node("Cast", [product], to=adapter.weight.element_type)
+        terms = len(nodes)
         total = self.op.node("Add", [layer.output[0], product])
         if adapter.settings.dora:
             self._scale(adapter, layer, total, is_half)
-        self.op.branch[-1].output[0] = y
+        nodes[-1].output[0] = y
+        self.branches[reader.index] = nodes[:terms], nodes[terms:]
 
     def _scale(self, adapter: Adapter, layer: onnx.NodeProto, total: str, is_half: bool) -> None:
         """Multiply the sum of a layer and its branch by m / |V|, and add the bias of the layer."""
@@ -115,10 +118,15 @@ class _BranchWriter:
             self.op.node("Add", [scaled, bias])
 
     def finish(self) -> None:
-        """Put each branch behind its layer."""
+        """Put each branch around its layer.
+
+        Of two nodes that are ready, onnxruntime runs the later one first. So the small product of
+        the branch follows the large one of the layer, and is in the cache when both are added.
+        """
         nodes = []
         for index, node in enumerate(self.graph.node):
-            nodes += [node, *self.after.get(index, ())]
+            before, after = self.branches.get(index, ([], []))
+            nodes += [*before, node, *after]
         replace_nodes(self.graph, nodes)
 
     def _product(

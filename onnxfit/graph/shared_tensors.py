@@ -148,20 +148,20 @@ class ComputedTensors(Mapping[str, onnx.TensorProto]):
         tensors: Mapping[str, onnx.TensorProto],
         computed: Mapping[str, Callable[[], Array]],
     ) -> None:
-        self._tensors = tensors
+        self.tensors = tensors
         self.computed = computed
 
     def __getitem__(self, name: str) -> onnx.TensorProto:
         compute = self.computed.get(name)
         if compute is None:
-            return self._tensors[name]
+            return self.tensors[name]
         return onnx.numpy_helper.from_array(np.ascontiguousarray(compute()), name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.computed or name in self._tensors  # computes nothing
+        return name in self.computed or name in self.tensors  # computes nothing
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._tensors, **self.computed})
+        return iter({**self.tensors, **self.computed})
 
     def __len__(self) -> int:
         return len(set(self))

@@ -128,7 +128,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class PackedLayout:
     """How the tensors of a MatMulNBits are packed: its attributes.
 
     - `is_symmetric`: whether the node has no zero points.
@@ -228,21 +228,21 @@ class _Unpacking:
         self._graph = model.graph
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self._layouts = {
-            node.output[0]: _layout(node, self._tensors)
+            node.output[0]: layout_of(node, self._tensors)
             for node in model.graph.node
             if _is_product(node) and node.input[WEIGHT] in names
         }
         self._used = protos.used_names(model)
         self._uses = self._uses_of_tensors()
-        self._added: dict[tuple[str, int, _Layout], onnx.TensorProto] = {}
+        self._added: dict[tuple[str, int, PackedLayout], onnx.TensorProto] = {}
         self._weights: dict[tuple[str, ...], str] = {}
         nodes = [new for node in model.graph.node for new in self._replacement(node)]
         replace_nodes(model.graph, nodes)
         self._replace_tensors()
 
-    def _uses_of_tensors(self) -> dict[str, set[tuple[str, int, _Layout | None]]]:
+    def _uses_of_tensors(self) -> dict[str, set[tuple[str, int, PackedLayout | None]]]:
         """Return a mapping from initializer to its readers, with their positions and layouts."""
-        uses: dict[str, set[tuple[str, int, _Layout | None]]] = {}
+        uses: dict[str, set[tuple[str, int, PackedLayout | None]]] = {}
         for node in self._graph.node:
             layout = self._layout_of(node)
             for name in read_by(node) & self._tensors.keys():
@@ -251,7 +251,7 @@ class _Unpacking:
                 uses.setdefault(name, set()).add((label, position, layout))
         return uses
 
-    def _layout_of(self, node: onnx.NodeProto) -> _Layout | None:
+    def _layout_of(self, node: onnx.NodeProto) -> PackedLayout | None:
         """Return the layout of a node to replace; None for any other node."""
         return self._layouts.get(next(iter(node.output), ""))
 
@@ -273,7 +273,7 @@ class _Unpacking:
         return new.nodes
 
     def _dequantized(
-        self, new: NodeReplacement, layout: _Layout, weight: str, scale: str, zero_point: str
+        self, new: NodeReplacement, layout: PackedLayout, weight: str, scale: str, zero_point: str
     ) -> str:
         """Return the real numbers of a weight."""
         settings: dict[str, Any] = {"axis": 0, "block_size": layout.block_size}
@@ -289,7 +289,7 @@ class _Unpacking:
         self.shifts[weight] = Shift(shift, floats)
         return new("Sub", new("DequantizeLinear", weight, scale, **settings), shift)
 
-    def _unpacked(self, name: str, position: int, layout: _Layout) -> str:
+    def _unpacked(self, name: str, position: int, layout: PackedLayout) -> str:
         """Return the name of an unpacked tensor: its own, unless other nodes also read it."""
         key = name, position, layout
         if key not in self._added:
@@ -324,7 +324,7 @@ class _Unpacking:
 # --------------------------------------------------------------------------------------------------
 
 
-def _layout(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> _Layout:
+def layout_of(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> PackedLayout:
     """Return the layout of a node's tensors. Raises ModelError if they cannot be unpacked."""
     kind = onnx.AttributeProto.INT
     settings = {"bits": DEFAULT_BITS, "N": 0, "K": 0, "block_size": 0}
@@ -337,7 +337,7 @@ def _layout(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> _L
         raise _not_trained(node, f"its attribute bits is {bits}, expected 4 or 8")
     if min(rows, columns, block_size) < 1:
         raise _not_trained(node, f"it has N={rows}, K={columns} and block_size={block_size}")
-    layout = _Layout(rows, columns, block_size, bits, not inputs[ZERO_POINT])
+    layout = PackedLayout(rows, columns, block_size, bits, not inputs[ZERO_POINT])
     for position in (WEIGHT, SCALE, ZERO_POINT):
         name = inputs[position]
         if name:
@@ -350,7 +350,7 @@ def _check_tensor(
     position: int,
     name: str,
     tensors: Mapping[str, onnx.TensorProto],
-    layout: _Layout,
+    layout: PackedLayout,
 ) -> None:
     """Raise ModelError for an input whose type or size does not fit the node's attributes."""
     if name not in tensors:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks import Callback
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.reading import ModelSource
@@ -44,7 +45,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     - `hidden_layer_sizes`, `standardize` (of the inputs), `weights`, `penalty`, `optimizer`,
       `learning_rate`, `epochs`, `batch_size`, `early_stopping`, `validation_fraction`,
       `n_iter_no_change`, `callbacks`, `warm_start`, `random_state`, `verbose`, `backend`,
-      `gradient`, `device`, `threads`, `quantization`: as in `OnnxRegressor`.
+      `gradient`, `device`, `threads`, `quantization`, `adapters`: as in `OnnxRegressor`.
 
     After `fit`, `classes_` has the labels in the order of the columns of `predict_proba`; the other
     attributes are the same as of `OnnxRegressor`. SettingError: the classes do not fit the columns
@@ -82,6 +83,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         device: str = "cpu",
         threads: int | None = None,
         quantization: Quantization | None = None,
+        adapters: LoRA | Sequence[LoRA] | None = None,
     ) -> None:
         # scikit-learn reads the names of the arguments from this signature, so they are repeated.
         arguments = dict(locals())

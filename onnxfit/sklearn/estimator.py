@@ -17,6 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks import Callback, EarlyStopping
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph.dense import Scaling, dense_network
@@ -32,7 +33,7 @@ from onnxfit.schedules import LearningRate
 from onnxfit.sklearn.columns import relative_weights, standardization
 from onnxfit.sklearn.convergence import still_falls
 from onnxfit.sklearn.models import only_input, only_output
-from onnxfit.sklearn.trainers import continued, packed, unpacked
+from onnxfit.sklearn.trainers import base_model, continued, packed, unpacked
 from onnxfit.step.objectives import Losses
 from onnxfit.trainer import Trainer
 
@@ -68,6 +69,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         device: str = "cpu",
         threads: int | None = None,
         quantization: Quantization | None = None,
+        adapters: LoRA | Sequence[LoRA] | None = None,
     ) -> None:
         # scikit-learn requires every argument as an unchanged attribute of the same name.
         arguments = dict(locals())
@@ -131,7 +133,10 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             model = model or self._default_network(X, y, weights, width, seed)
             self.trainer_ = self._new_trainer(model, seed)
         elif (self._settings(), self.loss) != self._used:
-            self.trainer_ = continued(before, self._new_trainer(before.export(None), before.seed))
+            keeps_adapters = self.adapters == self._used[0]["adapters"]
+            model = base_model(before, keeps_adapters=keeps_adapters)
+            after = self._new_trainer(model, before.seed)
+            self.trainer_ = continued(before, after, keeps_adapters=keeps_adapters)
         self._train(X, self._labels(y), weights, epochs)
         return self
 
@@ -180,7 +185,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             optimizer = get_optimizer(self.optimizer)
         if self.learning_rate is not None:
             optimizer = dataclasses.replace(optimizer, learning_rate=self.learning_rate)
-        names = ("weights", "penalty", "backend", "gradient", "device", "threads", "quantization")
+        names = ["weights", "penalty", "backend", "gradient", "device", "threads"]
+        names += ["quantization", "adapters"]
         return {"optimizer": optimizer, **{name: getattr(self, name) for name in names}}
 
     def _train(self, X: Array, y: Array, weights: Array | None, epochs: int) -> None:

@@ -5,20 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import onnx
+
+from onnxfit.adapters.adapted import AdaptedModel, with_constants
 from onnxfit.quantization import Quantization
 from onnxfit.trainer import Trainer
 
 
-def continued(before: Trainer, after: Trainer) -> Trainer:
-    """Return `after`, a new trainer of the same weights, with the state of `before`. It takes over
-    the slots if both optimizers have the same slots.
+def base_model(trainer: Trainer, *, keeps_adapters: bool) -> onnx.ModelProto:
+    """Return the model from which another trainer continues.
+
+    - `keeps_adapters`: whether the other trainer takes over the matrices of the adapters. They are
+      merged into the model otherwise.
+    """
+    form = trainer._trainable
+    if keeps_adapters and isinstance(form, AdaptedModel):
+        return form.for_host(trainer.get_weights())
+    return trainer.export(None)
+
+
+def continued(before: Trainer, after: Trainer, *, keeps_adapters: bool) -> Trainer:
+    """Return `after`, a new trainer of a `base_model`, with the state of `before`. It takes over
+    the slots if both optimizers have the same slots, and all adapters or none.
     """
     old = before.get_state()
     new = after.get_state()
-    slots = old["slots"] if old["slots"].keys() == new["slots"].keys() else new["slots"]
+    same_slots = keeps_adapters and old["slots"].keys() == new["slots"].keys()
+    slots = old["slots"] if same_slots else new["slots"]
     counters = {**old["counters"], "learning_rate": new["counters"]["learning_rate"]}
     # The floats trained in place of integers are not in the file from which `after` was made.
-    weights = {name: old["weights"].get(name, array) for name, array in new["weights"].items()}
+    known = old["weights"] if keeps_adapters else {}
+    weights = {name: known.get(name, array) for name, array in new["weights"].items()}
     after.set_state({"weights": weights, "slots": slots, "counters": counters})
     after.train_losses_ = list(before.train_losses_)
     return after
@@ -27,7 +44,8 @@ def continued(before: Trainer, after: Trainer) -> Trainer:
 def packed(trainer: Trainer) -> dict[str, Any]:
     """Return the contents of a trainer, without sessions."""
     return {
-        "model": trainer.export(None).SerializeToString(),
+        "model": base_model(trainer, keeps_adapters=True).SerializeToString(),
+        "constants": trainer._trainable.constants,
         "settings": trainer.settings,
         "state": trainer.get_state(),
         "history": trainer.history.state_dict(),
@@ -41,7 +59,9 @@ def unpacked(packed: Mapping[str, Any], quantization: Quantization | None) -> Tr
     - `packed`: the result of the function `packed`.
     - `quantization`: the setting with its files, which the settings of a trainer do not contain.
     """
-    trainer = Trainer(packed["model"], **{**packed["settings"], "quantization": quantization})
+    settings = {**packed["settings"], "quantization": quantization}
+    settings["adapters"] = with_constants(settings["adapters"], packed["constants"])
+    trainer = Trainer(packed["model"], **settings)
     trainer.set_state(packed["state"])
     trainer.history.load_state_dict(packed["history"])
     trainer.train_losses_ = list(packed["train_losses"])

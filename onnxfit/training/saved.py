@@ -120,7 +120,10 @@ class SavedTrainer(GeneratingTrainer):
         file, which `onnx.load_external_data_for_model(model, folder)` reads.
 
         `adapters="merged"` writes W + s A B in place of W. Adapters of packed integers
-        (MatMulNBits) are not merged and stay separate nodes. `adapters="inputs"` keeps W and writes
+        (MatMulNBits) are not merged and stay separate nodes. `adapters="requantized"` merges these
+        as well: it rounds W + s A B to integers of the same bits, block size and kind of zero
+        points, as onnxruntime's quantizer does. The outputs then change by this rounding.
+        SettingError: integers that are read otherwise. `adapters="inputs"` keeps W and writes
         all adapters as nodes. Their matrices are inputs whose defaults are zeros, so that by
         default the file computes the same as the base model. Other values come from an
         `.onnx_adapter` file of `export_adapter`, of any rank, or from arrays. The file has the
@@ -253,13 +256,15 @@ class SavedTrainer(GeneratingTrainer):
                 "averaged=True needs an optimizer that averages the weights, such as"
                 " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
             )
-        if adapters not in ("merged", "inputs"):
+        if adapters not in ("merged", "requantized", "inputs"):
             raise SettingError(
-                f"export needs adapters to be 'merged' or 'inputs', got {shortened(adapters)}."
+                "export needs adapters to be 'merged', 'requantized' or 'inputs', got"
+                f" {shortened(adapters)}."
             )
         exported = self._trainable.shared_export
-        if adapters == "inputs":
-            exported = self._require_adapters("export(adapters='inputs')").served
+        if adapters != "merged":
+            form = self._require_adapters(f"export(adapters={adapters!r})")
+            exported = form.served if adapters == "inputs" else form.requantized
         self._require_equal_ranks("export")
         with self._backend.lock:
             arrays = self.get_weights()

@@ -126,3 +126,9 @@ def test_what_would_change_the_integers_is_refused() -> None:
     name = next(t.name for t in file.graph.initializer if to_array(t).dtype == np.int8)
     with pytest.raises(onnxfit.OnnxfitError):
         classifier(file, weights=name)
+
+
+def test_integers_behind_dequantize_linear_are_not_packed_again() -> None:
+    trainer = classifier(quantized(None))
+    with pytest.raises(SettingError, match="only a MatMulNBits can be packed again"):
+        trainer.export(adapters="requantized")

@@ -146,7 +146,7 @@ def test_a_trainer_without_adapters_makes_no_inputs_of_them(tmp_path: Path) -> N
         SettingError, match="needs a trainer with adapters, but this trainer has none"
     ):
         plain.export(tmp_path / "a.onnx", adapters="inputs")
-    with pytest.raises(SettingError, match="'merged' or 'inputs', got 'nodes'"):
+    with pytest.raises(SettingError, match="'merged', 'requantized' or 'inputs', got 'nodes'"):
         plain.export(tmp_path / "a.onnx", adapters="nodes")
     with pytest.raises(SettingError, match="export_adapter needs a trainer with adapters"):
         plain.export_adapter(tmp_path / "a.onnx_adapter")

@@ -16,6 +16,7 @@ from onnxfit.step.rewrites.bias_in_product import bias_in_product
 from onnxfit.step.rewrites.broadcast_late import broadcast_late
 from onnxfit.step.rewrites.join_pieces import join_pieces
 from onnxfit.step.rewrites.mask_before_unpool import mask_before_unpool
+from onnxfit.step.rewrites.multiply_few_columns import multiply_few_columns
 from onnxfit.step.rewrites.multiply_once import multiply_once
 from onnxfit.step.rewrites.pool_tall_images import pool_tall_images
 from onnxfit.step.rewrites.update_in_product import update_in_product
@@ -38,12 +39,17 @@ MAXIMA = """<ir_version: 8, opset_import: ["": 17]> maxima (float[batch,1,24,SIZ
 LAYERS = """<ir_version: 8, opset_import: ["": 17]> layers (float[batch,2] x) => (float[batch,3] y)
     <float[2,2] w = {1,2,3,4}, float[2] b = {1,-1}, float[2,3] v = {1,0,2,3,1,1}, float[3] c = {0,1,2}>
     { m = MatMul(x, w) a = Add(m, b) t = Tanh(a) n = MatMul(t, v) y = Add(c, n) }"""
+NARROW = f"""<ir_version: 8, opset_import: ["": 17]> narrow (float[batch,3000] x) => (float[batch,2] y)
+    <int64[2] shape = {{3000,2}}, float[6000] v = {{{",".join(str(i % 7 - 3) for i in range(6000))}}}>
+    {{ w = Reshape(v, shape) y = MatMul(x, w) }}"""
 MODELS = {
     "layers": LAYERS,
+    "narrow": NARROW,
     "normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE,
     "even maxima": MAXIMA.replace("SIZE", "24"), "odd maxima": MAXIMA.replace("SIZE", "25"),
 }  # fmt: skip
 OPTIMIZERS = {"dense": "sgd"}
+NEED_SIZES = (multiply_few_columns, multiply_once, update_in_product)
 # what each rewrite is for
 CASES = [
     (bias_in_product, "layers"),
@@ -51,6 +57,7 @@ CASES = [
     (broadcast_late, "pooled"),
     (join_pieces, "cut"),
     (update_in_product, "dense"),
+    (multiply_few_columns, "narrow"),
     (multiply_once, "pooled"),
     (pool_tall_images, "even maxima"),
     (mask_before_unpool, "odd maxima"),
@@ -90,7 +97,7 @@ def test_a_rewrite_changes_no_number(
     monkeypatch.setattr(finish, "REWRITES", (rewrite,))
     found = graph_of(model, known)
     onnx.checker.check_model(found, full_check=True)
-    if known or rewrite not in (update_in_product, multiply_once):  # which have to know sizes
+    if known or rewrite not in NEED_SIZES:
         # else this says nothing
         assert [n.op_type for n in found.graph.node] != [n.op_type for n in plain.graph.node]
     expected = results(plain)
@@ -109,10 +116,14 @@ CONSTANTS = (
 )
 
 
-def rewritten(body: str, inputs: str = "float[1,3] a, float[2,3] b, float c") -> list[str]:
+def rewritten(
+    body: str,
+    inputs: str = "float[1,3] a, float[2,3] b, float c",
+    output: str = "float[2,3] y",
+) -> list[str]:
     """The operators of a graph after the passes."""
     text = (
-        f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (float[2,3] y) {CONSTANTS} {{'
+        f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => ({output}) {CONSTANTS} {{'
         f" {body} }}"
     )
     model = ir.from_proto(
@@ -196,6 +207,31 @@ def test_a_gradient_that_only_moves_its_weight_is_not_written_down() -> None:
 )
 def test_other_differences_stay(body: str) -> None:
     assert rewritten(body, GRADIENT) == ["Gemm", "Mul", "Sub"]
+
+
+@pytest.mark.parametrize(
+    ("product", "sizes", "expected"),
+    [
+        ("Gemm<transA=1>(a, b)", "1024,16|1024,15", ["Gemm", "Transpose"]),
+        ("Gemm<transA=1, alpha=2.0>(a, b)", "1024,16|1024,1", ["Gemm", "Transpose"]),
+        ("Gemm<transA=1>(a, b)", "1024,16|1024,16", ["Gemm"]),
+        ("Gemm<transA=1>(a, b)", "1024,15|1024,8", ["Gemm"]),
+        ("Gemm<transA=1>(a, b)", "1023,16|1023,8", ["Gemm"]),
+        ("Gemm<transA=1, transB=1>(a, b)", "1024,16|8,1024", ["Gemm"]),
+        ("Gemm(a, b)", "16,1024|1024,8", ["Gemm"]),
+        ("Gemm<transA=1>(a, b, c)", "1024,16|1024,8", ["Gemm"]),
+    ],
+)
+def test_few_columns_of_a_large_product_become_rows(
+    product: str, sizes: str, expected: list[str]
+) -> None:
+    left, right = sizes.split("|")
+    found = rewritten(
+        f"g = {product} y = Relu(g)",
+        f"float[{left}] a, float[{right}] b, float c",
+        output="float[m,n] y",
+    )
+    assert found == [*expected, "Relu"]
 
 
 @pytest.mark.parametrize(

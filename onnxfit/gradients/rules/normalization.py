@@ -51,17 +51,19 @@ def layer_normalization(
     def of_x() -> Value:
         count = trailing_size(op, x, axes[0])
         terms = []
-        if dy is not None and product is not None:
-            # the mean of v * scale over rows is a product of matrix and vector
-            if _is_row(scale, x, axes):
+        if dy is not None:
+            dn = dy * scale
+            if product is not None and _is_row(scale, x, axes) and scale.ir.const_value is None:
+                # The mean of v * scale over rows is a product of matrix and vector. It is faster
+                # than a mean, unless the vector is constant: then onnxruntime packs it as a matrix.
                 column = op.Unsqueeze(scale / count, [1])
                 mean_dn = dy @ column
                 mean_product = product @ column
             else:
-                mean_dn = op.ReduceMean(dy * scale, axes)
-                mean_product = op.ReduceMean(product * scale, axes)
+                mean_dn = op.ReduceMean(dn, axes)
+                mean_product = op.ReduceMean(dn * centered, axes)
             square = inverse * inverse
-            terms.append((dy * scale - mean_dn - centered * (mean_product * square)) * inverse)
+            terms.append((dn - mean_dn - centered * (mean_product * square)) * inverse)
         if dmean is not None:
             terms.append(op.Expand(op.cast(dmean, x.dtype) / count, op.shape(x)))
         if dinverse is not None:  # inverse = (mean((x - mean)^2) + epsilon)^(-1/2)
