@@ -65,7 +65,7 @@ class RaggedColumn:
             dtype = np.dtype(np.float32)  # numbers of Python have no element type to keep
         return cls(name, arrays, dtype, lengths)
 
-    def with_lengths_beside(self, lengths: Array) -> RaggedColumn:
+    def without_needless_lengths(self, lengths: Array) -> RaggedColumn:
         """Return the column without lengths if all its rows have the same size.
 
         The lengths are kept if they equal `lengths`, the lengths of another column: the rows are
@@ -186,7 +186,7 @@ class Pad(Loader, Splittable):
         self._inputs = self._with_lengths(self._inputs)
         self._labels = self._with_lengths(self._labels)
         if self._weights is not None:
-            self._weights = self._weights.with_lengths_beside(self._lengths)
+            self._weights = self._weights.without_needless_lengths(self._lengths)
         self._check_labels()
         super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
 
@@ -266,7 +266,7 @@ class Pad(Loader, Splittable):
                 )
 
     def _with_lengths(self, columns: Mapping[str, RaggedColumn]) -> dict[str, RaggedColumn]:
-        return {name: c.with_lengths_beside(self._lengths) for name, c in columns.items()}
+        return {name: c.without_needless_lengths(self._lengths) for name, c in columns.items()}
 
     def _padded_length(self, lengths: Array) -> int:
         return padded_length(lengths, self.pad_to_multiple_of)
@@ -297,7 +297,7 @@ class Pad(Loader, Splittable):
         loader._labels = {name: column.select(index) for name, column in self._labels.items()}
         loader._weights = None if self._weights is None else self._weights.select(index)
         loader._lengths = self._lengths[index]
-        loader._begin_anew(len(index))
+        loader._reset(len(index))
         return loader
 
 
