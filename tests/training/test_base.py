@@ -288,7 +288,7 @@ def test_predictions_of_several_batches_are_joined_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lr", "learning_rate is the rate of the next update, and can be set"),
+        ("lr", "learning_rate is the learning rate of the next update, and can be set"),
         ("callbacks", "takes the callbacks"),
         ("trainable", "There is no mode to set"),
         ("learnig_rate", "Did you mean 'learning_rate'"),
