@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import reprlib
+import stat
 import tempfile
 import time
 import uuid
@@ -25,6 +26,21 @@ from onnxfit.registry import is_float
 TEMPORARY_NAME = ".onnxfit.{}.part"
 CHECKPOINT_ENTRY = "onnxfit.json"  # in the zip archive of a checkpoint
 MAX_COUNT = 2**62  # leaves room in int64 for adding to a count
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def require_regular_file(path: Path) -> None:
+    """Raise OSError for a pipe or a device, whose reading may never end, or for a missing file."""
+    if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file")
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Return the contents of a file. OSError: it cannot be read, or is a pipe or a device."""
+    require_regular_file(path)
+    return path.read_bytes()
 
 
 # ---------------------------------------------------------------------- writing
@@ -54,8 +70,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
         target = Path(os.path.realpath(path))  # so that a link stays a link
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if target.exists() and not target.is_file():
-            raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file")
+        if target.exists():
+            require_regular_file(target)
         make_folder(target.parent)
         temporary = target.with_name(TEMPORARY_NAME.format(uuid.uuid4().hex))
         try:

@@ -103,7 +103,9 @@ PACKAGES = (
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that onnxfit uses, for bug reports."""
-    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    # platform.platform() would start the program `uname`.
+    system = "-".join((platform.system(), platform.release(), platform.machine()))
+    versions = {"python": platform.python_version(), "platform": system}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

@@ -21,6 +21,7 @@ import onnx
 
 from onnxfit.errors import SettingError
 from onnxfit.graph.spec import Dim
+from onnxfit.graph.sums import sum_of_squares
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import (
     ChecksArguments,
@@ -932,7 +933,7 @@ def _average(average: Value, new: Value, beta: float) -> Value:
 
 
 def _norm(op: GraphBuilder, x: Value) -> Value:
-    return op.Sqrt(op.ReduceSumSquare(x, keepdims=0))  # onnxruntime has no ReduceL2 for float64
+    return op.Sqrt(sum_of_squares(op, x))  # onnxruntime has no ReduceL2 for float64
 
 
 def _rms(op: GraphBuilder, x: Value) -> Value:

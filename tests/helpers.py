@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 
 from onnxfit.callbacks import Callback
+from onnxfit.runtime import session
 
 
 def column(*values: float) -> np.ndarray:
@@ -30,6 +32,19 @@ def exchanged(value: Any) -> Any:
 
     text = json.dumps(value, default=stand_in)
     return json.loads(text, object_hook=lambda o: arrays[o["array"]] if set(o) == {"array"} else o)
+
+
+def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the graphs that are compiled from now on; the list grows."""
+    compiled: list[str] = []
+    original = session.compile_model
+
+    def counting(model: Any, device: Any, threads: Any, name: str, **settings: Any) -> Any:
+        compiled.append(name)
+        return original(model, device, threads, name, **settings)
+
+    monkeypatch.setattr(session, "compile_model", counting)
+    return compiled
 
 
 class Recorder(Callback):

@@ -28,6 +28,7 @@ from onnxfit.files import (
     RATE,
     TEXT,
     optional,
+    read_regular_file,
     require_path,
     require_types,
     write_atomically,
@@ -176,7 +177,7 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
         )
     config = _read_config(path / CONFIG)
     try:
-        data = (path / TENSORS).read_bytes()
+        data = read_regular_file(path / TENSORS)
         arrays = read_safetensors(data)
         sums = json.loads(read_metadata(data).get(CHECKSUMS, "{}"))
     except FileNotFoundError:
@@ -212,7 +213,7 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(read_regular_file(path))
     except FileNotFoundError:
         raise CheckpointError(
             f"{str(path.parent)!r} contains no {CONFIG}. Pass a folder written by"

@@ -189,7 +189,7 @@ class ImageFolder(Loader, Splittable):
         loader = copy(self)
         loader.files = [file for file, wanted in zip(self.files, chosen) if wanted]
         loader.labels = self.labels[chosen] if self.classes else self.labels
-        loader._begin_anew(len(loader.files))
+        loader._reset(len(loader.files))
         return loader
 
     def _find_images(self) -> tuple[list[Path], Array]:

@@ -81,9 +81,9 @@ class Loader(ABC):
         self.seed = None if seed is None else operator.index(seed)
         self.drop_last = bool(drop_last)
         self.prefetch = prefetch
-        self._begin_anew(rows)
+        self._reset(rows)
 
-    def _begin_anew(self, rows: int) -> None:
+    def _reset(self, rows: int) -> None:
         """Set the state before the first batch; a copy with other rows has its own state."""
         self.rows = rows
         self.epoch = 0

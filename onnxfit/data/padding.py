@@ -297,7 +297,7 @@ class Pad(Loader, Splittable):
         loader._labels = {name: column.select(index) for name, column in self._labels.items()}
         loader._weights = None if self._weights is None else self._weights.select(index)
         loader._lengths = self._lengths[index]
-        loader._begin_anew(len(index))
+        loader._reset(len(index))
         return loader
 
 

@@ -169,10 +169,10 @@ class TextLoader(Loader, Splittable):
         """
         train_rows = count_training_rows(self.rows, fraction)
         training, validation = copy(self), copy(self)
-        training._begin_anew(train_rows)
+        training._reset(train_rows)
         validation._first += train_rows
         validation.shuffle = validation.drop_last = False
-        validation._begin_anew(self.rows - train_rows)
+        validation._reset(self.rows - train_rows)
         return training, validation
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:

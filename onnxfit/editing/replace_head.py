@@ -112,7 +112,7 @@ def replace_head(
     _draw(model, head, locations, classes, seed)
     for node in followers:
         if node.op_type == "Reshape":
-            _reshape_anew(model, node, locations[node].proto, head, classes)
+            _set_reshape_classes(model, node, locations[node].proto, head, classes)
     _declare_outputs(model, head, followers, classes)
     onnx.checker.check_model(large_tensors_as_inputs(model))
     if was_consistent and not _is_consistent(model):
@@ -289,7 +289,7 @@ def _replace_input(
     node.input[index] = new_name
 
 
-def _reshape_anew(
+def _set_reshape_classes(
     model: onnx.ModelProto, node: ir.Node, proto: onnx.NodeProto, head: Head, classes: int
 ) -> None:
     """Give a Reshape the new number of classes, if it has the old one."""

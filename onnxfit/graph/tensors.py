@@ -89,8 +89,8 @@ def read_safetensors(data: bytes) -> dict[str, Array]:
 def read_metadata(data: bytes) -> dict[str, str]:
     """Return the metadata in the bytes of a safetensors file that `read_safetensors` has read."""
     size = int.from_bytes(data[:8], "little")
-    metadata: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-    return metadata
+    metadata: dict[str, str] | None = json.loads(data[8 : 8 + size]).get("__metadata__")
+    return metadata or {}  # it may be null
 
 
 def detached(

@@ -232,6 +232,12 @@ class Recipe:
         """The model's inputs."""
         return tuple(spec_of(value) for value in self.model.graph.inputs)
 
+    @property
+    def has_free_lengths(self) -> bool:
+        """Whether the rows of an input may have different sizes, as sequences do."""
+        sizes = [size for spec in self.inputs for size in (spec.shape or ())[1:]]
+        return not all(isinstance(size, int) for size in sizes)
+
     @cached_property
     def outputs(self) -> dict[str, TensorSpec]:
         """The model's outputs by name."""

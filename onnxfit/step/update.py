@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxfit.gradients.update import NO_BOUNDS, Bounds, apply_update, optimizer_for
 from onnxfit.graph import names, scopes
 from onnxfit.graph.spec import Dim
+from onnxfit.graph.sums import sum_of_squares
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.optimizers import Optimizer
 from onnxfit.step.limits import largest, norm_dtype
@@ -196,16 +197,14 @@ def _reported_norm(
     if recipe.norms == "none":
         return None
     with op.scope(scopes.OPTIMIZER):
-        squares = {name: _sum_of_squares(op, g, np.float64) for name, g in gradients.items()}
+        squares = {
+            name: sum_of_squares(op, op.cast(g, np.float64)) for name, g in gradients.items()
+        }
         norm = op.output(names.GRADIENT_NORM, op.Sqrt(op.Sum(*squares.values())))
         if recipe.norms == "per_weight":
             for name, square in squares.items():
                 op.output(names.gradient_norm(name), op.Sqrt(square))
     return norm
-
-
-def _sum_of_squares(op: GraphBuilder, g: Value, dtype: npt.DTypeLike) -> Value:
-    return op.ReduceSumSquare(op.cast(g, dtype), keepdims=0)
 
 
 def clip_gradients(
@@ -232,7 +231,7 @@ def clip_gradients(
         return clipped
     wide = norm_dtype([g.dtype for g in clipped.values()])
     if norm is None or clip_value is not None:
-        squares = [_sum_of_squares(op, g, wide) for g in clipped.values()]
+        squares = [sum_of_squares(op, op.cast(g, wide)) for g in clipped.values()]
         norm = op.Sqrt(op.Sum(*squares))
     factor = clip_norm / op.Max(norm, clip_norm)
     factors = {dtype: op.cast(factor, dtype) for dtype in {g.dtype: None for g in clipped.values()}}

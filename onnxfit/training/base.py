@@ -33,7 +33,7 @@ from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, StepResult, Tracker
 from onnxfit.training.adapting import SingleBatches
 from onnxfit.training.guard import TrainingGuard
-from onnxfit.training.hints import missing_attribute
+from onnxfit.training.hints import CheckedAttributes
 from onnxfit.training.position import PendingFit
 from onnxfit.training.ranked import RankedTrainer
 from onnxfit.training.ranks import require_rows_for_ranks, require_same_weights
@@ -60,7 +60,7 @@ class ThreadState(local):
         self.predicted: dict[str, Array] = {}
 
 
-class BaseTrainer(RankedTrainer):
+class BaseTrainer(CheckedAttributes, RankedTrainer):
     """Weights, counters and learning rate of a training, and single batches.
 
     Trainer adds the constructor, the loop over data, training by hand and the files. Members with
@@ -112,12 +112,7 @@ class BaseTrainer(RankedTrainer):
         self._pending_fit = PendingFit()  # from which the next fit resumes
         self._training = TrainingGuard()
         self._thread = ThreadState()
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that suggests an attribute to use instead of one that does not exist."""
-        if name.startswith("_") or hasattr(type(self), name):
-            return object.__getattribute__(self, name)  # raises the error of Python or a property
-        raise missing_attribute(type(self), name)
+        self._is_complete = True
 
     @property
     def model(self) -> onnx.ModelProto:

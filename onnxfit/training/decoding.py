@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 
 from onnxfit.data.padding import MASK, TOKENS
 from onnxfit.data.text import TextLoader
 from onnxfit.errors import SettingError
 from onnxfit.graph.caches import Cache, caches_of
-from onnxfit.runtime.device import Device
+from onnxfit.graph.model import initializers_to_inputs
+from onnxfit.graph.shared_tensors import array_of as array_of_tensor
+from onnxfit.graph.trainable import TrainableModel
+from onnxfit.graph.training_form import to_inference_form
+from onnxfit.runtime.backends.backend import Backend
 from onnxfit.runtime.session import StatelessSession
 from onnxfit.runtime.values import array_of, numpy_dtype, ort_value
 from onnxfit.step.recipe import Recipe
@@ -22,6 +27,8 @@ from onnxfit.training.adapting import adapter_for
 
 Array = npt.NDArray[Any]
 Texts = list[list[int]]
+# Function from inputs by name and wanted outputs to the outputs by name; all are OrtValues.
+Run = Callable[[Mapping[str, Any], Sequence[str]], dict[str, Any]]
 
 
 class TextInputs:
@@ -114,23 +121,88 @@ def empty_caches(file: onnx.ModelProto, inputs: TextInputs) -> list[EmptyCache] 
     return empty
 
 
-class Decoder:
-    """A compiled file with caches.
+class CompiledFile:
+    """The trained file with its caches, compiled once for many continuations of texts.
 
-    - `session`, `device`: the file with its weights inside, and its device.
+    The trained tensors are inputs of the graph, so one session serves all weights. So are the
+    tensors that all graphs share. A quantized file is compiled after each update, because
+    onnxruntime chooses its kernels by constant integers. So is a file with trained bfloat16
+    tensors, because NumPy cannot pass them.
+
+    - `trainable`: the file, and the conversion of trained weights back to it.
+    - `backend`: the state of the training, and its device.
+    """
+
+    def __init__(self, trainable: TrainableModel, backend: Backend) -> None:
+        self.device = backend.device
+        self._trainable = trainable
+        self._backend = backend
+        self._session: StatelessSession | None = None
+        self._version = -1  # of the state with which the session was compiled
+
+    def with_current_weights(self) -> Run:
+        """Return a function that runs the file with the weights of this moment."""
+        backend = self._backend
+        with backend.lock:
+            version = backend.state.version
+            state = {name: backend.state.get(name) for name in backend.recipe.state}
+            arrays = self._inputs(state)
+            if self._session is None or not (arrays or self._version == version):
+                self._session = self._compile(state, arrays)
+                self._version = version
+            session = self._session
+        weights = {name: ort_value(array, self.device) for name, array in arrays.items()}
+        shared = {
+            name: backend.state.buffer(name).value
+            for name in session.inputs
+            if name in backend.recipe.constants and name not in arrays
+        }
+
+        def run(values: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+            assert len(arrays) == len(weights)  # keeps the arrays, whose memory `weights` borrow
+            return session({**values, **shared, **weights}, outputs)
+
+        return run
+
+    def _inputs(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the tensors of the file that training changes; {} if they must be constants."""
+        if self._backend.recipe.evaluates_file:
+            return {}
+        trained = self._trainable.to_file(state)
+        arrays = {name: array_of_tensor(trained[name]) for name in trained}
+        # The element types of `ml_dtypes` have the kind "V", as structures have.
+        return {} if any(array.dtype.kind == "V" for array in arrays.values()) else arrays
+
+    def _compile(self, state: Mapping[str, Array], inputs: Mapping[str, Array]) -> StatelessSession:
+        """Compile the file. The initializers of `inputs`, and shared ones, become inputs."""
+        file = self._trainable.exported(state)
+        to_inference_form(file)
+        graph = file.graph
+        names = [tensor.name for tensor in graph.initializer]
+        for value in [value for value in graph.input if value.name in names]:
+            graph.input.remove(value)
+        if inputs:
+            given = {*inputs, *self._backend.recipe.constants}
+            model = ir.from_proto(file)
+            initializers_to_inputs(model.graph, [name for name in names if name in given])
+            file = ir.to_proto(model)
+        return StatelessSession(
+            file, self.device, self._backend.threads, "generation", uses_integers=True
+        )
+
+
+class Decoder:
+    """A file with caches that continues texts.
+
+    - `file`: the file with the current weights.
     - `output`: the name of the logits.
     """
 
     def __init__(
-        self,
-        session: StatelessSession,
-        device: Device,
-        inputs: TextInputs,
-        caches: Sequence[EmptyCache],
-        output: str,
+        self, file: CompiledFile, inputs: TextInputs, caches: Sequence[EmptyCache], output: str
     ) -> None:
-        self._session = session
-        self._device = device
+        self._run = file.with_current_weights()
+        self._device = file.device
         self._inputs = inputs
         self._caches = caches
         self._output = output
@@ -151,7 +223,7 @@ class Decoder:
             if not past:
                 arrays |= {one.cache.past: one.array(len(texts)) for one in self._caches}
             values = {name: ort_value(array, self._device) for name, array in arrays.items()}
-            results = self._session(state | values, wanted)
+            results = self._run(state | values, wanted)
             logits = array_of(results[self._output])
             check_logits(logits.shape, len(texts[0]) - past)
             state = {one.cache.past: results[one.cache.present] for one in self._caches}

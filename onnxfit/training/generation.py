@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,10 @@ import numpy as np
 from onnxfit.data.sampling import Sampling
 from onnxfit.data.text import MAX_LENGTH
 from onnxfit.errors import SettingError
-from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments, shortened
-from onnxfit.runtime.session import StatelessSession
 from onnxfit.training.decoding import (
     Array,
+    CompiledFile,
     Decoder,
     TextInputs,
     Texts,
@@ -47,7 +47,9 @@ class GeneratingTrainer(InferenceTrainer):
         """Return prompts with the tokens that a language model adds.
 
         A model with key-value caches processes each prompt once, and then one token at a time. Any
-        other model processes the whole text for each token, in batches of one shape.
+        other model processes the whole text for each token, in batches of one shape. The first call
+        compiles a graph, which serves all later calls and weights; a quantized model is compiled
+        again after a step.
 
         - `prompts`: lists of token ids.
         - `max_new_tokens` >= 1: tokens to add to a prompt.
@@ -99,6 +101,10 @@ class GeneratingTrainer(InferenceTrainer):
 
     # ------------------------------------------------------------------ inside
 
+    @cached_property
+    def _compiled_file(self) -> CompiledFile:
+        return CompiledFile(self._trainable, self._backend)
+
     def _logits_name(self, output: str | None) -> str:
         """Return the name of the output with the logits."""
         outputs = list(self._recipe.outputs)
@@ -115,18 +121,10 @@ class GeneratingTrainer(InferenceTrainer):
 
         The result is None if the file has no caches, or inputs other than texts and caches.
         """
-        file = self._trainable.file
-        caches = empty_caches(file, inputs)
+        caches = empty_caches(self._trainable.file, inputs)
         if caches is None or self._recipe.large:
             return None
-        with self._backend.lock:
-            model = self._trainable.exported(self.get_weights())
-        to_inference_form(model)
-        device = self._backend.device
-        session = StatelessSession(
-            model, device, self._backend.threads, "generation", uses_integers=True
-        )
-        return Decoder(session, device, inputs, caches, output)
+        return Decoder(self._compiled_file, inputs, caches, output)
 
     def _predictor(self, inputs: TextInputs, output: str, texts: Texts, width: int) -> Predict:
         """Return a function that processes whole texts, in batches of one shape.
@@ -140,7 +138,13 @@ class GeneratingTrainer(InferenceTrainer):
         def predict(texts: Texts) -> list[Array]:
             seen = [ids[-width:] for ids in texts]
             padding = [seen[0]] * (-len(seen) % size)  # for a fixed size of batches
-            outputs = self.predict(inputs.loader(seen + padding, width, size))
+            loader = inputs.loader(seen + padding, width, size)
+            with (
+                self._source(loader, None, None, size, "prediction") as data,
+                self._calling((), "generate") as called,
+            ):
+                # not `predict`, which compiles the trained model after each update
+                outputs = self._predict(data, called, lambda: self._backend.predict)
             logits = outputs[output] if isinstance(outputs, dict) else outputs
             check_logits(getattr(logits, "shape", ()), width)  # a list if batches differ
             return [logits[row, len(ids) - 1] for row, ids in enumerate(seen)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnxfit.errors import MissingAttributeError, listed_names, nearest_name
 
 _WEIGHTS = "get_weights() returns the weights by name, and set_weights(weights) replaces them."
@@ -11,6 +13,9 @@ _MODE = "There is no mode to set: fit trains; predict and evaluate run in infere
 _DEVICE = "Trainer(..., device='cuda') chooses the device."
 _EVALUATE = "evaluate(x, y) returns the loss and the metrics."
 _CLASSES = "predict(x) returns the outputs; onnxfit.sklearn.OnnxClassifier returns classes."
+
+# How similar a name is to that of an attribute to count as misspelt, from 0 to 1.
+MISSPELT = 0.85
 
 # Attribute of a model or trainer of another library -> its equivalent in onnxfit
 OTHER_WORDS = {
@@ -40,3 +45,42 @@ def missing_attribute(owner: type, name: str) -> MissingAttributeError:
     if near:
         message += f" Did you mean {near!r}?"
     return MissingAttributeError(f"{message} It has {listed_names(known, name)}.")
+
+
+class CheckedAttributes:
+    """Base class whose errors suggest an attribute to use instead of one that does not exist.
+
+    - `_is_complete`: set it to True at the end of the constructor.
+    """
+
+    _is_complete = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error that suggests an attribute to use instead of one that does not exist."""
+        if name.startswith("_") or hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # raises the error of Python or a property
+        raise missing_attribute(type(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Raise an error for the name of another library, or a misspelt one.
+
+        Other names are free for subclasses and callbacks.
+        """
+        if name not in self.__dict__ and not name.startswith("_") and self._is_complete:
+            self._require_no_mistake(name)
+        super().__setattr__(name, value)
+
+    def _require_no_mistake(self, name: str) -> None:
+        """Raise MissingAttributeError for a new attribute that a user takes for an existing one."""
+        owner = type(self)
+        if hasattr(owner, name):
+            return
+        if name in OTHER_WORDS:
+            raise missing_attribute(owner, name)
+        known = {own for own in (*dir(owner), *vars(self)) if not own.startswith("_")}
+        near = nearest_name(name, sorted(known), cutoff=MISSPELT)
+        if near:
+            raise MissingAttributeError(
+                f"Setting {name!r} would change nothing, because a {owner.__name__} has no such"
+                f" attribute. Did you mean {near!r}?"
+            )

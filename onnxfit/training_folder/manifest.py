@@ -21,7 +21,9 @@ from onnxfit.files import (
     list_of,
     mapping_of,
     optional,
+    read_regular_file,
     require_path,
+    require_regular_file,
     require_types,
 )
 
@@ -80,6 +82,7 @@ class FolderFiles:
             raise CheckpointError(f"{str(self.folder / MANIFEST)!r} does not list {name!r}.")
         entry = self.declared[name]
         try:
+            require_regular_file(path)
             size = path.stat().st_size
             if size != entry["bytes"]:
                 raise CheckpointError(
@@ -136,7 +139,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
                 f"{name!r} has {path.stat().st_size} bytes, but a manifest has at most"
                 f" {MAX_MANIFEST_BYTES}."
             )
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(read_regular_file(path))
         if isinstance(manifest, (dict, list)):
             _require_shallow(manifest)
     except (OSError, ValueError, RecursionError) as error:

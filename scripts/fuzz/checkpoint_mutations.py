@@ -28,7 +28,7 @@ def mutated_checkpoint(data: bytes, rng: random.Random) -> bytes:
         compression = _mutate_entries(entries, index, rng)
     else:
         name, content = entries[index]
-        entries[index] = (name, _mutated_entry(name, content, rng))
+        entries[index] = (name, mutated_entry(name, content, rng))
     archived = io.BytesIO()
     with zipfile.ZipFile(archived, "w", compression) as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about entries of the same name
@@ -54,12 +54,13 @@ def _mutate_entries(entries: list[tuple[str, bytes]], index: int, rng: random.Ra
     return zipfile.ZIP_STORED
 
 
-def _mutated_entry(name: str, content: bytes, rng: random.Random) -> bytes:
+def mutated_entry(name: str, content: bytes, rng: random.Random) -> bytes:
+    """Return a mutation of a file in JSON, ONNX, safetensors or another format, by its name."""
     if name.endswith(".json"):
-        value = json.loads(content)
-        for _ in range(rng.choice((1, 1, 2, 4))):
-            value = mutated_json(value, rng)
         try:
+            value = json.loads(content)
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                value = mutated_json(value, rng)
             return json.dumps(value).encode()
         except RecursionError:
             return b"[" * 100_000

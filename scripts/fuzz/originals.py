@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfit import Trainer
+from onnxfit import LoRA, Trainer
 from onnxfit.callbacks import CSVLogger, EarlyStopping, LambdaCallback, ReduceLROnPlateau
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.schedules import Cosine
@@ -44,7 +44,15 @@ def originals(folder: Path) -> dict[str, bytes]:
     """
     files = _checkpoints(folder)
     with _inside(folder):
-        return files | _states() | _training() | _tables() | _images()
+        return {
+            **files,
+            **_states(),
+            **_training(),
+            **_adapters(),
+            **_training_folders(),
+            **_tables(),
+            **_images(),
+        }
 
 
 @contextlib.contextmanager
@@ -80,6 +88,35 @@ def _training() -> dict[str, bytes]:
     files = {name: Path(name).read_bytes() for name in ("run/last.onnxfit", "run/log.csv")}
     note = Path(cli_notes.NOTE).read_text().replace(os.getcwd(), cli_notes.HERE)
     return {**files, cli_notes.NOTE: note.encode()}
+
+
+def _adapters() -> dict[str, bytes]:
+    """Return adapters in the files of PEFT and of onnxruntime, of one batch of training."""
+    file = "damaged.onnx_adapter"
+    settings = {
+        "lora": LoRA(2, 3.0, dropout=0.1),
+        "dora": LoRA(2, dora=True),
+        "loaded": [LoRA(1, target="fc0*", scaling="alpha/sqrt(r)"), LoRA(3, target="fc1*")],
+    }
+    paths = []
+    for name, adapters in settings.items():
+        trainer = Trainer(mlp(), loss="cross_entropy", adapters=adapters, threads=1)
+        trainer.train_on_batch(SMALL["X"], SMALL["y"])
+        paths += trainer.export_adapter(name).iterdir()
+        if name == "lora":
+            paths.append(trainer.export_adapter(file))
+    return {path.as_posix(): path.read_bytes() for path in paths}
+
+
+def _training_folders() -> dict[str, bytes]:
+    """Return the files of training folders, with and without adapters."""
+    files = {}
+    for name, adapters in (("folder", None), ("folder of adapters", LoRA(2))):
+        trainer = Trainer(mlp(), loss="cross_entropy", optimizer=Adam(), adapters=adapters)
+        trainer.train_on_batch(SMALL["X"], SMALL["y"])
+        folder = trainer.export_training(name, batch_size=5)
+        files |= {path.as_posix(): path.read_bytes() for path in folder.iterdir()}
+    return files
 
 
 def _tables() -> dict[str, bytes]:

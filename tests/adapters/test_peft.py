@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -205,6 +206,24 @@ def test_a_damaged_folder_is_refused(folder: Path, damage: str) -> None:
     change, message = DAMAGES[damage]
     change(folder)
     with pytest.raises(CheckpointError, match=message):
+        LoRA.load(folder)
+
+
+def test_a_folder_may_have_null_as_metadata(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps({**json.loads(data[8 : 8 + size]), "__metadata__": None}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+    assert LoRA.load(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_is_refused_without_waiting(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=r"it is a device or a pipe, not a regular file"):
         LoRA.load(folder)
 
 

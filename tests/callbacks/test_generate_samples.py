@@ -15,6 +15,7 @@ from onnxfit.errors import SettingError
 from tests.data.test_text import bigrams
 from tests.distributed.threads import on_ranks
 from tests.graph.test_caches import Decoder
+from tests.helpers import compiled_graphs
 
 COUNTING = [[1, 2, 3, 4, 5, 6, 7, 8] * 2] * 12
 
@@ -65,6 +66,17 @@ def test_training_goes_on_as_without_samples(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.get_weights()["table"], alone)
     assert {**first.samples, **second.samples} == whole.samples
     assert list(whole.samples) == ["0", "1"]
+
+
+@pytest.mark.parametrize("make", [bigrams, lambda: Decoder(False).model], ids=["table", "caches"])
+def test_samples_of_all_epochs_take_one_graph(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = compiled_graphs(monkeypatch)
+    trained(model=make(), epochs=4)
+    without = len(compiled)
+    samples = GenerateSamples([[1], [3, 4, 5]], max_new_tokens=3)
+    trained(samples, model=make(), epochs=4)
+    assert len(compiled) == 2 * without + 1
+    assert len(samples.samples) == 4
 
 
 def test_samples_come_every_so_many_epochs_and_end_at_the_end_of_text() -> None:

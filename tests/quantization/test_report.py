@@ -16,7 +16,7 @@ from onnx.numpy_helper import from_array
 import onnxfit
 from onnxfit import DataError, ModelError, SettingError, UnknownNameError
 from onnxfit.quantization import QuantizationReport
-from onnxfit.runtime import session
+from tests.helpers import compiled_graphs
 from tests.models import convolutional, mlp, two_outputs
 from tests.quantization.graphs import outputs_of, tensors_of
 from tests.quantization.qdq_files import (
@@ -677,14 +677,7 @@ def test_layers_share_their_sessions(
     widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One for the float model and each layer alone, one for the integers, one for the loss."""
-    compiled: list[str] = []
-    original = session.compile_model
-
-    def counting(model: Any, device: Any, threads: Any, name: str, **settings: Any) -> Any:
-        compiled.append(name)
-        return original(model, device, threads, name, **settings)
-
-    monkeypatch.setattr(session, "compile_model", counting)
+    compiled = compiled_graphs(monkeypatch)
     model = mlp(widths)
     every = {t.name: 0.1 for t in model.graph.initializer if t.name.endswith("weight")}
     made = report(model, with_integers(model, every), batch_size=7)

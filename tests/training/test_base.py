@@ -11,7 +11,7 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback, LambdaCallback
-from onnxfit.errors import DataError, SettingError
+from onnxfit.errors import DataError, MissingAttributeError, SettingError
 from onnxfit.metrics import MeanSquaredError, Metric
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.schedules import Exponential
@@ -283,3 +283,35 @@ def test_predictions_of_several_batches_are_joined_in_their_order() -> None:
     trainer = new()
     np.testing.assert_array_equal(trainer.predict(X, batch_size=3), X)
     np.testing.assert_array_equal(trainer.predict(X, batch_size=1), X)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lr", "learning_rate is the learning rate of the next update, and can be set"),
+        ("callbacks", "takes the callbacks"),
+        ("trainable", "There is no mode to set"),
+        ("learnig_rate", "Did you mean 'learning_rate'"),
+        ("stop_trainning", "Did you mean 'stop_training'"),
+        ("batchsize", "Did you mean 'batch_size'"),
+        ("epochs", "Did you mean 'epoch'"),
+    ],
+)
+def test_setting_an_attribute_that_would_change_nothing_is_refused(name: str, message: str) -> None:
+    trainer = Trainer(linear(), loss="mse")
+    with pytest.raises(MissingAttributeError, match=message):
+        setattr(trainer, name, 0.1)
+    assert name not in vars(trainer)
+
+
+def test_other_attributes_can_be_set() -> None:
+    class Own(Trainer):
+        def __init__(self) -> None:
+            super().__init__(linear(), loss="mse")
+            self.figures = [1]
+
+    trainer = Own()
+    trainer.figures, trainer.notes, trainer._private = [2], "mine", 3
+    assert (trainer.figures, trainer.notes, trainer._private) == ([2], "mine", 3)
+    for name, value in vars(trainer).copy().items():
+        setattr(trainer, name, value)

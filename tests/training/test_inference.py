@@ -10,6 +10,8 @@ import pytest
 
 from onnxfit import DataError, DataLoader, SettingError, Trainer
 from onnxfit.callbacks import LambdaCallback
+from tests.data.test_text import bigrams
+from tests.helpers import compiled_graphs
 from tests.models import linear
 
 X = np.arange(10, dtype=np.float32)[:, None]
@@ -105,3 +107,50 @@ def test_a_file_of_a_newer_opset_than_the_runtime_reads_predicts() -> None:
     h = x @ np.array([[1, 2], [-1, 0.5]])
     expected = h / 2 * (1 + np.vectorize(math.erf)(h / np.sqrt(2)))
     np.testing.assert_allclose(trainer.predict(x), expected, rtol=1e-5)
+
+
+def ids_of_length(length: int) -> np.ndarray:
+    return np.random.default_rng(length).integers(0, 10, (3, length))
+
+
+def causal_loss(table: np.ndarray, ids: np.ndarray) -> float:
+    """The mean of -log p of each token after the first, in float64."""
+    log_p = table.astype(float) - np.log(np.exp(table.astype(float)).sum(1, keepdims=True))
+    return -log_p[ids[:, :-1], ids[:, 1:]].mean()
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_one_graph_evaluates_sequences_of_all_lengths(backend: str, monkeypatch) -> None:
+    trainer = Trainer(bigrams(), loss="causal_lm", optimizer=1.0, backend=backend)
+    compiled = compiled_graphs(monkeypatch)
+    evaluated = 0
+    for length in (2, 5, 3, 9, 4, 7):
+        ids = ids_of_length(length)
+        before = len(compiled)
+        loss = trainer.evaluate(ids, ids, batch_size=2)["loss"]
+        evaluated += len(compiled) - before
+        assert loss == pytest.approx(causal_loss(trainer.get_weights()["table"], ids), rel=1e-5)
+        trainer.train_on_batch(ids, ids)
+    assert evaluated == 1
+
+
+def test_one_graph_predicts_sequences_of_all_lengths(monkeypatch) -> None:
+    """`predict_on_batch` compiles once; `predict` once for each state of the weights."""
+    trainer = Trainer(bigrams(), loss="causal_lm", optimizer=1.0)
+    compiled = compiled_graphs(monkeypatch)
+    for state in (1, 2):
+        for length in (2, 5, 3, 9, 4, 7):
+            ids = ids_of_length(length)
+            expected = trainer.get_weights()["table"][ids]
+            np.testing.assert_array_equal(trainer.predict(ids), expected)
+            np.testing.assert_array_equal(trainer.predict_on_batch(ids), expected)
+        assert (compiled.count("prediction"), compiled.count("predict")) == (state, 1)
+        trainer.train_on_batch(ids, ids)
+
+
+def test_an_evaluation_of_rows_of_one_size_has_graphs_for_its_batches(monkeypatch) -> None:
+    """Known sizes are faster; the rows of a full batch and of the last one are two."""
+    fresh = Trainer(linear(w=1.0), loss="mse")
+    compiled = compiled_graphs(monkeypatch)
+    assert fresh.evaluate(X, 0 * X, batch_size=4)["loss"] == pytest.approx(28.5)
+    assert compiled == ["evaluate"] * 2

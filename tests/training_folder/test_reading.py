@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +140,16 @@ def test_an_export_deletes_no_file_that_a_manifest_made_up(folder: Path) -> None
     new().export_training(folder, include=["train"])
     assert (folder / "mine.txt").read_text() == "mine"
     assert not (folder / "predict.onnx").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+@pytest.mark.parametrize("name", ["state.safetensors", "model.onnx"])
+def test_a_pipe_is_refused_without_waiting(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    edit(folder, lambda manifest: manifest["files"][name].update(bytes=0))
+    with pytest.raises(CheckpointError, match=r"it is a device or a pipe, not a regular file"):
+        Trainer.load(folder)
 
 
 def test_unknown_keys_are_ignored(folder: Path) -> None:

@@ -119,8 +119,10 @@ class Backend(ABC):
             )
         # Number of axes of the sample weights, 0 without any -> outputs whose loss has a divisor.
         self._counted: dict[int, list[str]] = {}
+        # Known sizes make an evaluation of images up to twice as fast (depthwise convolutions).
+        any_size = {"predict": True, "evaluate": recipe.has_free_lengths}
         self.caches: dict[str, ShapeCache[Any]] = {
-            kind: ShapeCache(only_any_size=kind == "predict") for kind in self.kinds
+            kind: ShapeCache(only_any_size=any_size.get(kind, False)) for kind in self.kinds
         }
         self._batchless: dict[str, BoundSession] = {}
         # The session of the last update; None after a batch without an update.
