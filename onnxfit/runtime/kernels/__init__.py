@@ -13,6 +13,7 @@ import onnx
 from onnx import helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
+from onnxfit.runtime.kernels.depthwise import replace_depthwise
 from onnxfit.runtime.kernels.elementwise import fuse_elementwise
 from onnxfit.runtime.kernels.library import DOMAIN, library_path
 from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
@@ -41,8 +42,9 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     types = declared_types(model.graph)
     outputs = {value.name for value in model.graph.output}
-    original: Sequence[onnx.NodeProto] = list(model.graph.node)
-    nodes = replace_pool_gradients(original, types)
+    original: Sequence[onnx.NodeProto] = model.graph.node
+    nodes = replace_depthwise(model.graph)
+    nodes = replace_pool_gradients(nodes, types)
     nodes = fuse_elementwise(nodes, types, outputs)
     if nodes is original:
         return model
