@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 import onnxfit
-from onnxfit.runtime.kernels import with_kernels
+from onnxfit.runtime.kernels import depthwise, with_kernels
 from onnxfit.runtime.kernels.library import DOMAIN
 from tests.runtime.kernels.sessions import kernel_types, run
 
@@ -30,6 +30,12 @@ CONVOLUTIONS = {
     "many images": ((67, 33, 4, 4), (3, 3), "pads=[1,1,1,1]"),
     "all taps": ((1, 2, 9, 9), (7, 7), "pads=[6,0,1,6]"),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sizes take a kernel here, although blocks of channels would be faster for some."""
+    monkeypatch.setattr(depthwise, "channel_block", lambda: 0)
 
 
 def gradient(name: str) -> onnx.ModelProto:
@@ -135,6 +141,24 @@ def test_the_transposed_convolution_of_a_model(kernels: Path) -> None:
     feeds = feeds_of(model)
     (found,), (right,) = run(with_kernels(model), feeds, kernels), run(model, feeds)
     np.testing.assert_allclose(found, right, rtol=0, atol=1e-6 * np.abs(right).max())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ("16,32,32", {"DepthwiseConv", "DepthwiseConvTranspose", "DepthwiseConvWeights"}),
+        ("16,31,32", {"DepthwiseConvTranspose"}),
+        ("17,31,32", {"DepthwiseConv", "DepthwiseConvTranspose", "DepthwiseConvWeights"}),
+    ],
+)
+def test_small_images_are_left_to_blocks_of_channels(
+    sizes: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(depthwise, "channel_block", lambda: 16)
+    channels, *pixels = map(int, sizes.split(","))
+    case = ((2, channels, *pixels), (3, 3), "strides=[2,2], pads=[1,1,1,1]")
+    monkeypatch.setitem(CONVOLUTIONS, "case", case)
+    assert set(kernel_types(gradient("case"))) == expected
 
 
 @pytest.mark.parametrize(
