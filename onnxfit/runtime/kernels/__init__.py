@@ -42,8 +42,8 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     types = declared_types(model.graph)
     outputs = {value.name for value in model.graph.output}
-    original: Sequence[onnx.NodeProto] = model.graph.node
-    nodes = replace_depthwise(model.graph)
+    original: Sequence[onnx.NodeProto] = list(model.graph.node)
+    nodes = replace_depthwise(model.graph, original)
     nodes = replace_pool_gradients(nodes, types)
     nodes = fuse_elementwise(nodes, types, outputs)
     if nodes is original:

@@ -29,7 +29,9 @@ MAX_TAPS = 49
 MIN_PIXELS = 32 * 32
 
 
-def replace_depthwise(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
+def replace_depthwise(
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]
+) -> Sequence[onnx.NodeProto]:
     """Return the nodes of a graph, with a kernel in the place of each depthwise convolution.
 
     The nodes that are not needed any more are still there. The nodes are returned themselves if
@@ -41,7 +43,6 @@ def replace_depthwise(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
         for kernel in [_kernel(convolution)]
         if kernel is not None and _is_faster(convolution)
     }
-    nodes: Sequence[onnx.NodeProto] = graph.node
     return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
 
 
