@@ -1,5 +1,6 @@
 // The operators, as onnxruntime sees them, in the domain "onnxfit.kernels".
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -7,6 +8,7 @@
 #include <new>
 #include <numeric>
 
+#include "depthwise.h"
 #include "elementwise.h"
 #include "max_pool.h"
 #include "onnxruntime_api.h"
@@ -197,6 +199,109 @@ struct MaxPoolGradient {
   }
 };
 
+// DepthwiseConv: y = Conv(x, w, b)
+// DepthwiseConvTranspose: x = ConvTranspose(y, w, b)
+// DepthwiseConvWeights: dw = gradient(x, dy)
+//
+// The attributes are those of Conv, and `sizes`: the rows and columns of the result.
+// -------------------------------------------------------------------------------------------------
+
+enum class Direction { FORWARD, TRANSPOSED, WEIGHTS };
+
+template <Direction DIRECTION>
+struct DepthwiseConv {
+  depthwise::Axes axes;  // without sizes
+  std::vector<int64_t> sizes;
+  size_t inputs = 0;
+
+  ort::Status* read(const ort::KernelInfo* info) {
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    std::vector<int64_t> kernel, strides, dilations, pads;
+    RETURN_IF_FAILED(get_integers(info, "kernel_shape", kernel));
+    RETURN_IF_FAILED(get_integers(info, "strides", strides));
+    RETURN_IF_FAILED(get_integers(info, "dilations", dilations));
+    RETURN_IF_FAILED(get_integers(info, "pads", pads));
+    RETURN_IF_FAILED(get_integers(info, "sizes", sizes));
+    const auto is_in_range = [](const std::vector<int64_t>& numbers, int64_t least, int64_t most) {
+      return numbers.size() == 2 && std::all_of(numbers.begin(), numbers.end(), [=](int64_t n) {
+               return n >= least && n <= most;
+             });
+    };
+    constexpr int64_t most = std::numeric_limits<int16_t>::max();
+    if (!is_in_range(kernel, 1, depthwise::MAX_TAPS) || !is_in_range(strides, 1, most) ||
+        !is_in_range(dilations, 1, most) || !is_in_range(pads, 0, most) ||
+        !is_in_range(sizes, 1, most) || inputs < 2 || inputs > 3 || kernel[0] * kernel[1] > depthwise::MAX_TAPS) {
+      return api->error("The attributes of DepthwiseConv are out of range.");
+    }
+    for (size_t i = 0; i < 2; ++i) axes[i] = {kernel[i], strides[i], dilations[i], pads[i], 1, 1};
+    return nullptr;
+  }
+
+  ort::Status* compute(ort::KernelContext* context) const {
+    constexpr bool has_weights = DIRECTION != Direction::WEIGHTS;
+    Tensor first, second, bias;
+    RETURN_IF_FAILED(get_input(context, 0, first));
+    RETURN_IF_FAILED(get_input(context, 1, second));
+    if (inputs > 2) RETURN_IF_FAILED(get_input(context, 2, bias));
+    if (first.shape.size() != 4 || second.shape.size() != 4 || !first.elements() ||
+        !second.elements()) {
+      return api->error("DepthwiseConv needs images of (images, channels, rows, columns).");
+    }
+    const int64_t channels = first.shape[1];
+    depthwise::Work work{axes, first.shape[0], channels, nullptr, nullptr, nullptr, nullptr, nullptr};
+    std::vector<int64_t> right{channels, 1, axes[0].kernel, axes[1].kernel};
+    std::vector<int64_t> shape{first.shape[0], channels, sizes[0], sizes[1]};
+    if (has_weights) {
+      work.w = static_cast<const float*>(second.data);
+      if (inputs > 2) work.bias = static_cast<const float*>(bias.data);
+    } else {
+      work.dy = static_cast<const float*>(second.data);
+      shape = right;
+      right = {first.shape[0], channels, second.shape[2], second.shape[3]};
+    }
+    if (second.shape != right || (inputs > 2 && bias.elements() != size_t(channels))) {
+      return api->error("The inputs of DepthwiseConv do not fit each other.");
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      depthwise::Axis& axis = work.axes[i];
+      axis.pixels = DIRECTION == Direction::TRANSPOSED ? sizes[i] : first.shape[i + 2];
+      axis.windows = DIRECTION == Direction::TRANSPOSED ? first.shape[i + 2]
+                     : has_weights                      ? sizes[i]
+                                                        : second.shape[i + 2];
+    }
+    (DIRECTION == Direction::TRANSPOSED ? work.dy : work.x) = static_cast<const float*>(first.data);
+    void* result = nullptr;
+    RETURN_IF_FAILED(get_output(context, 0, shape, result));
+    work.result = static_cast<float*>(result);
+    return run_all(context, work);
+  }
+
+ private:
+  static ort::Status* run_all(ort::KernelContext* context, const depthwise::Work& work) {
+    struct Tasks {
+      const depthwise::Work& work;
+      std::atomic<bool> failed;
+    } tasks{work, {false}};
+    const auto task = [](void* data, size_t index) {
+      Tasks& all = *static_cast<Tasks*>(data);
+      try {
+        if constexpr (DIRECTION == Direction::FORWARD) {
+          depthwise::convolve(all.work, int64_t(index));
+        } else if constexpr (DIRECTION == Direction::TRANSPOSED) {
+          depthwise::convolve_transposed(all.work, int64_t(index));
+        } else {
+          depthwise::differentiate_weights(all.work, int64_t(index));
+        }
+      } catch (const std::exception&) {  // it may not reach onnxruntime's threads
+        all.failed = true;
+      }
+    };
+    const int64_t groups = DIRECTION == Direction::WEIGHTS ? 1 : work.image_groups();
+    RETURN_IF_FAILED(run_tasks(context, task, size_t(groups * work.channel_groups()), &tasks));
+    return tasks.failed ? api->error("There is not enough memory for DepthwiseConv.") : nullptr;
+  }
+};
+
 // Registration
 // -------------------------------------------------------------------------------------------------
 
@@ -256,6 +361,12 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<Elementwise<double>, double>([](const CustomOp*) { return "Elementwise64"; }),
       describe<MaxPoolGradient<float>, float>([](const CustomOp*) { return "MaxPoolGradient"; }),
       describe<MaxPoolGradient<double>, double>([](const CustomOp*) { return "MaxPoolGradient64"; }),
+      describe<DepthwiseConv<Direction::FORWARD>, float>(
+          [](const CustomOp*) { return "DepthwiseConv"; }),
+      describe<DepthwiseConv<Direction::TRANSPOSED>, float>(
+          [](const CustomOp*) { return "DepthwiseConvTranspose"; }),
+      describe<DepthwiseConv<Direction::WEIGHTS>, float>(
+          [](const CustomOp*) { return "DepthwiseConvWeights"; }),
   };
   ort::CustomOpDomain* made = nullptr;
   const char* name = "onnxfit.kernels";

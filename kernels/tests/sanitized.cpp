@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 
+#include "depthwise.h"
 #include "elementwise.h"
 #include "max_pool.h"
 
@@ -98,11 +99,44 @@ int run_pools() {
   return trials;
 }
 
+int run_convolutions() {
+  constexpr int trials = 3000;
+  for (int trial = 0; trial < trials; ++trial) {
+    depthwise::Work work{{}, 1 + number_below(6), 1 + number_below(40), {}, {}, {}, {}, {}};
+    for (depthwise::Axis& axis : work.axes) {
+      axis = {1 + number_below(5), 1 + number_below(3), 1 + number_below(3), number_below(6),
+              1 + number_below(trial % 8 == 0 ? 150 : 20), 1 + number_below(20)};
+    }
+    const auto& [rows, columns] = work.axes;
+    const int64_t planes = work.images * work.channels;
+    const int64_t taps = work.channels * rows.kernel * columns.kernel;
+    const auto x = random_array<float>(planes * rows.pixels * columns.pixels);
+    const auto dy = random_array<float>(planes * rows.windows * columns.windows);
+    const auto w = random_array<float>(taps), bias = random_array<float>(work.channels);
+    work.w = w.get();
+    work.bias = trial % 2 ? bias.get() : nullptr;
+    const int64_t tasks = work.channel_groups() * work.image_groups();
+    work.x = x.get();
+    work.result = dy.get();
+    for (int64_t task = 0; task < tasks; ++task) depthwise::convolve(work, task);
+    work.dy = dy.get();
+    work.result = w.get();
+    for (int64_t task = 0; task < work.channel_groups(); ++task) {
+      depthwise::differentiate_weights(work, task);
+    }
+    work.result = x.get();
+    for (int64_t task = 0; task < tasks; ++task) depthwise::convolve_transposed(work, task);
+  }
+  return trials;
+}
+
 }  // namespace
 
 int main() {
+  const int convolutions = run_convolutions();
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
-  std::printf("%d random programs, %d random pools\n", programs, pools);
+  std::printf("%d random programs, %d random pools, %d random convolutions\n", programs, pools,
+              convolutions);
   return programs > 100 ? 0 : 1;
 }

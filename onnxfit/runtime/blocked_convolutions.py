@@ -14,9 +14,7 @@ convolution takes 0.05 to 0.8 of its time without this module, the gradient of i
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -26,15 +24,18 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from onnxfit.graph import names
 from onnxfit.graph.subgraphs import remove_unused_nodes
+from onnxfit.runtime.depthwise import (
+    Depthwise,
+    DepthwiseConv,
+    WeightGradient,
+    depthwise_convolutions,
+)
 
 DOMAIN = "com.microsoft.nchwc"
-_CONVOLUTIONS = {"Conv", "ConvTranspose"}
 # A ConvTranspose with strides becomes several convolutions whose results are interleaved. That
 # takes 0.1 to 1.0 of the time of the operator for results up to this size, and 1.6 to 2.2 above.
 MAX_INTERLEAVED_PIXELS = 256
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -43,22 +44,14 @@ def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
     The model itself is returned if it has no depthwise convolution, or the processor lacks the
     kernels.
     """
-    if not _has_convolutions(model.graph):
-        return model
-    shapes = _static_shapes(model.graph)
-    gradients = _weight_gradients(model.graph, shapes)
-    found: dict[str, DepthwiseConv | WeightGradient] = {}
-    for node in model.graph.node:
-        convolution = _depthwise(node, shapes) or gradients.get(node.output[0])
-        if convolution is not None:
-            found[node.output[0]] = convolution
+    found = depthwise_convolutions(model.graph)
     block = channel_block() if found else 0
     if not block:
         return model
     writer = _Writer(block)
     replaced = {}
     for output, convolution in found.items():
-        if convolution.channels % block == 0 and convolution.write(writer):
+        if convolution.channels % block == 0 and _write(writer, convolution):
             replaced[output] = writer.take()
     if not replaced:
         return model
@@ -67,142 +60,11 @@ def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = [new for node in model.graph.node for new in replaced.get(node.output[0], [node])]
     del blocked.graph.node[:]
     blocked.graph.node.extend(nodes)
-    if gradients:
+    if any(isinstance(found[output], WeightGradient) for output in replaced):
         remove_unused_nodes(blocked.graph)
     blocked.graph.initializer.extend(writer.constants.values())
     blocked.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return blocked
-
-
-def _has_convolutions(graph: onnx.GraphProto) -> bool:
-    """Return whether a graph has a convolution, or a marked gradient of convolution weights."""
-    return any(node.op_type in _CONVOLUTIONS or node.metadata_props for node in graph.node)
-
-
-@dataclass(frozen=True)
-class DepthwiseConv:
-    """A Conv or ConvTranspose of images whose filters each read one channel."""
-
-    node: onnx.NodeProto
-    x: tuple[int, ...]  # shapes: (images, channels, rows, columns)
-    y: tuple[int, ...]
-    kernel: tuple[int, int]
-    attributes: Mapping[str, Any]
-
-    @property
-    def channels(self) -> int:
-        return self.x[1]
-
-    def write(self, writer: _Writer) -> bool:
-        """Write the nodes that replace the node; return False if its attributes do not allow it."""
-        write = _conv if self.node.op_type == "Conv" else _conv_transpose
-        return write(writer, self)
-
-
-@dataclass(frozen=True)
-class WeightGradient:
-    """The gradient of a depthwise convolution's weights, computed by any number of nodes.
-
-    It is itself a convolution of the pixels of `large`, separate for each image and channel, with
-    the pixels of `small` as weights. Its result has a pixel for each tap; images are summed.
-    """
-
-    node: onnx.NodeProto  # the last one
-    large: str
-    small: str
-    pixels: tuple[int, ...]  # shapes: (images, channels, rows, columns)
-    positions: tuple[int, ...]
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads_before: tuple[int, ...]
-
-    @property
-    def channels(self) -> int:
-        return self.pixels[1]
-
-    def write(self, writer: _Writer) -> bool:
-        """Write the nodes that replace the last node; return False if a pad would be negative."""
-        images, channels, *pixels = self.pixels
-        positions = self.positions[2:]
-        axes = zip(pixels, positions, self.kernel, self.strides, self.dilations, self.pads_before)
-        pads_after = [
-            (taps - 1) * dilation + (count - 1) * stride + 1 - size - before
-            for size, count, taps, stride, dilation, before in axes
-        ]
-        if min(*pads_after, *self.pads_before) < 0:
-            return False
-        name = self.node.name
-        x = writer.reorder(self.large, f"{name}/images")
-        x = writer.reshape(x, 1, images * channels, *pixels, name=f"{name}/one_image")
-        w = writer.reorder_once(self.small, f"{name}/weights")
-        w = writer.reshape(w, images * channels, 1, *positions, name=f"{name}/weights_of_images")
-        y = writer.add(
-            "Conv", x, w, name=f"{name}/blocked", domain=DOMAIN, group=images * channels,
-            kernel_shape=positions, strides=self.dilations, dilations=self.strides,
-            pads=[*self.pads_before, *pads_after],
-        )  # fmt: skip
-        y = writer.reshape(y, images, -1, name=f"{name}/of_images")
-        y = writer.add("ReduceSum", y, writer.integers(0), name=f"{name}/sum", keepdims=1)
-        y = writer.reshape(y, 1, channels, *self.kernel, name=f"{name}/taps")
-        y = writer.add("ReorderOutput", y, name=f"{name}/plain", domain=DOMAIN, channels=channels)
-        shape = writer.integers(channels, 1, *self.kernel)
-        writer.nodes.append(helper.make_node("Reshape", [y, shape], self.node.output, name))
-        return True
-
-
-def _weight_gradients(graph: onnx.GraphProto, shapes: Shapes) -> dict[str, WeightGradient]:
-    """Return the gradients of depthwise convolutions' weights whose nodes are marked.
-
-    See `names.DEPTHWISE_WEIGHTS`. A mark on several nodes, such as copies, is not used.
-    """
-    notes: dict[str, dict[str, list[tuple[onnx.NodeProto, list[Any]]]]] = defaultdict(dict)
-    for node in graph.node:
-        for entry in node.metadata_props:
-            if entry.key in _NOTES:
-                key, *note = json.loads(entry.value)
-                notes[key].setdefault(entry.key, []).append((node, note))
-    gradients = {}
-    for noted in notes.values():
-        if set(noted) != _NOTES or any(len(nodes) > 1 for nodes in noted.values()):
-            continue
-        ((large, (i,)),) = noted[names.DEPTHWISE_LARGE]
-        ((small, (j,)),) = noted[names.DEPTHWISE_SMALL]
-        ((last, attributes),) = noted[names.DEPTHWISE_WEIGHTS]
-        operands = (large.input[i], small.input[j])
-        pixels, positions, w = (shapes.get(v, ()) for v in (*operands, last.output[0]))
-        if len(pixels) == len(positions) == len(w) == 4:
-            gradients[last.output[0]] = WeightGradient(
-                last, *operands, pixels, positions, w[2:], *map(tuple, attributes)
-            )
-    return gradients
-
-
-_NOTES = {names.DEPTHWISE_LARGE, names.DEPTHWISE_SMALL, names.DEPTHWISE_WEIGHTS}
-
-
-def _depthwise(node: onnx.NodeProto, shapes: Shapes) -> DepthwiseConv | None:
-    """Return the depthwise convolution of a node, if its sizes are known."""
-    if node.op_type not in _CONVOLUTIONS or node.domain:
-        return None
-    x, w, y = (shapes.get(name, ()) for name in (*node.input[:2], node.output[0]))
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    is_depthwise = len(x) == len(w) == len(y) == 4 and attributes.get("group") == w[0] == x[1]
-    if not is_depthwise or w[1] != 1:
-        return None
-    return DepthwiseConv(node, x, y, (w[2], w[3]), attributes)
-
-
-def _static_shapes(graph: onnx.GraphProto) -> Shapes:
-    """Return the shapes of the float32 values whose sizes are known, without constants."""
-    shapes = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        if tensor.elem_type == onnx.TensorProto.FLOAT and tensor.HasField("shape"):
-            sizes = tuple(dim.dim_value for dim in tensor.shape.dim)
-            if all(sizes):
-                shapes[value.name] = sizes
-    return shapes
 
 
 # Operators
@@ -253,6 +115,14 @@ class _Writer:
         if value not in self.reordered:
             self.reordered[value] = self.reorder(value, name)
         return self.reordered[value]
+
+
+def _write(writer: _Writer, convolution: Depthwise) -> bool:
+    """Write the nodes that replace the last node; return False if the attributes forbid it."""
+    if isinstance(convolution, WeightGradient):
+        return _weight_gradient(writer, convolution)
+    write = _conv if convolution.node.op_type == "Conv" else _conv_transpose
+    return write(writer, convolution)
 
 
 def _conv(writer: _Writer, convolution: DepthwiseConv) -> bool:
@@ -325,6 +195,42 @@ def _conv_transpose(writer: _Writer, convolution: DepthwiseConv) -> bool:
     y = writer.add("Concat", *stripes, name=f"{node.name}/stripes", axis=1)
     y = writer.reshape(y, images, channels, rows, columns, name=f"{node.name}/interleaved")
     _reorder_back(writer, y, convolution)
+    return True
+
+
+def _weight_gradient(writer: _Writer, gradient: WeightGradient) -> bool:
+    """Write a convolution, separate for each image and channel, whose result is the gradient.
+
+    It convolves the pixels of `large` with those of `small` as weights. Its result has a pixel for
+    each tap; images are summed.
+    """
+    images, channels, *pixels = gradient.pixels
+    positions = gradient.positions[2:]
+    kernel = gradient.kernel
+    pads = gradient.pads_before
+    axes = zip(pixels, positions, kernel, gradient.strides, gradient.dilations, pads)
+    pads_after = [
+        (taps - 1) * dilation + (count - 1) * stride + 1 - size - before
+        for size, count, taps, stride, dilation, before in axes
+    ]
+    if min(*pads_after, *pads) < 0:
+        return False
+    name = gradient.node.name
+    x = writer.reorder(gradient.large, f"{name}/images")
+    x = writer.reshape(x, 1, images * channels, *pixels, name=f"{name}/one_image")
+    w = writer.reorder_once(gradient.small, f"{name}/weights")
+    w = writer.reshape(w, images * channels, 1, *positions, name=f"{name}/weights_of_images")
+    y = writer.add(
+        "Conv", x, w, name=f"{name}/blocked", domain=DOMAIN, group=images * channels,
+        kernel_shape=positions, strides=gradient.dilations, dilations=gradient.strides,
+        pads=[*pads, *pads_after],
+    )  # fmt: skip
+    y = writer.reshape(y, images, -1, name=f"{name}/of_images")
+    y = writer.add("ReduceSum", y, writer.integers(0), name=f"{name}/sum", keepdims=1)
+    y = writer.reshape(y, 1, channels, *kernel, name=f"{name}/taps")
+    y = writer.add("ReorderOutput", y, name=f"{name}/plain", domain=DOMAIN, channels=channels)
+    shape = writer.integers(channels, 1, *kernel)
+    writer.nodes.append(helper.make_node("Reshape", [y, shape], gradient.node.output, name))
     return True
 
 

@@ -95,10 +95,10 @@ def compile_model(
     if threads is not None:
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent reads values by their names
+        model = use_kernels(model, options)
         model = with_blocked_convolutions(model)
         # Inference graphs are left to onnxruntime, which may have integer kernels for their layers.
         model = model if uses_integers else with_fused_activations(model)
-        model = use_kernels(model, options)
     older = (
         device.forms == "cuda"
         or (uses_integers and quantizes(model))

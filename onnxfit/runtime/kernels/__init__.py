@@ -13,6 +13,7 @@ import onnx
 from onnx import helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
+from onnxfit.runtime.kernels.depthwise import replace_depthwise
 from onnxfit.runtime.kernels.elementwise import fuse_elementwise
 from onnxfit.runtime.kernels.library import DOMAIN, library_path
 from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
@@ -42,7 +43,8 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     types = declared_types(model.graph)
     outputs = {value.name for value in model.graph.output}
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
-    nodes = replace_pool_gradients(original, types)
+    nodes = replace_depthwise(model.graph, original)
+    nodes = replace_pool_gradients(nodes, types)
     nodes = fuse_elementwise(nodes, types, outputs)
     if nodes is original:
         return model

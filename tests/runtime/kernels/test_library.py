@@ -15,12 +15,20 @@ import pytest
 import onnxfit
 from onnxfit import Trainer
 from onnxfit.optimizers import SGD, Adam, AdamW
-from onnxfit.runtime import kernels
+from onnxfit.runtime import kernels as kernel_room
 from onnxfit.runtime.kernels import library, library_path
 from onnxfit.runtime.kernels.library import DOMAIN
 from tests.models import convolutional, mlp
 
 RNG = np.random.default_rng(0)
+SEPARABLE = """<ir_version: 8, opset_import: ["": 20]>
+    separable (float[N, 1, 8, 8] x) => (float[N, 3] y) <float[6, 1, 3, 3] stem, float[6, 1, 3, 3] depthwise,
+        float[4, 6, 1, 1] pointwise, float[64, 3] head>
+    {
+        s = Conv<pads=[1, 1, 1, 1]>(x, stem)  t = Tanh(s)
+        d = Conv<group=6, strides=[2, 2], pads=[1, 1, 1, 1]>(t, depthwise)
+        p = Conv(d, pointwise)  flat = Flatten<axis=1>(p)  y = MatMul(flat, head)
+    }"""
 TRANSFORMER = """<ir_version: 8, opset_import: ["": 20]>
     encoder (float[N, 4, 6] x) => (float[N, 3] y) <float[6, 6] query, float[6, 6] key, float[6] scale, float[6] bias,
         float[6, 12] first, float[12, 6] second, float[24, 3] head>
@@ -33,16 +41,28 @@ TRANSFORMER = """<ir_version: 8, opset_import: ["": 20]>
     }"""
 
 
-def transformer() -> onnx.ModelProto:
-    text = TRANSFORMER
-    for name, shape in {
-        "query": (6, 6), "key": (6, 6), "first": (6, 12), "second": (12, 6), "head": (24, 3),
-        "scale": (6,), "bias": (6,),
-    }.items():  # fmt: skip
+def with_weights(text: str, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """The model of a text, with random weights in the place of those that it names."""
+    for name, shape in shapes.items():
         numbers = np.random.default_rng(len(name)).normal(size=shape).ravel() / 3
         text = text.replace(f" {name},", f" {name} = {{{', '.join(map(str, numbers))}}},", 1)
         text = text.replace(f" {name}>", f" {name} = {{{', '.join(map(str, numbers))}}}>", 1)
     return onnx.parser.parse_model(text)
+
+
+def transformer() -> onnx.ModelProto:
+    shapes = {
+        "query": (6, 6), "key": (6, 6), "first": (6, 12), "second": (12, 6), "head": (24, 3),
+        "scale": (6,), "bias": (6,),
+    }  # fmt: skip
+    return with_weights(TRANSFORMER, shapes)
+
+
+def separable() -> onnx.ModelProto:
+    shapes = {
+        "stem": (6, 1, 3, 3), "depthwise": (6, 1, 3, 3), "pointwise": (4, 6, 1, 1), "head": (64, 3),
+    }  # fmt: skip
+    return with_weights(SEPARABLE, shapes)
 
 
 IMAGES = RNG.normal(size=(24, 1, 8, 8)).astype(np.float32)
@@ -51,6 +71,7 @@ NETWORKS: dict[str, tuple[Any, np.ndarray]] = {
     "mlp": (mlp, RNG.normal(size=(24, 4)).astype(np.float32)),
     # without BatchNormalization: the bias before it has no gradient but rounding, which Adam scales up
     "cnn": (lambda: convolutional(batch_norm=False), IMAGES),
+    "separable": (separable, IMAGES),
     "transformer": (transformer, RNG.normal(size=(24, 4, 6)).astype(np.float32)),
 }
 OPTIMIZERS = {"adamw": AdamW(0.01), "momentum": SGD(0.02, momentum=0.9)}
@@ -80,17 +101,43 @@ def test_training_with_kernels_follows_training_without(
         np.testing.assert_allclose(fast.get_weights()[name], w, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("network", ["cnn", "separable"])
+def test_half_precision_with_kernels_follows_half_precision_without(
+    network: str, precision: str, kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, losses = trained(network, AdamW(0.01), precision=precision)
+    monkeypatch.setenv(library.SWITCH, "off")
+    _, expected = trained(network, AdamW(0.01), precision=precision)
+    # a sum that is rounded to another number of half precision moves the loss by 2^-9 of a term
+    np.testing.assert_allclose(losses, expected, rtol=2e-3)
+
+
+def test_depthwise_kernels_train(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: set[str] = set()
+    rewrite = kernel_room.with_kernels
+
+    def observed(model: onnx.ModelProto) -> onnx.ModelProto:
+        faster = rewrite(model)
+        used.update(node.op_type for node in faster.graph.node if node.domain == DOMAIN)
+        return faster
+
+    monkeypatch.setattr(kernel_room, "with_kernels", observed)
+    trained("separable", Adam(0.01))
+    assert used >= {"DepthwiseConv", "DepthwiseConvTranspose", "DepthwiseConvWeights"}
+
+
 def domains_of_compiled(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The domains of the nodes of each graph that is compiled from now on with kernels."""
     seen: list[set[str]] = []
-    rewrite = kernels.with_kernels
+    rewrite = kernel_room.with_kernels
 
     def observed(model: onnx.ModelProto) -> onnx.ModelProto:
         faster = rewrite(model)
         seen.append({node.domain for node in faster.graph.node})
         return faster
 
-    monkeypatch.setattr(kernels, "with_kernels", observed)
+    monkeypatch.setattr(kernel_room, "with_kernels", observed)
     return seen
 
 
