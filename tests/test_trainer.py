@@ -415,7 +415,7 @@ class TestFiles:
         monkeypatch.setattr("os.fsync", full)
         with pytest.raises(
             CheckpointError,
-            match=r"cannot be written: No space left on device. The training state is intact",
+            match=r"cannot be written: No space left on device. The training state is unchanged",
         ):
             trainer.save(path)
         assert path.read_bytes() == before

@@ -127,7 +127,7 @@ def main() -> None:
     """Train ONNX models: a model.onnx and a file of data give a trained.onnx.
 
     \b
-    onnxfit inspect model.onnx                                     can it be trained?
+    onnxfit inspect model.onnx
     onnxfit fit model.onnx -d digits.npz --loss cross_entropy -o trained.onnx
     onnxfit predict trained.onnx -d new.csv -o predictions.csv
 

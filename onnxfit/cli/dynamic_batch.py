@@ -35,7 +35,8 @@ def dynamic_batch(model: str, output: Path, axis: tuple[str, ...], name: str) ->
 
     \b
     onnxfit dynamic-batch model.onnx any-batch.onnx
-    onnxfit dynamic-batch model.onnx any-batch.onnx --axis states=1 --axis table=none
+    onnxfit dynamic-batch model.onnx any-batch.onnx --axis states=1 \\
+        --axis table=none
     """
     write_model(output, with_dynamic_batch(model, axes=_axes(axis), name=name))
     click.echo(f"{model} -> {output}")

@@ -39,7 +39,8 @@ def evaluate(
     A checkpoint contains its loss and metrics; --loss and --metrics replace them.
 
     \b
-    onnxfit evaluate trained.onnx --data test.npz --loss cross_entropy --metrics accuracy
+    onnxfit evaluate trained.onnx --data test.npz --loss cross_entropy \\
+        --metrics accuracy
     """
     trainer_settings: dict[str, Any] = {"device": device}
     if loss or not is_checkpoint(model):

@@ -266,8 +266,8 @@ def fit(
     With --checkpoint, `onnxfit resume` continues it exactly.
 
     \b
-    onnxfit fit model.onnx --data digits.npz --loss cross_entropy --optimizer adam \\
-        --epochs 10 --metrics accuracy --validation-split 0.2 \\
+    onnxfit fit model.onnx --data digits.npz --loss cross_entropy \\
+        --optimizer adam --epochs 10 --metrics accuracy --validation-split 0.2 \\
         --tensorboard runs/first --checkpoint checkpoints/ --output trained.onnx
     """
     if not any(fit_options[name] for name in ("output", "adapter_output", "checkpoint")):

@@ -72,7 +72,8 @@ def quantization_report(
     them.
 
     \b
-    onnxfit quantization-report float.onnx int8.onnx --data test.npz --loss cross_entropy
+    onnxfit quantization-report float.onnx int8.onnx --data test.npz \\
+        --loss cross_entropy
     onnxfit quantization-report float.onnx int8.onnx --data test.npz -o report.svg
     """
     if output is not None:

@@ -84,7 +84,8 @@ def quantize(
 
     \b
     onnxfit quantize model.onnx calibration.npz -o model.int8.onnx
-    onnxfit quantize model.onnx -o model.int4.onnx --weights int4 --activations none
+    onnxfit quantize model.onnx -o model.int4.onnx --weights int4 \\
+        --activations none
     """
     proto = load_model(model)
     calibration = None

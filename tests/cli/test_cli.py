@@ -48,6 +48,13 @@ def test_every_command_teaches(name: str) -> None:
             assert parameter.help.endswith("."), parameter.name
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = done(*name.split(), "--help")
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
 def test_examples_use_options_that_exist() -> None:
     for name in COMMANDS:
         text = done(name, "--help").replace("\\\n", " ")
