@@ -202,30 +202,55 @@ def measure(seconds: float, variants: bool) -> dict[str, Any]:
     return {"ranks": world.size, "cores": os.cpu_count(), "networks": found}
 
 
-def overhead(found: dict[str, list[float]], what: str, alone: str) -> tuple[float, float]:
-    """Return the difference of the least times of two steps, and the median one within a turn."""
-    pairs = zip(found[what], found[alone])
-    return min(found[what]) - min(found[alone]), statistics.median(a - b for a, b in pairs)
+Figures = tuple[float, float]  # the median and the minimum
+
+
+def middle_and_least(times: list[float]) -> Figures:
+    return statistics.median(times), min(times)
+
+
+def overhead(found: dict[str, list[float]], what: str) -> Figures:
+    """Return the median difference to a step alone in one round, and that of the minima."""
+    alone = found["PyTorch alone" if what.startswith("PyTorch") else "onnxfit alone"]
+    pairs = zip(found[what], alone)
+    return statistics.median(a - b for a, b in pairs), min(found[what]) - min(alone)
+
+
+def divided(figures: Figures, by: Figures) -> Figures:
+    return figures[0] / by[0], figures[1] / by[1]
+
+
+def shown(figures: Figures) -> str:
+    middle, least = (f"{x:.2f}" if abs(x) < 10 else f"{x:,.0f}" for x in figures)
+    return f"{middle} ({least})"
 
 
 def table(results: dict[str, Any]) -> str:
     """Return the figures as a table in Markdown."""
     lines = [
-        f"Microseconds of the slower rank, with {results['ranks']} ranks on {results['cores']} cores and one thread each: the minimum over all rounds. Overhead is"
-        " the step with the sum minus the step alone; the median of that difference is in brackets.",
+        f"Microseconds of the slower rank, with {results['ranks']} ranks on {results['cores']} cores and one thread each: the median of all rounds, and the"
+        " minimum in brackets. Overhead is the step with the sum minus the step alone: the median of the differences in one round, and in brackets the"
+        " difference of the minima.",
         "",
-        "| network | step alone | with the sum | overhead | sum alone | DDP: alone | with the sum | overhead | sum alone | overhead / DDP's |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| network | step alone | with the sum | overhead | part of the step | sum alone | DDP: alone | with the sum | overhead | sum alone | overhead / DDP's |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in results["networks"].items():
-        least = {what: min(times) for what, times in found.items()}
-        ours, our_median = overhead(found, "onnxfit", "onnxfit alone")
-        theirs, their_median = overhead(found, "PyTorch DDP", "PyTorch alone")
-        lines.append(
-            f"| {name} | {least['onnxfit alone']:,.0f} | {least['onnxfit']:,.0f} | {ours:,.0f} ({our_median:,.0f}) | {least['onnxfit, sum']:,.0f}"
-            f" | {least['PyTorch alone']:,.0f} | {least['PyTorch DDP']:,.0f} | {theirs:,.0f} ({their_median:,.0f}) | {least['sum on gloo']:,.0f}"
-            f" | {ours / theirs:.2f} ({our_median / their_median:.2f}) |"
-        )
+        ours, theirs = overhead(found, "onnxfit"), overhead(found, "PyTorch DDP")
+        alone = middle_and_least(found["onnxfit alone"])
+        cells = [
+            alone,
+            middle_and_least(found["onnxfit"]),
+            ours,
+            divided(ours, alone),
+            middle_and_least(found["onnxfit, sum"]),
+            middle_and_least(found["PyTorch alone"]),
+            middle_and_least(found["PyTorch DDP"]),
+            theirs,
+            middle_and_least(found["sum on gloo"]),
+            divided(ours, theirs),
+        ]
+        lines.append(f"| {name} | {' | '.join(map(shown, cells))} |")
     return "\n".join(lines)
 
 
@@ -237,7 +262,7 @@ def table_of_variants(results: dict[str, Any]) -> str:
     ]
     for name, found in results["networks"].items():
         cells = [
-            "{:,.0f} ({:,.0f})".format(*overhead(found, what, "onnxfit alone"))
+            shown(overhead(found, what))
             for what in ("onnxfit", "onnxfit, float16", "onnxfit, averages")
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")

@@ -353,12 +353,12 @@ BODIES = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x, float[2] oute
 class TestText:
     def test_a_line_per_node_grouped_by_part(self) -> None:
         lines = text(train_step(linear(b=0.0))).splitlines()
-        assert lines[0] == "model: 19 nodes"
+        assert lines[0] == "model: 18 nodes"
         titles = [line for line in lines[1:] if line and not line.startswith(" ")]
         assert titles == ["inputs", "weights", "model", "loss", "gradient", "optimizer", "outputs"]
-        assert "  s: float32[N, 1] = MatMul(x, w)" in lines
+        assert "  y: float32[N, 1] = Gemm(x, w, b)" in lines
         assert "  w/next: float32[1, 1] = Sub(w, optimizer/w/Mul.out)" in lines
-        assert sum(" = " in line for line in lines) == 19
+        assert sum(" = " in line for line in lines) == 18
 
     def test_small_constants_are_written_where_they_are_used(self) -> None:
         model = onnx.parser.parse_model(

@@ -120,7 +120,9 @@ def test_linear_classifiers_are_the_same_written_out(
         else [7, -2, 5][: max(2, len(coefficients))]
     )
     intercepts = (
-        np.array([-0.25, 0.25]) if rows == "opposite" else RANDOM.normal(size=len(coefficients))
+        np.array([-0.25, 0.25])
+        if rows == "opposite"
+        else np.random.default_rng(1).normal(size=len(coefficients))
     )
     if transform == "PROBIT":  # which takes probabilities
         coefficients, intercepts = coefficients * 0.05, np.full(len(coefficients), 0.5)
@@ -153,7 +155,7 @@ def test_linear_regressors_are_the_same_written_out(
 ) -> None:
     scale = 0.05 if transform == "PROBIT" else 1.0
     attributes: dict[str, Any] = {
-        "coefficients": (scale * RANDOM.normal(size=targets * 4)).tolist(),
+        "coefficients": (scale * np.random.default_rng(2).normal(size=targets * 4)).tolist(),
         "targets": targets,
     }
     x = X
@@ -370,7 +372,7 @@ def estimators() -> dict[str, Any]:
     from sklearn.svm import LinearSVC
 
     numbers = X @ np.array([1.0, -2, 0.5, 0]) + 0.3
-    several = X @ RANDOM.normal(size=(4, 2))
+    several = X @ np.random.default_rng(3).normal(size=(4, 2))
     small: dict[str, Any] = {"hidden_layer_sizes": (5,), "max_iter": 5, "random_state": 0}
     columns = ColumnTransformer([("a", StandardScaler(), [0, 2]), ("b", MinMaxScaler(), [3, 1])])
     trees = RandomForestRegressor(3, max_depth=3, random_state=0)

@@ -252,7 +252,7 @@ def test_numbers_that_are_no_initializers_stay() -> None:
     for tensor in model.graph.initializer:
         if tensor.name == "x_zero":
             tensor.CopyFrom(numpy_helper.from_array(np.full((1, 1), 100, np.uint8), "x_zero"))
-    with pytest.raises(ModelError, match="points x_zero/expanded to match others"):
+    with pytest.raises(ModelError, match="points x_zero/expanded to stay consistent with others"):
         unfold(model, LEARNED)
 
 
