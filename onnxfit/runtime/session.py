@@ -328,6 +328,8 @@ class BoundSession:
                 buffer.sync()
             self._last_bound = self._bound[state.current]
             self._bind_per_run(binding, self._last_bound, values or {})
+        # A run that fails may have overwritten the values to which `revert` returns.
+        state.commit(self._written_groups)
         try:
             self._run(binding, options)
         except Exception as error:

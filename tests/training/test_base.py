@@ -11,7 +11,7 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback, LambdaCallback
-from onnxfit.errors import DataError, MissingAttributeError, SettingError
+from onnxfit.errors import DataError, MissingAttributeError, SettingError, StepError
 from onnxfit.metrics import MeanSquaredError, Metric
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.schedules import Exponential
@@ -248,6 +248,30 @@ def test_revert_step_after_set_weights_does_nothing() -> None:
     trainer.revert_step()
     np.testing.assert_equal(trainer.get_state(), state)
     assert trainer.get_weights()["w"].item() == 5
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_revert_step_after_a_failed_step_does_nothing(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed run may have overwritten the values before the last step."""
+    trainer = new(optimizer=Adam(0.1), backend=backend)
+    trainer.train_on_batch(X, Y)
+    state = trainer.get_state()
+    session = trainer._backend.last_update
+    run = session._run
+
+    def fail_late(*arguments: Any) -> None:
+        run(*arguments)
+        raise RuntimeError("a node at the end failed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(session, "_run", fail_late)
+        with pytest.raises(StepError):
+            trainer.train_on_batch(X * 2, Y)
+    np.testing.assert_equal(trainer.get_state(), state)
+    trainer.revert_step()
+    np.testing.assert_equal(trainer.get_state(), state)
 
 
 def test_a_metric_that_fails_undoes_the_step() -> None:
