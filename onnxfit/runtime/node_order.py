@@ -63,6 +63,16 @@ def _sort(nodes: Any, ranks: Sequence[int]) -> None:
     nodes.sort(key=lambda node: next(rank_of_next))
 
 
+def plans_much_memory(graph: onnx.GraphProto) -> bool:
+    """Return whether onnxruntime plans the memory of a graph's values, and they are large in total.
+
+    It plans the memory of values of known size. It does not plan those of a subgraph.
+    """
+    if any(subgraph_protos(attribute) for node in graph.node for attribute in node.attribute):
+        return False
+    return MAX_BYTES_IN_MEMORY < _bytes_of_values(graph) < math.inf
+
+
 def _bytes_of_values(graph: onnx.GraphProto) -> float:
     """Return the size of all values between the inputs and the outputs of a graph.
 

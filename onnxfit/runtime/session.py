@@ -30,7 +30,7 @@ from onnxfit.runtime.fused_activations import with_fused_activations
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import use_kernels
-from onnxfit.runtime.node_order import compilation_order
+from onnxfit.runtime.node_order import compilation_order, plans_much_memory
 from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
@@ -85,6 +85,10 @@ def compile_model(
     if makes_four_bits(model):
         # onnxruntime reuses the memory of packed integers of four bits for tensors of the same
         # shape with a byte for each element, and writes beyond its end (onnxruntime/pull/32611).
+        options.enable_mem_reuse = False
+    if plans_much_memory(model.graph):
+        # A value would get the memory of an earlier value of its size. The plan for all memory then
+        # takes the two for one value, which nothing else may overlap in the meantime.
         options.enable_mem_reuse = False
     if not busy_wait:
         options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -19,6 +19,7 @@ from onnxfit.step.rewrites.mask_before_unpool import mask_before_unpool
 from onnxfit.step.rewrites.multiply_few_columns import multiply_few_columns
 from onnxfit.step.rewrites.multiply_once import multiply_once
 from onnxfit.step.rewrites.pool_tall_images import pool_tall_images
+from onnxfit.step.rewrites.sum_before_scaling import sum_before_scaling
 from onnxfit.step.rewrites.update_in_product import update_in_product
 
 NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
@@ -61,7 +62,10 @@ CASES = [
     (multiply_once, "pooled"),
     (pool_tall_images, "even maxima"),
     (mask_before_unpool, "odd maxima"),
+    (sum_before_scaling, "normalised"),
 ]
+# rewrites that must run before a rewrite finds its nodes
+EARLIER = {sum_before_scaling: (broadcast_late,)}
 
 
 def graph_of(name: str, known: bool) -> onnx.ModelProto:
@@ -92,9 +96,10 @@ def results(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 def test_a_rewrite_changes_no_number(
     rewrite, model: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finish, "REWRITES", ())
+    earlier = EARLIER.get(rewrite, ())
+    monkeypatch.setattr(finish, "REWRITES", earlier)
     plain = graph_of(model, known)
-    monkeypatch.setattr(finish, "REWRITES", (rewrite,))
+    monkeypatch.setattr(finish, "REWRITES", (*earlier, rewrite))
     found = graph_of(model, known)
     onnx.checker.check_model(found, full_check=True)
     if known or rewrite not in NEED_SIZES:
@@ -386,3 +391,31 @@ def test_onnxruntime_computes_the_same_bits_without_the_rewrite_of_a_bias(
     monkeypatch.setattr(finish, "REWRITES", tuple(r for r in REWRITES if r is not bias_in_product))
     for name, array in results(graph_of("layers", known=True)).items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+CENTRED = (
+    "mean = ReduceMean(x, rows) centred = Sub(x, mean) scaled = Mul(dy, f) rest = Mul({k}, {c})"
+)
+CENTRED_INPUTS = "float[2,3] x, float[2,3] dy, float[1,3] f, float[1,3] k, float[2,3] whole"
+
+
+def sums(k: str = "k", c: str = "centred", axes: str = "rows") -> list[str]:
+    """The inputs of the sums in a gradient of a normalization, after the passes."""
+    text = f"""<ir_version: 8, opset_import: ["": 21]> g ({CENTRED_INPUTS})
+        => (float[1,3] bias, float[1,3] mean_gradient) <int64[1] rows = {{0}}, int64[1] columns = {{1}}>
+        {{ {CENTRED.format(k=k, c=c)} total = Add(scaled, rest)
+           bias = ReduceSum(dy, {axes}) mean_gradient = ReduceSum(total, rows) }}"""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    sum_before_scaling(model.graph)
+    return [node.inputs[0].name for node in model.graph if node.op_type == "ReduceSum"]
+
+
+def test_a_sum_of_centred_values_is_not_computed() -> None:
+    assert sums() == ["dy"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"k": "whole"}, {"c": "x"}, {"axes": "columns"}], ids=["weighted", "x", "axes"]
+)
+def test_sums_of_other_values_stay(other: dict[str, str]) -> None:
+    assert sums(**other) == ["dy", "total"]
