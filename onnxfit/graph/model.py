@@ -24,7 +24,7 @@ from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, convert_opset
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import unroll_sequences
-from onnxfit.graph.shared_tensors import Contents, include_shared, replace_tensors
+from onnxfit.graph.shared_tensors import Contents, include_shared, replace_tensors, to_proto
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.subgraphs import subgraph_protos, subgraphs_of
 from onnxfit.graph.tensors import require_initializers
@@ -155,7 +155,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
     try:
-        return ir.to_proto(model)
+        return to_proto(model)
     except ir.serde.SerdeError as error:
         # for instance a hidden size of -2^63: an LSTM's weights have four times that size
         raise ModelError(
@@ -165,7 +165,7 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
 
 def _inferred(proto: onnx.ModelProto) -> ir.Model:
     """Return a new model with the type and shape of every value that can be inferred."""
-    model = ir.from_proto(_infer_by_onnx(proto))
+    model = to_ir(_infer_by_onnx(proto))
     _complete_ranks(model.graph)
     return model
 
@@ -231,7 +231,7 @@ def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) ->
     _fold(model, shapes)
     if changed and not _has_static_shapes(model.graph):
         # ONNX's inference of a whole model goes into subgraphs and follows the names of sizes.
-        proto = ir.to_proto(model)
+        proto = _to_proto(model)
         del proto.graph.value_info[:]
         model = _inferred(proto)
         _fold(model, shapes)

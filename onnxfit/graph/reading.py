@@ -168,18 +168,32 @@ def _parse(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list
 
 
 def _parse_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
-    """Return the same, and the arrays that the tensors of a large model refer to."""
+    """Return the same, and the arrays that the tensors of a large model refer to.
+
+    So do the tensors of a model with packed weights, because each compiled graph packs its own copy
+    of them.
+    """
     if isinstance(source, str):
         size = os.path.getsize(source)
-        if size <= tensors.MAX_COPIED_BYTES:  # its tensors may be in other files
-            source_model = onnx.load(source, load_external_data=False)
-            size = sum(nbytes(t) for t in source_model.graph.initializer if is_external(t))
     elif isinstance(source, bytes):
         size = len(source)
     else:
         size = sum(tensor.ByteSize() for tensor in source.graph.initializer)
         size += sum(array.nbytes for array in shared_arrays(source))
-    return with_shared(source) if size > tensors.MAX_COPIED_BYTES else _parse(source)
+    if size > tensors.MAX_COPIED_BYTES:
+        return with_shared(source)
+    if isinstance(source, str):  # its tensors may be in other files
+        model = onnx.load(source, load_external_data=False)
+        size = sum(nbytes(t) for t in model.graph.initializer if is_external(t))
+        shares = size > tensors.MAX_COPIED_BYTES or _has_packed_weights(model)
+        return with_shared(source) if shares else _parse(source)
+    model, arrays = _parse(source)
+    return with_shared(source) if _has_packed_weights(model) else (model, arrays)
+
+
+def _has_packed_weights(model: onnx.ModelProto) -> bool:
+    """Return whether a kernel of the model packs its own copy of a weight."""
+    return any(node.op_type == "MatMulNBits" for node in nodes_of(model.graph))
 
 
 def _refuse_other_kind(file: BinaryIO, description: str) -> None:

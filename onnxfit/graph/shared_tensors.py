@@ -8,7 +8,7 @@ Copies of the proto are small, and all graphs read the same arrays.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Union
@@ -101,11 +101,50 @@ def array_of(tensor: onnx.TensorProto) -> Array:
     return data.view(dtype).reshape(tuple(tensor.dims))
 
 
+class SharedTensor(ir.Tensor[Array]):
+    """A tensor for onnx-ir with the values of an array that a proto refers to.
+
+    - `tensor`: the proto.
+    """
+
+    def __init__(self, tensor: onnx.TensorProto) -> None:
+        super().__init__(array_of(tensor), ir.DataType(tensor.data_type), name=tensor.name)
+        self._tensor = tensor
+        self._contents = contents_of(tensor)  # keeps the array alive
+
+    def reference(self) -> ir.TensorProtocol:
+        """Return the same tensor, which onnx-ir writes as a reference to the array."""
+        copy = onnx.TensorProto()
+        copy.CopyFrom(self._tensor)
+        return ir.serde.TensorProtoTensor(copy)
+
+
 def ir_tensor(tensor: onnx.TensorProto) -> ir.TensorProtocol:
     """Return a tensor for onnx-ir, which shares its memory."""
-    if shared_bytes(tensor) is None:
+    if contents_of(tensor) is None:
         return ir.serde.TensorProtoTensor(tensor)
-    return ir.Tensor(array_of(tensor), ir.DataType(tensor.data_type), name=tensor.name)
+    return SharedTensor(tensor)
+
+
+def to_proto(model: ir.Model, types: Container[int] = TYPES) -> onnx.ModelProto:
+    """Return the proto of a model for onnx-ir, in which shared tensors are references.
+
+    - `types`: the element types of the references. Shared tensors of other types are copied.
+
+    Keep `model` alive while using the references. Raises the errors of `ir.to_proto`.
+    """
+    shared = [
+        (value, value.const_value)
+        for value in model.graph.initializers.values()
+        if isinstance(value.const_value, SharedTensor) and value.const_value.dtype.value in types
+    ]
+    try:
+        for value, tensor in shared:
+            value.const_value = tensor.reference()
+        return ir.to_proto(model)
+    finally:
+        for value, tensor in shared:
+            value.const_value = tensor
 
 
 def include_shared(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -32,6 +32,7 @@ from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import use_kernels
 from onnxfit.runtime.node_order import compilation_order, plans_much_memory
 from onnxfit.runtime.packed_weights import share_packed_weights
+from onnxfit.runtime.shared_initializers import share_initializers
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
 MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
@@ -103,6 +104,7 @@ def compile_model(
         model = with_blocked_convolutions(model)
         # Inference graphs are left to onnxruntime, which may have integer kernels for their layers.
         model = model if uses_integers else with_fused_activations(model)
+    model, shared = share_initializers(model, device, options)
     older = (
         device.forms == "cuda"
         or (uses_integers and quantizes(model))
@@ -124,7 +126,7 @@ def compile_model(
     del serialized
     if size > MIN_BYTES_TO_TRIM:
         return_freed_memory()
-    _sessions.add(session._sess)
+    _sessions[session._sess] = shared
     return session
 
 
@@ -181,7 +183,8 @@ def _first_run_options(device: Device) -> Any:
     return options
 
 
-_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+# Session -> the objects whose memory it reads.
+_sessions: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def _keep_inherited_sessions() -> None:

@@ -11,6 +11,7 @@ from onnx_ir.passes.common import TopologicalSortPass
 from onnxfit.graph import names
 from onnxfit.graph.inference import find_schema
 from onnxfit.graph.opset import OPSET
+from onnxfit.graph.shared_tensors import TYPES, to_proto
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.device_forms import use_forms_of_device
@@ -106,12 +107,17 @@ def _remove_unused_values(node: ir.Node, graph_outputs: Container[ir.Value], ops
 
 
 def finish(op: GraphBuilder) -> onnx.ModelProto:
-    """Return the graph as a model, after all rewrites."""
+    """Return the graph as a model, after all rewrites.
+
+    Initializers whose memory the recipe's model shares are references to its arrays. Keep the
+    recipe alive while using the graph.
+    """
     prune(op)
     for rewrite in REWRITES:
         rewrite(op.graph)
     use_forms_of_device(op)
     use_half_kernels(op)
-    model = ir.to_proto(prune(op))
+    # NumPy cannot pass the element types of `ml_dtypes` to onnxruntime.
+    model = to_proto(prune(op), TYPES - {onnx.TensorProto.BFLOAT16})
     model.producer_name = "onnxfit"
     return model

@@ -102,7 +102,9 @@ class Recipe:
             if value.const_value
         }
         large = sum(sizes.values()) > tensors.MAX_MODEL_BYTES
-        packed = set() if large else _packed_tensors(self.model.graph)
+        # A graph refers to packed tensors. Only for other devices, it is compiled with them inside.
+        fits = self.device == "cpu" or not large
+        packed = _packed_tensors(self.model.graph) if fits else set()
         state = set(self.state)
         copied = sum(size for name, size in sizes.items() if name not in state)
         kept = state | packed

@@ -14,6 +14,7 @@ from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.opset import OPSET
+from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.batch_specs import batch_specs
@@ -61,7 +62,7 @@ def step_graphs(
     if TRAIN in include:
         batch = any_rows if rows is None else batch_specs(recipe, rows, sample_weight)
         try:
-            step = compact_train_graph(recipe, batch, fused)
+            step = whole_model(compact_train_graph(recipe, batch, fused))
         except GradientError as error:
             if rows is not None:
                 raise
@@ -76,9 +77,9 @@ def step_graphs(
         if scalars is not None:
             graphs[SCALARS] = scalars
     if EVALUATE in include:
-        graphs[EVALUATE] = evaluate_graph(recipe, any_rows)
+        graphs[EVALUATE] = whole_model(evaluate_graph(recipe, any_rows))
     if PREDICT in include:
-        graphs[PREDICT] = predict_graph(recipe, any_rows)
+        graphs[PREDICT] = whole_model(predict_graph(recipe, any_rows))
     op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=EXPORT))
     if recipe.trainable is not None and recipe.trainable.add_export(op):
         graphs[EXPORT] = finish(op)

@@ -147,3 +147,48 @@ print((memory("VmHWM") - before) / size)
         trained, exported = run(code, str(deep), backend, str(tmp_path / "c"))
         assert trained < 1.6
         assert exported < 2.7
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 MiB of weights in 4 bits, in 8 layers."""
+    width, count = 2048, 8
+    blocks = width // 32
+    nodes, tensors = [], []
+    for i in range(count):
+        names = [f"h{i}", f"w{i}", f"s{i}"]
+        sizes = {"K": width, "N": width, "bits": 4, "block_size": 32}
+        node = onnx.helper.make_node("MatMulNBits", names, [f"h{i + 1}"], **sizes)
+        node.domain = "com.microsoft"
+        nodes.append(node)
+        integers = np.full((width, blocks, 16), 0x97, np.uint8)
+        scales = np.full(width * blocks, 0.001, np.float32)
+        tensors += [
+            onnx.numpy_helper.from_array(a, n) for a, n in zip((integers, scales), names[1:])
+        ]
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", width])
+        for name in ("h0", f"h{count}")
+    )
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    graph = onnx.helper.make_graph(nodes, "packed", [x], [y], tensors)
+    path = tmp_path_factory.mktemp("packed") / "packed.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+def test_graphs_share_packed_weights(packed: Path) -> None:
+    """The file is in memory once, and each of two graphs has its kernels' copies."""
+    code = """
+import numpy as np, onnxfit
+before = memory("VmRSS")
+trainer = onnxfit.Trainer(sys.argv[1], loss="mse", adapters=onnxfit.LoRA(rank=1), threads=1)
+read = memory("VmRSS")
+x = np.ones((1, 2048), np.float32)
+trainer.train_on_batch(x, x)
+trainer.evaluate(x, x)
+print((read - before) / 20, (memory("VmRSS") - read) / 20)
+"""
+    read, compiled = run(code, str(packed))
+    assert read < 2
+    assert compiled < 5
