@@ -167,6 +167,4 @@ def test_the_example_is_served(precision: str, tmp_path: Path) -> None:
     copied, (name, least) = lines[2].split()[1], lines[-1].split()
     assert name == "least"
     assert float(copied.rstrip("%")) > 90
-    # The base solves 9 % at most. How much the adapters learn depends on the random network: four of
-    # them gave 59 to 93 %.
-    assert float(least.rstrip("%")) > 40
+    assert float(least.rstrip("%")) > 80
