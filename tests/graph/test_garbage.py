@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
 from onnxfit.graph.garbage import paused_collection
+
+
+class Cycle:
+    """An object that only the collector of cycles can free."""
+
+    def __init__(self) -> None:
+        self.itself = self
 
 
 def test_collection_goes_on_after_an_error() -> None:
@@ -28,3 +36,12 @@ def test_a_collector_that_is_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_collection_follows() -> None:
+    with paused_collection():
+        stays, cycle = [object], Cycle()
+        dropped = weakref.ref(cycle)
+        del cycle
+    assert dropped() is None
+    assert any(each is stays for each in gc.get_objects(generation=2))
