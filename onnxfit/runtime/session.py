@@ -30,13 +30,13 @@ from onnxfit.runtime.fused_activations import with_fused_activations
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import use_kernels
-from onnxfit.runtime.node_order import compilation_order, plans_much_memory
+from onnxfit.runtime.memory_reuse import can_reuse_memory
+from onnxfit.runtime.node_order import compilation_order
 from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.shared_initializers import share_initializers
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
 MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
-FOUR_BITS = frozenset({onnx.TensorProto.INT4, onnx.TensorProto.UINT4})
 
 # Warnings about graphs that onnxfit builds on purpose would only distract the user.
 onnxruntime.set_default_logger_severity(3)
@@ -83,13 +83,7 @@ def compile_model(
         options.enable_mem_reuse = False
         # Weights are inputs and change, so a prepacked copy would be out of date.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    if makes_four_bits(model):
-        # onnxruntime reuses the memory of packed integers of four bits for tensors of the same
-        # shape with a byte for each element, and writes beyond its end (onnxruntime/pull/32611).
-        options.enable_mem_reuse = False
-    if plans_much_memory(model.graph):
-        # A value would get the memory of an earlier value of its size. The plan for all memory then
-        # takes the two for one value, which nothing else may overlap in the meantime.
+    if not can_reuse_memory(model):
         options.enable_mem_reuse = False
     if not busy_wait:
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -142,31 +136,6 @@ def newest_opset() -> int:
 def quantizes(model: onnx.ModelProto) -> bool:
     """Return whether a model has a QuantizeLinear."""
     return any(node.op_type == "QuantizeLinear" for node in nodes_of(model.graph))
-
-
-def makes_four_bits(model: onnx.ModelProto) -> bool:
-    """Return whether a QuantizeLinear of a model may write integers of four bits.
-
-    They have the type of the zero point. If the model does not declare it, integers of four bits
-    that the model declares elsewhere count.
-    """
-    quantizers = [node for node in nodes_of(model.graph) if node.op_type == "QuantizeLinear"]
-    if not quantizers:
-        return False
-    graph = model.graph
-    declared = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        declared[value.name] = value.type.tensor_type.elem_type
-    four_bits = not FOUR_BITS.isdisjoint(declared.values())
-    for node in quantizers:
-        if any(a.name == "output_dtype" and a.i in FOUR_BITS for a in node.attribute):
-            return True
-        zero_point = node.input[2] if len(node.input) > 2 else ""
-        if zero_point and (
-            declared[zero_point] in FOUR_BITS if zero_point in declared else four_bits
-        ):
-            return True
-    return False
 
 
 def _first_run_options(device: Device) -> Any:

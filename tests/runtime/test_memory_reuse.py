@@ -1,4 +1,4 @@
-"""What a compiled graph is allowed to do with its memory."""
+"""Graphs in which onnxruntime must not reuse the memory of a value."""
 
 from __future__ import annotations
 

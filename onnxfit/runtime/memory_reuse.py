@@ -1,0 +1,49 @@
+"""The graphs in which onnxruntime must not give the memory of one value to a later value."""
+
+from __future__ import annotations
+
+import onnx
+
+from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.runtime.node_order import plans_much_memory
+
+FOUR_BITS = frozenset({onnx.TensorProto.INT4, onnx.TensorProto.UINT4})
+
+
+def can_reuse_memory(model: onnx.ModelProto) -> bool:
+    """Return whether a value may get the memory of an earlier value.
+
+    Two graphs must not:
+
+    - One that makes integers of four bits. onnxruntime gives their memory to tensors of the same
+      shape with a byte for each element, and writes beyond its end (onnxruntime/pull/32611).
+    - One with large values whose memory is planned. A value would get the memory of an earlier
+      value of its size. The plan for all memory then takes the two for one value, which nothing
+      else may overlap in the meantime.
+    """
+    return not (makes_four_bits(model) or plans_much_memory(model.graph))
+
+
+def makes_four_bits(model: onnx.ModelProto) -> bool:
+    """Return whether a QuantizeLinear of a model may write integers of four bits.
+
+    They have the type of the zero point. If the model does not declare it, integers of four bits
+    that the model declares elsewhere count.
+    """
+    quantizers = [node for node in nodes_of(model.graph) if node.op_type == "QuantizeLinear"]
+    if not quantizers:
+        return False
+    graph = model.graph
+    declared = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        declared[value.name] = value.type.tensor_type.elem_type
+    four_bits = not FOUR_BITS.isdisjoint(declared.values())
+    for node in quantizers:
+        if any(a.name == "output_dtype" and a.i in FOUR_BITS for a in node.attribute):
+            return True
+        zero_point = node.input[2] if len(node.input) > 2 else ""
+        if zero_point and (
+            declared[zero_point] in FOUR_BITS if zero_point in declared else four_bits
+        ):
+            return True
+    return False
