@@ -124,7 +124,8 @@ class _Search:
     def kernel(self, norm: _Norm) -> onnx.NodeProto:
         """Return the node that normalizes, and computes the function behind it if possible."""
         activation, y = NONE, norm.y
-        readers = self._readers[y]
+        # Exporters cast the bounds of a Clip to the type of y, which needs none of its numbers.
+        readers = [node for node in self._readers[y] if node.op_type != "CastLike"]
         if len(readers) == 1 and y not in self._outputs:
             (reader,) = readers
             activation = self._activation(reader)
@@ -207,10 +208,14 @@ class _Search:
             is_step = attributes.get("alpha", 0) > 1e37 and attributes.get("beta") == 0
             return RELU if is_step and self._operands(result, "Relu") == (z,) else NONE
         (is_unclipped,) = self._operands(mask, "Cast")
-        clipped = set(self._operands(is_unclipped, "Equal")) - {z}
+        # Bounds that are not constants in the file are compared as well.
+        is_equal, has_order = self._operands(is_unclipped, "And")
+        bounds = list(self._operands(has_order, "LessOrEqual"))
+        clipped = set(self._operands(is_equal or is_unclipped, "Equal")) - {z}
         for name in self._results(z, "Clip"):
-            if clipped == {name}:
-                return self._activation(self._producers[name])
+            clip = self._producers[name]
+            if clipped == {name} and (not is_equal or bounds == clip.input[1:]):
+                return self._activation(clip)
         return NONE
 
     def _is_slope(self, slope: str, product_sum: str, norm: _Norm) -> bool:
@@ -280,8 +285,10 @@ class _Search:
         return math.nan, ""
 
     def _number(self, name: str) -> float | None:
-        """Return the number in a constant with one element."""
-        tensor = self._constants.get(name)
+        """Return the number in a constant with one element, which may be cast."""
+        tensor = self._constants.get(name) or self._constants.get(
+            self._operands(name, "CastLike")[0]
+        )
         if tensor is None or math.prod(tensor.dims) != 1:
             return None
         return float(numpy_helper.to_array(tensor).item())

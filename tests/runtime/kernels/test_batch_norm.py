@@ -29,6 +29,7 @@ SHAPES = {
     "volume": (2, 3, 4, 3, 5),
 }
 ACTIVATIONS = {"none": "Identity(z)", "Relu": "Relu(z)", "Relu6": "Clip(z, low, high)"}
+EXPORTED_RELU6 = "l = CastLike(low, z) h = CastLike(high, z) y = Clip(z, l, h)"
 BOUNDS = {"none": (-np.inf, np.inf), "Relu": (0, np.inf), "Relu6": (0, 6)}
 WEIGHTS = ["scale", "bias"]
 
@@ -152,6 +153,17 @@ def test_one_operator_takes_the_place_of_each_direction(activation: str) -> None
     for node in whole:  # the operators that are left compute one number per channel
         shape = sizes[node.output[0]].type.tensor_type.shape if node.output[0] in sizes else None
         assert shape is None or np.prod([dim.dim_value for dim in shape.dim]) <= 5
+
+
+def test_bounds_of_clip_may_be_cast(kernels: Path) -> None:
+    plain = training(SHAPES["many channels"], EXPORTED_RELU6)
+    faster = with_kernels(plain)
+    of_kernels = [node for node in faster.graph.node if node.domain == DOMAIN]
+    assert [node.attribute[0].i for node in of_kernels] == [batch_norm.RELU6] * 2
+    assert not {"Clip", "CastLike", "Equal", "Sub"} & {node.op_type for node in faster.graph.node}
+    feeds = feeds_of(plain)
+    for value, right in zip(run(faster, feeds, kernels), run(plain, feeds), strict=True):
+        np.testing.assert_allclose(value, right, rtol=0, atol=3e-6 * max(np.abs(right).max(), 1))
 
 
 @pytest.mark.parametrize("threads", range(1, 9))
