@@ -167,7 +167,7 @@ class _Search:
             (other,) = set(self._operands(total, "Add")) - {scaled[0]} or {""}
             slopes = set(self._operands(other, "Mul")) - {norm.centred}
             if len(slopes) == 1 and self._is_slope(slopes.pop(), sums[0], norm):
-                dx = self._without_mean(total)
+                dx = self._without_mean(total, dz, norm)
                 if dx:
                     return self._gradient_kernel(norm, product, dz, scaled[0], (dx, sums[0]))
         return None
@@ -232,9 +232,14 @@ class _Search:
             return False
         return math.isclose(factor * self._elements(norm.x), double, rel_tol=1e-6)
 
-    def _without_mean(self, total: str) -> str:
-        """Return the name of a value minus its mean over the batch, if it is computed."""
-        negative = [name for sum_ in self._sums(total) for name in self._results(sum_, "Neg")]
+    def _without_mean(self, total: str, dz: str, norm: _Norm) -> str:
+        """Return the name of `total` minus its mean over the batch, if it is computed.
+
+        The sum of `total` is also that of dz, times the factor, since x - mean has the sum 0.
+        """
+        of_dz = [name for s in self._sums(dz) for name in self._results(s, "Mul", norm.factor)]
+        sums = [*self._sums(total), *of_dz]
+        negative = [name for sum_ in sums for name in self._results(sum_, "Neg")]
         for mean in [name for value in negative for name in self._results(value, "Mul")]:
             factor, _ = self._scaled(mean)
             if math.isclose(factor * self._elements(total), 1, rel_tol=1e-6):
