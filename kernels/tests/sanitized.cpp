@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 
+#include "batch_norm.h"
 #include "depthwise.h"
 #include "elementwise.h"
 #include "max_pool.h"
@@ -130,13 +131,37 @@ int run_convolutions() {
   return trials;
 }
 
+int run_batch_norms() {
+  constexpr int trials = 1000;
+  for (int trial = 0; trial < trials; ++trial) {
+    const auto activation = static_cast<batch_norm::Activation>(trial % 3);
+    const batch_norm::Work sizes{1 + number_below(6), 1 + number_below(70),
+                                 1 + number_below(trial % 8 == 0 ? 3000 : 150), activation};
+    const size_t elements = size_t(sizes.images * sizes.channels * sizes.pixels);
+    const auto x = random_array<float>(elements), y = random_array<float>(elements);
+    std::unique_ptr<float[]> vectors[8];
+    for (auto& vector : vectors) vector = random_array<float>(size_t(sizes.channels));
+    const auto& [scale, bias, mean, variance, deviation, factor, sum, product_sum] = vectors;
+    const batch_norm::Forward forward{sizes, x.get(), scale.get(), bias.get(), 1e-5f, y.get(),
+                                      mean.get(), variance.get(), deviation.get(), factor.get()};
+    const auto dx = random_array<float>(elements);
+    const batch_norm::Gradient gradient{
+        sizes, x.get(), y.get(), mean.get(), deviation.get(), factor.get(),
+        activation ? bias.get() : nullptr, dx.get(), sum.get(), product_sum.get()};
+    for (int64_t task = 0; task < sizes.tasks(); ++task) batch_norm::normalize(forward, task);
+    for (int64_t task = 0; task < sizes.tasks(); ++task) batch_norm::differentiate(gradient, task);
+  }
+  return trials;
+}
+
 }  // namespace
 
 int main() {
+  const int norms = run_batch_norms();
   const int convolutions = run_convolutions();
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
-  std::printf("%d random programs, %d random pools, %d random convolutions\n", programs, pools,
-              convolutions);
+  std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms\n",
+              programs, pools, convolutions, norms);
   return programs > 100 ? 0 : 1;
 }

@@ -13,6 +13,7 @@ import onnx
 from onnx import helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
+from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
 from onnxfit.runtime.kernels.depthwise import replace_depthwise
 from onnxfit.runtime.kernels.elementwise import fuse_elementwise
 from onnxfit.runtime.kernels.library import DOMAIN, library_path
@@ -45,6 +46,7 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
     nodes = replace_depthwise(model.graph, original)
     nodes = replace_pool_gradients(nodes, types)
+    nodes = replace_batch_norms(model.graph, nodes, types)
     nodes = fuse_elementwise(nodes, types, outputs)
     if nodes is original:
         return model

@@ -7,7 +7,6 @@ elements after the other, which stays in the cache in between.
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from onnx import helper
 from onnxfit.graph import scopes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.library import DOMAIN
+from onnxfit.runtime.kernels.order import sort_nodes
 from onnxfit.runtime.kernels.program import OPERATORS, compile_program
 from onnxfit.runtime.kernels.types import ResultType
 
@@ -67,7 +67,7 @@ def fuse_elementwise(
         replaced.update(dict.fromkeys(inside))
         replaced[group.nodes[0]] = _fused([nodes[i] for i in sorted(inside)], outputs, types)
     kept = [replaced.get(i, node) for i, node in enumerate(nodes)]
-    return _sorted([node for node in kept if node is not None])
+    return sort_nodes([node for node in kept if node is not None])
 
 
 def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
@@ -144,25 +144,3 @@ def _fused(
         temporaries=program.temporaries,
         tensors=sum(not types[name].is_scalar for name in inputs),
     )
-
-
-def _sorted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Return the nodes in their order, except that each comes after those that it reads."""
-    producers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    readers: list[list[int]] = [[] for _ in nodes]
-    missing = [0] * len(nodes)
-    for i, node in enumerate(nodes):
-        before = {producers[name] for name in read_by(node) if name in producers}
-        missing[i] = len(before)
-        for j in before:
-            readers[j].append(i)
-    ready = [i for i, count in enumerate(missing) if not count]
-    ordered = []
-    while ready:
-        i = heapq.heappop(ready)
-        ordered.append(nodes[i])
-        for j in readers[i]:
-            missing[j] -= 1
-            if not missing[j]:
-                heapq.heappush(ready, j)
-    return ordered
