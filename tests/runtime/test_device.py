@@ -138,7 +138,7 @@ def test_inspect_says_which_operators_run_on_the_cpu() -> None:
     report = trainer.inspect("cpu")
     assert report.device == "cpu"
     assert {"Tanh", "Gemm"} <= dict(report.on_cpu).keys()
-    assert "On 'cpu', the CPU computes" in str(report)
+    assert "With device='cpu', the CPU computes" in str(report)
     assert "the CPU computes" in report._repr_html_()
     assert trainer.inspect().on_cpu == ()
     assert "On '" not in str(trainer.inspect())
