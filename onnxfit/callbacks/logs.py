@@ -31,7 +31,7 @@ class Logs(Mapping[str, float]):
     Traceback (most recent call last):
         ...
     onnxfit.errors.UnsupportedError: logs are read-only. Use trainer.log('auc', value), or change
-    a copy, dict(logs).
+    a copy: dict(logs).
     """
 
     __slots__ = ("_ended", "_values")
