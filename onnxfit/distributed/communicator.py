@@ -28,6 +28,8 @@ class Communicator(Protocol):
     - `timeout`: seconds that a rank waits for the others before the job ends; None for no limit.
     - `average_every`: number of updates after which the ranks average their weights; None if they
       share the gradients of every update.
+    - `local_size`: number of ranks on this machine. If it equals `size`, the ranks on Linux add up
+      their gradients in memory that they share, instead of by `allreduce`.
     - `is_closed`: whether messages are no longer possible.
     """
 
