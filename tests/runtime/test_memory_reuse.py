@@ -7,6 +7,7 @@ import onnx.parser
 import pytest
 
 from onnxfit.runtime.device import Device
+from onnxfit.runtime.memory_reuse import MAX_TERMS
 from onnxfit.runtime.session import compile_model
 
 ROUNDED = """<ir_version: 10, opset_import: ["": 21]>
@@ -55,3 +56,13 @@ def test_constants_of_four_bits_let_memory_be_used_again() -> None:
     model.graph.initializer.append(integers)
     session = compile_model(model, Device("cpu", 0), 1, "tried")
     assert session.get_session_options().enable_mem_reuse
+
+
+@pytest.mark.parametrize(
+    ("terms", "reuses"), [(3, True), (MAX_TERMS, True), (MAX_TERMS + 1, False)]
+)
+def test_large_sums_do_not_search_for_memory(terms: int, reuses: bool) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 2] x) => (float[N, 2] y) {{ y = Sum({", ".join(["x"] * terms)}) }}""")
+    session = compile_model(model, Device("cpu", 0), 1, "tried")
+    assert session.get_session_options().enable_mem_reuse is reuses
