@@ -30,7 +30,7 @@ from onnxfit.runtime.fused_activations import with_fused_activations
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import use_kernels
-from onnxfit.runtime.memory_reuse import can_reuse_memory
+from onnxfit.runtime.memory_plan import plan_memory
 from onnxfit.runtime.node_order import compilation_order
 from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.shared_initializers import share_initializers
@@ -83,8 +83,7 @@ def compile_model(
         options.enable_mem_reuse = False
         # Weights are inputs and change, so a prepacked copy would be out of date.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    if not can_reuse_memory(model):
-        options.enable_mem_reuse = False
+    plan_memory(model, options)
     if not busy_wait:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if not uses_integers:
