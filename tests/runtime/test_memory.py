@@ -145,8 +145,9 @@ print((memory("VmHWM") - before) / size)
 """
     for backend in ("full", "forward_backward"):
         trained, exported = run(code, str(deep), backend, str(tmp_path / "c"))
-        assert trained < 1.6
-        assert exported < 2.7
+        # Another copy would add 1. What is loaded meanwhile takes 0.5 to 0.6.
+        assert trained < 1.8
+        assert exported < 2.8
 
 
 @pytest.fixture(scope="module")
