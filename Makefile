@@ -31,6 +31,7 @@ documenting := .venv-site/bin/python
 distributing := .venv-dist/bin/python
 benching := .venv-bench/bin/python
 benching_plain := .venv-bench-plain/bin/python
+benching_fast := .venv-bench-fast/bin/python
 
 # For the other onnxruntime, the plain one without gradients: the newest Python that it has wheels for, where there is one.
 newest := import sys, ensurepip; sys.exit(not (3, 13) <= sys.version_info[:2] <= (3, 14))
@@ -91,7 +92,7 @@ kernels/wheel: .venv-dev/installed dist
 	build/kernels-sanitized
 
 # One Python for everybody. A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
-bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (75 min)
+bench: .venv-bench/installed .venv-bench-plain/installed .venv-bench-fast/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (75 min)
 	$(benching) benchmarks/suite --write-docs $(ARGS)
 	$(benching) benchmarks/suite/scale.py --write-docs
 
@@ -160,7 +161,7 @@ site: .venv-site/installed  ## build the documentation site into build/site
 	@echo "Open build/site/index.html"
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-dist .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png js/dist js/node_modules js/tests/folders
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-dist .venv-bench .venv-bench-plain .venv-bench-fast build dist runs checkpoints trained.onnx digits.onnx digits.png js/dist js/node_modules js/tests/folders
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -204,6 +205,13 @@ python:
 	$(benching_plain) $(pip_install) -e .
 	$(benching_plain) -m pip uninstall --yes --quiet onnxruntime-training onnxruntime-training-cpu onnxruntime
 	$(benching_plain) $(pip_install) --force-reinstall --no-deps 'onnxruntime>=1.20'
+	@touch $@
+
+# Needs a C++ compiler, as torch.compile does.
+.venv-bench-fast/installed: pyproject.toml | python
+	@echo "Installing onnxfit and its C++ operators into .venv-bench-fast ..."
+	$(PYTHON) -m venv .venv-bench-fast
+	$(benching_fast) $(pip_install) -e . ./kernels
 	@touch $@
 
 .venv-exports/installed: pyproject.toml | python

@@ -123,6 +123,7 @@ def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any)
         row("onnxfit", 1, 4e-5),
         row("onnxfit", 2, 2e-5),
         row("onnxfit-plain", 1, 1e-5),  # another variant: beside the ratio, not in it
+        row("onnxfit-fast", 1, 1e-5),  # has a ratio of its own
         row("torch", 1, 4e-4),
         row("torch", 2, 6e-4),
         row("torch-compile", 1, 8e-5),
@@ -135,8 +136,10 @@ def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any)
     assert step["ratio"] == pytest.approx(0.25)
     assert step["eager_ratio"] == pytest.approx(0.05)
     assert step["plain_us"] == pytest.approx(10)
+    assert step["fast_ratio"] == pytest.approx(0.125)
     line = report.headline_table([step]).splitlines()[-1]
     assert line.startswith("| linear, sgd: step | 20.0 (2) | 80.0 (1) | compiled | 0.25 (")
+    assert "missed by 150 % | 10.0 (1) | 0.12 |" in line
     assert "| onnxfit | 40.0 (40.0 .. 40.0) | 20.0 (20.0 .. 20.0) | 2.00 |" in report.race_table(
         rows
     )
@@ -163,6 +166,11 @@ def test_the_sentence_has_the_whole_range(report: Any) -> None:
     assert times in text
     assert text.endswith("; peak memory is 0.50 of eager PyTorch's")
 
+    headline[2]["fast_ratio"] = "1.1"
+    headline[3]["fast_ratio"] = "nan"  # not measured
+    fast = "with the C++ operators of `onnxfit[fast]`, it is 1.10 on larger ones; peak memory"
+    assert fast in report.summary(headline, once)
+
 
 def test_the_worst_ratio_and_the_mean_over_networks_stand_first(report: Any) -> None:
     """Two batch sizes of a network count as one network: the mean of 4, 4 and 1 is not 4^(2/3)."""
@@ -177,6 +185,9 @@ def test_the_worst_ratio_and_the_mean_over_networks_stand_first(report: Any) -> 
     text = report.overall(headline)
     assert "is 4.01 (gru-8, sgd: fit per batch), " in text
     assert "geometric mean over 2 networks is 2.00; everything is computed in float32" in text
+    headline[0]["fast_ratio"] = headline[1]["fast_ratio"] = "3"
+    fast = "; with onnxfit[fast], the worst is 3.00 (gru, sgd: step), the mean is 3.00; everything"
+    assert fast in report.overall(headline)
     assert report.overall([]) == ""
 
 
@@ -237,7 +248,7 @@ def test_new_networks_have_two_batch_sizes_and_few_contenders(report: Any, tmp_p
         plan = measure.Plan(names, 1, 0.1, 1.0, [1, 2], tmp_path, {}, everywhere)
         return plan.lanes_of("gru")
 
-    few = ["onnxfit", "torch", "torch-compile", "torch-bf16"]
+    few = ["onnxfit", "onnxfit-fast", "torch", "torch-compile", "torch-bf16"]
     assert lanes(False) == [(name, 2) for name in few]
     assert lanes(True) == [(name, 2) for name in contenders.ENTRIES]
 

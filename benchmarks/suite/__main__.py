@@ -48,7 +48,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument(
-        "--python", nargs="+", default=[], metavar="ENVIRONMENT=PATH", help="of bench or plain"
+        "--python",
+        nargs="+",
+        default=[],
+        metavar="ENVIRONMENT=PATH",
+        help="of bench, plain or fast",
     )
     parser.add_argument(
         "--quick", action="store_true", help="a trial: three short rounds, no memory, no limits"
@@ -156,7 +160,7 @@ def conditions(plan: Plan, results: Results) -> list[str]:
         *lines,
         f"median (quartiles) of {plan.rounds} rounds of {plan.seconds:g} s; fewer, but three at"
         f" least, where they took more than {plan.budget:g} s; {MORE} times as many for onnxfit,"
-        " PyTorch eager and PyTorch compiled",
+        " onnxfit[fast], PyTorch eager and PyTorch compiled",
     ]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contenders import DEFAULT, ENTRIES, HALF, PLAIN, RIVALS
+from contenders import DEFAULT, ENTRIES, FAST, HALF, PLAIN, RIVALS
 from measure import Row
 from sentences import KINDS, Record, half_sentence, overall, summary
 from workloads import WORKLOADS
@@ -118,7 +118,7 @@ def headline(races: Sequence[Sequence[Row]]) -> list[Record]:
                 continue
             low, ratio, high = getattr(us, kind).ratios(getattr(them, kind))
             plain, eager = fastest(rows, kind, [PLAIN]), fastest(rows, kind, ["torch"])
-            half = fastest(rows, kind, [HALF])
+            half, fast = fastest(rows, kind, [HALF]), fastest(rows, kind, [FAST])
             beside = getattr(us, kind).ratios(getattr(eager, kind))[1] if eager else math.nan
             found.append(
                 {
@@ -126,6 +126,8 @@ def headline(races: Sequence[Sequence[Row]]) -> list[Record]:
                     "onnxfit_us": 1e6 * getattr(us, kind).median, "onnxfit_threads": us.threads,
                     "pytorch": them.contender, "pytorch_us": 1e6 * getattr(them, kind).median, "pytorch_threads": them.threads,
                     "ratio": ratio, "ratio_low": low, "ratio_high": high, "eager_ratio": beside,
+                    "fast_us": 1e6 * getattr(fast, kind).median if fast else math.nan, "fast_threads": fast.threads if fast else "",
+                    "fast_ratio": getattr(fast, kind).ratios(getattr(them, kind))[1] if fast else math.nan,
                     "plain_us": 1e6 * getattr(plain, kind).median if plain else math.nan, "plain_threads": plain.threads if plain else "",
                     "bf16_us": 1e6 * getattr(half, kind).median if half else math.nan, "bf16_threads": half.threads if half else "",
                 }
@@ -147,19 +149,22 @@ def headline_table(records: Sequence[Record]) -> str:
                 f"{item['ratio']:.2f} ({item['ratio_low']:.2f} .. {item['ratio_high']:.2f})",
                 f"{item['eager_ratio']:.2f}",
                 f"≤ {bar:.2f}, {verdict(item['ratio'], bar)}" if is_step else "",
+                _beside(item, "fast"),
+                "" if math.isnan(item["fast_ratio"]) else f"{item['fast_ratio']:.2f}",
                 _beside(item, "bf16"),
                 _beside(item, "plain"),
             ]
         )
     head = [
         "", "onnxfit, µs (threads)", "PyTorch, µs (threads)", "PyTorch is", "onnxfit / PyTorch (quartiles)", "onnxfit / eager PyTorch", "bar",
+        "onnxfit[fast], µs (threads)", "onnxfit[fast] / PyTorch",
         "PyTorch eager, bf16 autocast, µs (threads)", "onnxfit, plain onnxruntime, µs (threads)",
     ]  # fmt: skip
     return table(head, body)
 
 
 def _beside(item: Record, what: str) -> str:
-    """A figure that counts for no ratio."""
+    """A time with its threads, if it was measured."""
     time = item[f"{what}_us"]
     return "" if math.isnan(time) else f"{micro(time / 1e6)} ({item[f'{what}_threads']})"
 

@@ -12,6 +12,11 @@ from workloads import WORKLOADS
 
 KINDS = {"step": "step", "fit": "fit per batch"}
 DEPTHWISE = ("mobilenet", "separable")
+PLACES = {
+    "small": "on small networks",
+    "larger": "on larger ones",
+    "depthwise": "on depthwise convolutions",
+}
 Record = Mapping[str, Any]
 
 
@@ -23,19 +28,34 @@ def overall(headline: Sequence[Record]) -> str:
     """The worst ratio and the mean, which stand before everything else. Figures may be text."""
     if not headline:
         return ""
-    worst = max(headline, key=lambda item: float(item["ratio"]))
+    worst, mean = _worst_and_mean(headline, "ratio")
+    networks = len({network_of(item) for item in headline})
+    over = f"{networks} network{'s' * (networks > 1)}"
+    text = (
+        f"the worst ratio of onnxfit's time to that of the fastest PyTorch is {worst},"
+        f" the geometric mean over {over} is {mean:.2f}"
+    )
+    fast = with_fast(headline)
+    if fast:
+        worst, mean = _worst_and_mean(fast, "fast_ratio")
+        text += f"; with onnxfit[fast], the worst is {worst}, the mean is {mean:.2f}"
+    return f"{text}; everything is computed in float32"
+
+
+def _worst_and_mean(headline: Sequence[Record], key: str) -> tuple[str, float]:
+    worst = max(headline, key=lambda item: float(item[key]))
     networks: dict[str, list[float]] = {}
     for item in headline:
-        networks.setdefault(network_of(item), []).append(math.log(float(item["ratio"])))
+        networks.setdefault(network_of(item), []).append(math.log(float(item[key])))
     # a network with more batch sizes counts for no more than another one
     mean = math.exp(fmean(fmean(logs) for logs in networks.values()))
     place = f"{worst['workload']}, {worst['optimizer']}: {KINDS[worst['kind']]}"
-    over = f"{len(networks)} network{'s' * (len(networks) > 1)}"
-    return (
-        f"the worst ratio of onnxfit's time to that of the fastest PyTorch is"
-        f" {float(worst['ratio']):.2f} ({place}), the geometric mean over {over} is {mean:.2f};"
-        " everything is computed in float32"
-    )
+    return f"{float(worst[key]):.2f} ({place})", mean
+
+
+def with_fast(headline: Sequence[Record]) -> list[Record]:
+    """Those that onnxfit[fast] was measured on."""
+    return [item for item in headline if not math.isnan(float(item.get("fast_ratio", math.nan)))]
 
 
 def half_sentence(headline: Sequence[Record], absent: Mapping[str, str]) -> str:
@@ -57,33 +77,35 @@ def half_sentence(headline: Sequence[Record], absent: Mapping[str, str]) -> str:
 
 def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
     """The sentence that the README has. Figures may be text, as in the CSV files."""
-    groups: dict[str, list[float]] = {}
-    for item in headline:
-        group = "depthwise" if network_of(item) in DEPTHWISE else "larger"
-        if WORKLOADS[item["workload"]].small:
-            group = "small"
-        groups.setdefault(group, []).append(float(item["ratio"]))
+    parts = []
+    times, fast = _ranges(headline, "ratio"), _ranges(with_fast(headline), "fast_ratio")
+    if times:
+        parts.append(
+            "the time of training, divided by that of the fastest PyTorch (eager or compiled, one"
+            f" thread or all), is {times}"
+        )
+    if fast:
+        parts.append(f"with the C++ operators of `onnxfit[fast]`, it is {fast}")
     peaks = {(item["workload"], item["contender"]): float(item["peak_memory"]) for item in once}
-    groups["memory"] = [
+    memory = [
         peaks[work, DEFAULT] / peaks[work, "torch"]
         for work in WORKLOADS
         if (work, DEFAULT) in peaks and (work, "torch") in peaks
     ]
-    places = {
-        "small": "on small networks",
-        "larger": "on larger ones",
-        "depthwise": "on depthwise convolutions",
-    }
-    times = [f"{span(groups[key])} {place}" for key, place in places.items() if key in groups]
-    fastest_torch = "that of the fastest PyTorch (eager or compiled, one thread or all)"
-    parts = (
-        [f"the time of training, divided by {fastest_torch}, is " + ", ".join(times)]
-        if times
-        else []
-    )
-    if groups["memory"]:
-        parts.append(f"peak memory is {span(groups['memory'])} of eager PyTorch's")
+    if memory:
+        parts.append(f"peak memory is {span(memory)} of eager PyTorch's")
     return "; ".join(parts)
+
+
+def _ranges(headline: Sequence[Record], key: str) -> str:
+    """The range of a ratio on each kind of network."""
+    ratios: dict[str, list[float]] = {place: [] for place in PLACES.values()}
+    for item in headline:
+        kind = "depthwise" if network_of(item) in DEPTHWISE else "larger"
+        if WORKLOADS[item["workload"]].small:
+            kind = "small"
+        ratios[PLACES[kind]].append(float(item[key]))
+    return ", ".join(f"{span(found)} {place}" for place, found in ratios.items() if found)
 
 
 def span(values: Sequence[float]) -> str:

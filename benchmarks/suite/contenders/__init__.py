@@ -1,7 +1,8 @@
 """Contenders: for each a title, the class that trains, its arguments and its environment.
 
 All environments are of one Python. `bench` has what `pip install onnxfit` gives there, PyTorch and
-the other libraries; `plain` has the newest plain onnxruntime in the place of the training build.
+the other libraries; `plain` has the newest plain onnxruntime in the place of the training build,
+and `fast` has what `pip install onnxfit[fast]` gives.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ ENTRIES: dict[str, Entry] = {
         environment="plain",
         measures_memory=True,
     ),
+    "onnxfit-fast": Entry("onnxfit[fast]", "with_onnxfit.Onnxfit", environment="fast"),
     "onnxfit-fb": Entry(
         "onnxfit, forward_backward", "with_onnxfit.Onnxfit", {"backend": "forward_backward"}
     ),
@@ -64,7 +66,8 @@ ENTRIES: dict[str, Entry] = {
 }
 DEFAULT = "onnxfit"  # the default install with the default backend, which the headline is about
 PLAIN = "onnxfit-plain"  # a further column of the headline
+FAST = "onnxfit-fast"  # a further column with a ratio of its own
 HALF = "torch-bf16"  # a further column, too: fewer bits, on the processors that multiply them
 RIVALS = ("torch", "torch-compile")  # the headline compares with the faster of them
-DECIDING = (DEFAULT, *RIVALS)  # these take more turns than the others
+DECIDING = (DEFAULT, FAST, *RIVALS)  # these take more turns than the others
 BRIEF = (*DECIDING, HALF)  # these train the brief workloads, too
