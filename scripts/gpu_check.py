@@ -40,6 +40,7 @@ SUITE = ("mlp", "cnn", "resnet", "mobilenet", "transformer", "lstm")
 BUILT_IN = ("small mlp", "small cnn")
 COMPARED_STEPS = 20
 TOLERANCE = 1e-3  # of losses on two devices, relative to the largest
+HALF_TOLERANCE = 5e-2  # of losses in half precision, relative to the largest in float32
 # Variants of the CUDA provider's options that are timed.
 VARIANTS = {
     "default": {},
@@ -138,8 +139,8 @@ def run_checks(report: Report, machine: Machine, networks: Sequence[Network]) ->
             f"{name}: (c) losses beside those of the CPU", lambda n=network: losses(machine, n)
         )
         report.check(f"{name}: (d) resume", lambda n=network: resume(machine, n))
+        report.check(f"{name}: (e) half precision", lambda n=network: half(machine, n))
         report.check(f"{name}: (f) memory", lambda n=network: memory(machine, n))
-    report.check("(e) fp16 with loss scaling", lambda: ["onnxfit has no mixed precision yet."])
     report.check("(g) two devices", lambda: two_ranks(machine))
 
 
@@ -242,7 +243,14 @@ def built_in(name: str) -> Network:
 
 
 def listed(network: Network) -> list[str]:
-    """Compare the graph for CUDA with onnxruntime's lists of kernels; needs no GPU."""
+    """Compare the graphs for CUDA with onnxruntime's lists of kernels; needs no GPU."""
+    return [
+        line for precision in ("float32", "bf16", "fp16") for line in listed_in(network, precision)
+    ]
+
+
+def listed_in(network: Network, precision: str) -> list[str]:
+    """Compare the graph of one precision."""
     from onnxfit.graph.reading import read_model
     from onnxfit.graph.spec import TensorSpec
     from onnxfit.graph.trainable import TrainableModel
@@ -252,7 +260,9 @@ def listed(network: Network) -> list[str]:
     from onnxfit.step.settings import TrainerSettings
     from scripts.cuda_kernels import missing, tables
 
-    settings = TrainerSettings(loss=network.loss, optimizer="adam", gradient="onnx", device="cuda")
+    settings = TrainerSettings(
+        loss=network.loss, optimizer="adam", gradient="onnx", device="cuda", precision=precision
+    )
     recipe = Recipe.build(TrainableModel.of(read_model(network.model)), settings)
     x, y = network.batches[0]
     shapes = {}
@@ -265,8 +275,8 @@ def listed(network: Network) -> list[str]:
         for version, kernels in tables().items():
             nodes = Counter(node.operator for node in missing(graph, kernels))
             lines.append(
-                f"- onnxruntime {version}: {len(graph.graph.node)} nodes in opset {opset}, without"
-                f" a CUDA kernel: {dict(nodes) or 'none'}"
+                f"- {precision}, onnxruntime {version}: {len(graph.graph.node)} nodes in opset"
+                f" {opset}, without a CUDA kernel: {dict(nodes) or 'none'}"
             )
     return lines
 
@@ -317,11 +327,19 @@ def times(machine: Machine, network: Network) -> list[str]:
     return rows
 
 
-def milliseconds(machine: Machine, network: Network) -> str:
+def milliseconds(machine: Machine, network: Network, **settings: Any) -> str:
     """Return the median of the steps, or the error: a variant may be impossible."""
+
+    def measured() -> str:
+        step = machine.trainer(network, **settings).train_on_batch
+        return f"{median_of(lambda x, y: step(x, y), network, machine.steps):.3f}"
+
+    return or_error(measured)
+
+
+def or_error(measure: Callable[[], str]) -> str:
     try:
-        trainer = machine.trainer(network)
-        return f"{median_of(lambda x, y: trainer.train_on_batch(x, y), network, machine.steps):.3f}"
+        return measure()
     except Exception as error:
         return f"failed: {str(error).splitlines()[0][:150]}"
 
@@ -389,7 +407,10 @@ def cuda_graphs() -> Iterator[None]:
         BoundSession._bind = original  # type: ignore[method-assign]
 
 
-def torch_milliseconds(machine: Machine, network: Network, tf32: bool) -> str:
+def torch_milliseconds(
+    machine: Machine, network: Network, tf32: bool, precision: str = "float32"
+) -> str:
+    """Return the median of the steps in PyTorch; autocast computes in half precision."""
     import torch
     from networks import network as module_of
 
@@ -398,19 +419,23 @@ def torch_milliseconds(machine: Machine, network: Network, tf32: bool) -> str:
     device = torch.device(machine.device)
     module = module_of(network.name).to(device)
     optimizer = torch.optim.Adam(module.parameters(), 0.001, fused=True)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     function = torch.nn.functional.cross_entropy
     if network.loss == "mse":
         function = torch.nn.functional.mse_loss
 
     def step(x: Any, y: Any) -> float:
         optimizer.zero_grad(set_to_none=True)
-        output = module(torch.from_numpy(x).to(device))
-        labels = torch.from_numpy(y).to(device)
-        if output.ndim > 2:
-            output = output.movedim(-1, 1)
-        loss = function(output, labels)
-        loss.backward()
-        optimizer.step()
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            output = module(torch.from_numpy(x).to(device))
+            labels = torch.from_numpy(y).to(device)
+            if output.ndim > 2:
+                output = output.movedim(-1, 1)
+            loss = function(output, labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         return loss.item()
 
     return f"{median_of(step, network, machine.steps):.3f}"
@@ -437,6 +462,38 @@ def losses(machine: Machine, network: Network) -> list[str]:
         if not has_dropout and not worst < TOLERANCE:
             raise AssertionError(f"{name}: {worst:.1e} > {TOLERANCE}; {here} against {cpu}")
     return lines
+
+
+def half(machine: Machine, network: Network) -> list[str]:
+    """Compare half precision with PyTorch's autocast in time, and with float32 in losses."""
+    batch = network.batches[0]  # always the same: a skipped step only delays the losses
+
+    def trained(precision: str) -> tuple[list[float], int]:
+        trainer = machine.trainer(network, precision=precision)
+        found = [trainer.train_on_batch(*batch)["loss"] for _ in range(COMPARED_STEPS)]
+        return found, int(trainer.get_state()["slots"].get("train/skipped_steps", 0))
+
+    full, _ = trained("float32")
+    rows = [
+        "| precision | ms a step | PyTorch, autocast | losses apart | skipped steps |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for precision in ("bf16", "fp16"):
+        theirs = "not tried"
+        if has_torch() and network.name in SUITE:
+            tf32 = machine.device != "cpu"
+            theirs = or_error(
+                lambda p=precision, t=tf32: torch_milliseconds(machine, network, t, p)
+            )
+        ours = milliseconds(machine, network, precision=precision)
+        found, skipped = trained(precision)
+        pairs = zip(found[skipped:], full)
+        worst = max(abs(a - b) for a, b in pairs) / max(map(abs, full))
+        rows.append(f"| {precision} | {ours} | {theirs} | {worst:.1e} | {skipped} |")
+        has_dropout = network.name == "small cnn" and machine.device != "cpu"
+        if not has_dropout and not worst < HALF_TOLERANCE:
+            raise AssertionError(f"{precision}: {worst:.1e} > {HALF_TOLERANCE}; {found}, {full}")
+    return rows
 
 
 def resume(machine: Machine, network: Network) -> list[str]:

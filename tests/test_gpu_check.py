@@ -57,6 +57,7 @@ def test_a_failed_check_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (gpu_check.losses, "weights fused, 3 losses: 0.0e+00"),
         (gpu_check.resume, "equal to the last bit"),
         (gpu_check.memory, "- weights: 0.4 MiB"),
+        (gpu_check.half, "\n| fp16 | "),
     ],
 )
 def test_each_check_runs_on_the_cpu(
@@ -69,8 +70,17 @@ def test_each_check_runs_on_the_cpu(
 
 def test_the_graphs_are_compared_with_the_lists() -> None:
     lines = gpu_check.listed(gpu_check.built_in("small cnn"))
-    assert len(lines) >= 2
+    assert {line.split(",")[0] for line in lines} == {"- float32", "- bf16", "- fp16"}
     assert all(line.endswith("without a CUDA kernel: none") for line in lines)
+
+
+def test_losses_in_half_precision_must_follow_those_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_check, "COMPARED_STEPS", 3)
+    monkeypatch.setattr(gpu_check, "HALF_TOLERANCE", 1e-9)  # which no rounding meets
+    with pytest.raises(AssertionError, match=r"^bf16: .* > 1e-09; "):
+        gpu_check.half(Machine("cpu", 1), gpu_check.built_in("small mlp"))
 
 
 def test_a_step_is_timed_in_every_variant_of_the_cpu() -> None:
