@@ -13,10 +13,10 @@ calls does not depend on the machine's load.
   epoch or of a batch.
 - `train_on_batch`, `evaluate`, `test_on_batch`, `predict_on_batch`.
 
-The last lines are processor seconds of `import onnxfit`, in a process of its own, and of the
-packages that it stands on: NumPy, onnx, and these with onnx-ir and onnxruntime. They include the
-start and the end of Python. Python compiles every module anew, and takes longer, where
-PYTHONDONTWRITEBYTECODE is set.
+The last lines are processor seconds of `import onnxfit.trainer`, in a process of its own, of
+`import onnxfit`, which imports only the libraries, and of these: NumPy, onnx, and both with onnx-ir
+and onnxruntime. They include the start and the end of Python. Python compiles every module anew,
+and takes longer, where PYTHONDONTWRITEBYTECODE is set.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import models
 
 FEATURES = 10
 NETWORKS = {"linear": ((FEATURES, 1), "sgd"), "mlp": ((FEATURES, 32, 16, 1), "adam")}
-IMPORTS = ("numpy", "onnx", "onnxfit.imports", "onnxfit")
+IMPORTS = ("numpy", "onnx", "onnxfit.imports", "onnxfit", "onnxfit.trainer")
 # A package without its own __init__.py, which would import everything.
 ONLY_IMPORTS = (
     "import importlib.util, sys, types; package = types.ModuleType('onnxfit');"

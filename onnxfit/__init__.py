@@ -2,49 +2,55 @@
 back.
 """
 
-import onnxfit.imports  # noqa: F401  # before everything else
-from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
-from onnxfit.adapters.lora import LoRA
-from onnxfit.adapters.merging import merge, unmerge
-from onnxfit.data import (
-    Bucket,
-    DataLoader,
-    ImageFolder,
-    Pad,
-    ParquetLoader,
-    Prefetch,
-    TextLoader,
-)
-from onnxfit.drawing import draw
-from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
-from onnxfit.errors import (
-    ArgumentError,
-    CheckpointError,
-    DataError,
-    DivergenceError,
-    GradientError,
-    InstallationError,
-    MissingAttributeError,
-    ModelError,
-    OnnxfitError,
-    SettingError,
-    StepError,
-    UnknownNameError,
-    UnsupportedError,
-)
-from onnxfit.gradients.gradient_model import gradient_model
-from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.imports import versions
-from onnxfit.quantization import (
-    Quantization,
-    QuantizationReport,
-    dequantize,
-    quantization_report,
-    quantize,
-)
-from onnxfit.step.graphs import add_loss
-from onnxfit.trainer import Trainer
-from onnxfit.training.inspection import inspect
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from onnxfit.imports import versions  # before everything else
+
+if TYPE_CHECKING:
+    # Type checkers do not call `__getattr__` below, so they need these imports.
+    from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
+    from onnxfit.adapters.lora import LoRA
+    from onnxfit.adapters.merging import merge, unmerge
+    from onnxfit.data import (
+        Bucket,
+        DataLoader,
+        ImageFolder,
+        Pad,
+        ParquetLoader,
+        Prefetch,
+        TextLoader,
+    )
+    from onnxfit.drawing import draw
+    from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
+    from onnxfit.errors import (
+        ArgumentError,
+        CheckpointError,
+        DataError,
+        DivergenceError,
+        GradientError,
+        InstallationError,
+        MissingAttributeError,
+        ModelError,
+        OnnxfitError,
+        SettingError,
+        StepError,
+        UnknownNameError,
+        UnsupportedError,
+    )
+    from onnxfit.gradients.gradient_model import gradient_model
+    from onnxfit.graph.values import GraphBuilder, Value
+    from onnxfit.quantization import (
+        Quantization,
+        QuantizationReport,
+        dequantize,
+        quantization_report,
+        quantize,
+    )
+    from onnxfit.step.graphs import add_loss
+    from onnxfit.trainer import Trainer
+    from onnxfit.training.inspection import inspect
 
 __version__ = "0.1.0"
 
@@ -98,3 +104,66 @@ __all__ = [
     "untie",
     "versions",
 ]
+
+# The names of `__all__` that are no modules, by the module that defines them. A module is imported
+# when one of its names is first asked for: a program that only draws a model does not wait for the
+# gradients and the training loop.
+_NAMES = {
+    "adapters.lora": ("LoRA",),
+    "adapters.merging": ("merge", "unmerge"),
+    "data": (
+        "Bucket",
+        "DataLoader",
+        "ImageFolder",
+        "Pad",
+        "ParquetLoader",
+        "Prefetch",
+        "TextLoader",
+    ),
+    "drawing": ("draw",),
+    "editing": ("add_biases", "dynamic_batch", "replace_head", "tie", "untie"),
+    "errors": (
+        "ArgumentError",
+        "CheckpointError",
+        "DataError",
+        "DivergenceError",
+        "GradientError",
+        "InstallationError",
+        "MissingAttributeError",
+        "ModelError",
+        "OnnxfitError",
+        "SettingError",
+        "StepError",
+        "UnknownNameError",
+        "UnsupportedError",
+    ),
+    "gradients.gradient_model": ("gradient_model",),
+    "graph.values": ("GraphBuilder", "Value"),
+    "quantization": (
+        "Quantization",
+        "QuantizationReport",
+        "dequantize",
+        "quantization_report",
+        "quantize",
+    ),
+    "step.graphs": ("add_loss",),
+    "trainer": ("Trainer",),
+    "training.inspection": ("inspect",),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+if not TYPE_CHECKING:  # type checkers would accept every name
+
+    def __getattr__(name: str) -> object:
+        """Import the module of a public name, or the module of this name."""
+        if name in _MODULE_OF:
+            value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+            value = import_module(f"{__name__}.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

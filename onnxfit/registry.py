@@ -173,15 +173,19 @@ def check_arguments(function: F) -> F:
         ...
     onnxfit.errors.SettingError: wait needs seconds to be a number, got 'long'.
     """
-    signature = inspect.signature(function)
+
+    @functools.cache  # at the first call: an import decorates functions that it does not call
+    def signature() -> inspect.Signature:
+        return inspect.signature(function)
 
     @functools.cache
     def kinds() -> dict[str, Any]:
+        parameters = signature().parameters
         evaluated = {
             name: _evaluated(name, parameter.annotation, function.__globals__)
-            for name, parameter in signature.parameters.items()
+            for name, parameter in parameters.items()
         }
-        for name, parameter in signature.parameters.items():
+        for name, parameter in parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 evaluated[name] = types.GenericAlias(dict, (str, evaluated[name]))
         return evaluated
@@ -189,10 +193,10 @@ def check_arguments(function: F) -> F:
     @functools.wraps(function)
     def checked(*positional: Any, **named: Any) -> Any:
         try:
-            given = signature.bind(*positional, **named).arguments
+            given = signature().bind(*positional, **named).arguments
         except TypeError:
             owner = _owner(function, positional)
-            raise argument_error(owner, signature, len(positional), named) from None
+            raise argument_error(owner, signature(), len(positional), named) from None
         for name, value in given.items():
             kind = kinds()[name]
             if not _fits(value, kind):
@@ -234,15 +238,18 @@ def checks_names(function: F) -> F:
 
     ArgumentError: an argument has an unknown name, is one too many, or is missing.
     """
-    signature = inspect.signature(function)
+
+    @functools.cache
+    def signature() -> inspect.Signature:
+        return inspect.signature(function)
 
     @functools.wraps(function)
     def checked(*positional: Any, **named: Any) -> Any:
         try:
-            signature.bind(*positional, **named)
+            signature().bind(*positional, **named)
         except TypeError:
             owner = _owner(function, positional)
-            raise argument_error(owner, signature, len(positional), named) from None
+            raise argument_error(owner, signature(), len(positional), named) from None
         return function(*positional, **named)
 
     return typing.cast("F", checked)

@@ -1,5 +1,6 @@
 """onnxfit.imports: libraries that another library imports without need."""
 
+import ast
 import importlib
 import importlib.util
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import onnxfit
 from onnxfit.imports import uninstalled, without
 
 
@@ -67,7 +69,7 @@ def test_the_versions_are_found_without_another_program() -> None:
 def test_import_onnxfit_leaves_out_what_many_programs_never_use() -> None:
     # Of these, onnx.reference reads the schemas of all operators as soon as it is imported.
     code = (
-        "import sys, onnxfit, gc; assert gc.isenabled();"
+        "import sys, gc; from onnxfit import *; assert gc.isenabled();"
         "heavy = {'onnx.reference', 'numpy.random', 'torch', 'sklearn', 'tensorboardX', 'pandas'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -75,3 +77,31 @@ def test_import_onnxfit_leaves_out_what_many_programs_never_use() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_a_public_name_imports_its_module_when_it_is_asked_for() -> None:
+    code = """if True:
+        import sys
+        import onnxfit
+        assert "onnxfit.trainer" not in sys.modules
+        assert not hasattr(onnxfit, "trane")
+        assert not hasattr(onnxfit, "_trainer")
+        assert onnxfit.gradients.table is sys.modules["onnxfit.gradients.table"]
+        assert onnxfit.Trainer is sys.modules["onnxfit.trainer"].Trainer
+        assert "Trainer" in vars(onnxfit)  # the next look-up finds it at once"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_type_checkers_and_programs_find_the_same_names() -> None:
+    tree = ast.parse(Path(onnxfit.__file__).read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {
+        alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
+        for node in blocks[0].body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {*imported, "versions"} == set(onnxfit.__all__)
+    for name, member in imported.items():
+        assert getattr(onnxfit, name) is member
+    assert set(onnxfit.__all__) <= set(dir(onnxfit))

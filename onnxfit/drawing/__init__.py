@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxfit.drawing.notebook import Png, TextWithHtml, image, preformatted
-from onnxfit.drawing.picture import as_png, as_svg
-from onnxfit.drawing.scene import Scene, scene_of
-from onnxfit.drawing.text import as_text
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import require_path, write_atomically
 from onnxfit.graph.reading import ModelSource, load_model
+
+if TYPE_CHECKING:
+    from onnxfit.drawing.scene import Scene
 
 __all__ = ["FORMATS", "draw"]
 
@@ -74,6 +75,9 @@ def draw(
     output
       y: float32[N, 1]
     """
+    # Imported late, like the formats below: most importers of this package want its tables only.
+    from onnxfit.drawing.scene import scene_of
+
     if path is not None:
         require_path(path)
     format_ = _format_of(path) if format is None else format
@@ -91,6 +95,9 @@ def draw(
 
 
 def _render(scene: Scene, format_: str) -> str | bytes:
+    from onnxfit.drawing.picture import as_png, as_svg
+    from onnxfit.drawing.text import as_text
+
     if format_ == "png":
         return Png(as_png(scene))
     if format_ == "text":

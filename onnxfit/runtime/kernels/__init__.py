@@ -13,11 +13,7 @@ import onnx
 from onnx import helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
-from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
-from onnxfit.runtime.kernels.depthwise import replace_depthwise
-from onnxfit.runtime.kernels.elementwise import fuse_elementwise
 from onnxfit.runtime.kernels.library import DOMAIN, library_path
-from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
 from onnxfit.runtime.kernels.types import declared_types
 
 __all__ = ["library_path", "use_kernels", "with_kernels"]
@@ -41,6 +37,12 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
 
     A model in which none can be used is returned itself.
     """
+    # Imported late: most programs run without the package.
+    from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
+    from onnxfit.runtime.kernels.depthwise import replace_depthwise
+    from onnxfit.runtime.kernels.elementwise import fuse_elementwise
+    from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
+
     types = declared_types(model.graph)
     outputs = {value.name for value in model.graph.output}
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
