@@ -20,7 +20,8 @@ time of a step, relative to a step with branches.
     Conv, 8 images of 14 x 14, 128 channels, 3 x 3, r = 8: 1.43, 1.45
 
 It is faster only where training W itself is also faster: for a rank above a quarter of the smaller
-side, and many rows.
+side, and many rows. With many rows, `step.rewrites.add_before_product` adds the matrices all the
+same, after the gradients of A and B have become products of low rank.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ repeated bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -19,7 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.random import normal, uniform
+from onnxfit.graph.random import BITS, normal, uniform
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -300,15 +301,33 @@ def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     x = _input(op, node, 0)
     if _drops_nothing(node):
         return x
-    ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    keep = op.constant(np.float32(0.5))
-    if ratio is not None:
-        keep = 1 - op.cast(op.wrap(ratio), np.float32)
-    # -1 where x is kept, else 0: two operators instead of a comparison, a cast and a division
-    negative_mask = op.Floor(draws.uniform(op, op.shape(x)) - keep)
+    keep = _kept_share(op, node)
+    mask = _kept(op, draws.uniform(op, op.shape(x)), keep)
     # With ratio 1, everything is dropped, and `keep` would be a divisor of 0.
-    factor = -1 / op.Max(op.cast(keep, x.dtype), _smallest_normal(x.dtype))
-    return x * (op.cast(negative_mask, x.dtype) * factor)
+    factor = 1 / op.Max(op.cast(keep, x.dtype), _smallest_normal(x.dtype))
+    return x * (op.cast(mask, x.dtype) * factor)
+
+
+def _kept_share(op: GraphBuilder, node: ir.Node) -> Value:
+    """Return the probability that a Dropout keeps an element."""
+    ratio = node.inputs[1] if len(node.inputs) > 1 else None
+    if ratio is None:
+        return op.constant(np.float32(0.5))
+    tensor = ir.convenience.get_const_tensor(ratio)
+    if tensor is None:
+        return 1 - op.cast(op.wrap(ratio), np.float32)
+    return op.constant(1 - tensor.numpy().astype(np.float32))
+
+
+def _kept(op: GraphBuilder, drawn: Value, keep: Value) -> Value:
+    """Return 1 where a number that `uniform` drew is below `keep`, else 0."""
+    share = keep.ir.const_value
+    if share is None:  # two operators instead of a comparison and a cast
+        return op.Ceil(keep - drawn)
+    # The numbers are whole multiples of 2^-BITS, so one operator tells exactly those below `keep`.
+    numbers = 2.0**BITS
+    below = math.ceil(share.numpy().item() * numbers)
+    return op.HardSigmoid(drawn, alpha=-numbers, beta=float(below))
 
 
 def _smallest_normal(dtype: np.dtype[Any]) -> float:

@@ -73,6 +73,27 @@ class TestTrainingForm:
         assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
         assert abs((y == 0).mean() - 0.25) < 0.02
 
+    @pytest.mark.parametrize("ratio", [2.0**-18, 0.05, 0.1, 0.5, 2 / 3, 0.999999, 1.0])
+    def test_a_constant_ratio_drops_the_same_elements_as_a_ratio_that_is_an_input(
+        self, ratio: float
+    ) -> None:
+        found = []
+        share = np.array(ratio, np.float32)
+        given = f"<float ratio = {{{ratio!r}}}>"
+        for inputs, constants in (("", given), (", float ratio", "")):
+            op = self.op(
+                f'<ir_version: 10, opset_import: ["": 21]> g (float[N, 1000] x{inputs}) =>'
+                f" (float[N, 1000] y) {constants} {{ y = Dropout(x, ratio) }}"
+            )
+            seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
+            to_training_form(op, [], "train", seed, step)
+            feeds = {"ratio": share} if inputs else {}
+            x = np.ones((300, 1000), np.float32)
+            y = run(op, x=x, seed=np.array(0), step=np.array(0), **feeds)["y"]
+            found.append(y)
+        np.testing.assert_array_equal(found[0], found[1])
+        assert abs((found[0] == 0).mean() - ratio) < 0.005
+
     @pytest.mark.parametrize(
         ("node", "mean", "deviation"),
         [

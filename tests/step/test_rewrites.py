@@ -12,6 +12,7 @@ import pytest
 import onnxfit
 from onnxfit.step import finish
 from onnxfit.step.rewrites import REWRITES
+from onnxfit.step.rewrites.add_before_product import add_before_product
 from onnxfit.step.rewrites.bias_in_product import bias_in_product
 from onnxfit.step.rewrites.broadcast_late import broadcast_late
 from onnxfit.step.rewrites.join_pieces import join_pieces
@@ -43,16 +44,24 @@ LAYERS = """<ir_version: 8, opset_import: ["": 17]> layers (float[batch,2] x) =>
 NARROW = f"""<ir_version: 8, opset_import: ["": 17]> narrow (float[batch,3000] x) => (float[batch,2] y)
     <int64[2] shape = {{3000,2}}, float[6000] v = {{{",".join(str(i % 7 - 3) for i in range(6000))}}}>
     {{ w = Reshape(v, shape) y = MatMul(x, w) }}"""
+LOW_RANK = """<ir_version: 8, opset_import: ["": 17]> low (float[batch,2] x) => (float[batch,2] y)
+    <float[2,3] w = {1,2,3,4,5,6}, float[2,1] p = {1,-1}, float[1,3] q = {2,0,1}, float half = {0.5},
+     float[2,3] v = {3,1,2,0,1,1}, float[3] b = {1,0,2}, float[1,3] r = {1,2,1}, float[2,1] t = {3,1}>
+    { h = MatMul(x, w) l = MatMul(x, p) s = Mul(l, half) m = MatMul(s, q) z = Add(h, m) a = Tanh(z)
+      g = Gemm<transB=1>(a, v) rt = Transpose<perm=[1,0]>(r) tt = Transpose<perm=[1,0]>(t)
+      k = MatMul(a, rt) n = MatMul(k, tt) y = Add(n, g) }"""
 MODELS = {
     "layers": LAYERS,
+    "low rank": LOW_RANK,
     "narrow": NARROW,
     "normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE,
     "even maxima": MAXIMA.replace("SIZE", "24"), "odd maxima": MAXIMA.replace("SIZE", "25"),
 }  # fmt: skip
 OPTIMIZERS = {"dense": "sgd"}
-NEED_SIZES = (multiply_few_columns, multiply_once, update_in_product)
+NEED_SIZES = (add_before_product, multiply_few_columns, multiply_once, update_in_product)
 # what each rewrite is for
 CASES = [
+    (add_before_product, "low rank"),
     (bias_in_product, "layers"),
     (broadcast_late, "normalised"),
     (broadcast_late, "pooled"),
@@ -115,7 +124,7 @@ def test_every_pass_has_a_case() -> None:
 
 
 CONSTANTS = (
-    "<int64[2] shape = {2,3}, int64[4] left = {0,0,0,2}, int64[4] right = {0,1,0,0}, int64[4]"
+    "<int64[2] shape = {2,3}, int64[1] zero = {0}, int64[1] one_more = {1}, int64[4] left = {0,0,0,2}, int64[4] right = {0,1,0,0}, int64[4]"
     " middle = {0,1,0,1}, float one = {1}, float two = {2}, float third = {0.333333343}, float huge"
     " = {3e38}>"
 )
@@ -419,3 +428,68 @@ def test_a_sum_of_centred_values_is_not_computed() -> None:
 )
 def test_sums_of_other_values_stay(other: dict[str, str]) -> None:
     assert sums(**other) == ["dy", "total"]
+
+
+LOW_RANK_INPUTS = (
+    "float[2,4,3] x, float[2,4,3] u, float[3,5] w, float[3,2] p, float[2,5] q, float[5,3] wt,"
+    " float[5,2] qt, float[2,3] pt, float scale"
+)
+MERGED = ["Gemm", "MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("body", "operators"),
+    [
+        ("h = MatMul(x, w) l = MatMul(x, p) m = MatMul(l, q) y = Add(m, h)", MERGED),
+        (
+            "h = MatMul(x, w) l = MatMul(x, p) s = Mul(two, l) m = MatMul(s, q) y = Add(h, m)",
+            MERGED,
+        ),
+        (  # the gradient of a layer that reads x, where each matrix is transposed
+            "w1 = Transpose(wt) p1 = Transpose(pt) q1 = Transpose(qt)"
+            " h = MatMul(x, w1) l = MatMul(x, p1) m = MatMul(l, q1) y = Add(h, m)",
+            ["Gemm", "Transpose", "MatMul"],
+        ),
+        (  # the terms of a layer among others
+            "h = MatMul(x, w) l = MatMul(x, p) m = MatMul(l, q) o = MatMul(u, w) y = Sum(m, o, h)",
+            ["MatMul", *MERGED, "Sum"],
+        ),
+        (  # both products have other factors
+            "h = MatMul(x, w) l = MatMul(u, p) m = MatMul(l, q) y = Add(h, m)",
+            ["MatMul", "MatMul", "MatMul", "Add"],
+        ),
+        (  # a product that something else reads
+            "h = MatMul(x, w) l = MatMul(x, p) m = MatMul(l, q) z = Add(h, m) y = Mul(z, h)",
+            ["MatMul", "MatMul", "MatMul", "Add", "Mul"],
+        ),
+        (  # a scale that is not a constant
+            "h = MatMul(x, w) l = MatMul(x, p) s = Mul(scale, l) m = MatMul(s, q) y = Add(h, m)",
+            ["MatMul", "MatMul", "Mul", "MatMul", "Add"],
+        ),
+        (  # few rows: P Q would take longer than (x P) Q
+            "c = Slice(x, zero, one_more) h = MatMul(c, w) l = MatMul(c, p) m = MatMul(l, q)"
+            " y = Add(h, m)",
+            ["Slice", "MatMul", "MatMul", "MatMul", "Add"],
+        ),
+    ],
+)
+def test_a_product_of_low_rank_is_added_to_the_matrix(body: str, operators: list[str]) -> None:
+    assert rewritten(body, LOW_RANK_INPUTS, output="float[i,j,k] y") == operators
+
+
+def test_forward_and_backward_pass_share_the_sum_of_the_matrices() -> None:
+    nodes = graph_of("low rank", known=True).graph.node
+    merged = {
+        node.output[0]: node for node in nodes if node.op_type == "Gemm" and "v" in node.input
+    }
+    (name,) = merged
+    assert sum(name in node.input for node in nodes) == 2
+
+
+def test_a_scale_that_gemm_would_round_stays() -> None:
+    model = LOW_RANK.replace("batch", "6").replace("float", "double")
+    for number, is_merged in (("0.5", True), ("0.1", False)):
+        text = model.replace("half = {0.5}", f"half = {{{number}}}")
+        trainer = onnxfit.Trainer(onnx.parser.parse_model(text), loss="mse")
+        nodes = onnx.load_from_string(trainer.save_onnx_graph(bytes)["train"]).graph.node
+        assert any("w" in n.input and n.op_type == "Gemm" for n in nodes) == is_merged

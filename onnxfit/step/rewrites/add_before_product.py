@@ -1,0 +1,207 @@
+"""Add two matrices before a product, instead of adding two products with the same factor.
+
+x W + s (x P) Q is x (W + s P Q). With P and Q of low rank, P Q costs less than (x P) Q if x has
+more rows than columns. The sum needs no tensor as large as the result. A layer with a LoRA adapter
+is such a sum in the forward pass, and again in the backward pass, where the factors are transposed.
+The gradients of P and Q still take the products of low rank, and W gets no gradient.
+
+Measured (transformer encoder of two layers, d 128, 64 tokens, batch 16, adapters of rank 8): a
+step takes 0.95 of its time without this rewrite.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
+
+__all__ = ["add_before_product"]
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+# Rows of x for each of its columns. With fewer, the sum of the matrices saves little or nothing.
+MIN_ROWS = 2
+MICROSOFT = "com.microsoft"
+
+
+class Product(NamedTuple):
+    """scale * x M, where M is a matrix or its transpose.
+
+    `transposes` says whether a Transpose and an attribute of the node transpose the matrix.
+    """
+
+    node: ir.Node
+    x: ir.Value
+    matrix: ir.Value
+    transposes: tuple[bool, bool]
+    scale: float
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.transposes[0] != self.transposes[1]
+
+
+Sums = dict[tuple[object, ...], ir.Value]
+
+
+def add_before_product(graph: ir.Graph) -> None:
+    """Turn x W + (s x P) Q into x (W + s P Q) if x has many rows, in place.
+
+    Each of the two products must have no other reader; x P may have.
+    """
+    sums: Sums = {}  # the sums of matrices so far: forward and backward pass share them
+    for node in nodes_of_type(graph, "Add", "Sum"):
+        terms = list(node.inputs)
+        new: list[ir.Node] = []
+        unused: list[ir.Node] = []
+        for term in node.inputs:
+            outer = _only_product(term)
+            inner = _product(outer.x) if outer is not None else None
+            if outer is None or inner is None:
+                continue
+            for other in terms:
+                base = _only_product(other) if other is not term else None
+                if base is None or not _can_merge(base, inner, outer):
+                    continue
+                new += _merged(base, inner, outer, sums)
+                terms[terms.index(other)] = new[-1].outputs[0]
+                terms.remove(term)
+                unused += [base.node, outer.node]
+                break
+        if new:
+            (out,) = node.outputs
+            if len(terms) > 1:
+                new.append(ir.node("Sum", terms, name=f"{node.name}/Sum"))
+            new[-1].outputs[0].type = out.type
+            new[-1].outputs[0].shape = out.shape
+            replace_node(graph, node, new)
+            graph.remove(unused, safe=True)
+
+
+def _can_merge(base: Product, inner: Product, outer: Product) -> bool:
+    """Return whether two products have the same factor x, and x has many rows."""
+    (y,), (z,) = base.node.outputs, outer.node.outputs
+    if base.x is not inner.x or base.scale != 1 or y.dtype not in FLOATS:
+        return False
+    if y.shape is None or y.shape != z.shape or not y.shape.is_static():
+        return False
+    if any(value is not None for node in (inner.node, outer.node) for value in node.inputs[2:]):
+        return False
+    scale = inner.scale * outer.scale
+    if float(np.float32(scale)) != scale:  # Gemm's alpha has the precision of float32
+        return False
+    assert base.matrix.shape is not None
+    columns = base.matrix.shape[int(base.is_transposed)]
+    rows = math.prod(int(size) for size in y.shape.numpy()[:-1])
+    return isinstance(columns, int) and rows >= MIN_ROWS * columns
+
+
+def _merged(base: Product, inner: Product, outer: Product, sums: Sums) -> list[ir.Node]:
+    """Return the nodes that add the matrices and multiply x by their sum."""
+    (y,) = base.node.outputs
+    new = []
+    first, second = inner, outer
+    transposes = [inner.is_transposed, outer.is_transposed]
+    if base.is_transposed:  # (P Q)' = Q' P'
+        first, second = outer, inner
+        transposes = [not outer.is_transposed, not inner.is_transposed]
+    scale = inner.scale * outer.scale
+    key = (base.matrix, first.matrix, second.matrix, *transposes, scale)
+    if key not in sums:
+        attributes = {"transA": int(transposes[0]), "transB": int(transposes[1]), "alpha": scale}
+        matrices = [first.matrix, second.matrix, base.matrix]
+        new.append(ir.node("Gemm", matrices, attributes, name=f"{y.name}/matrix"))
+        sums[key] = _described(new[-1], base.matrix, base.matrix.shape)
+    matrix = sums[key]
+    if base.transposes[0]:
+        new.append(ir.node("Transpose", [matrix], {"perm": [1, 0]}, name=f"{y.name}/transposed"))
+        assert matrix.shape is not None
+        matrix = _described(new[-1], matrix, ir.Shape(matrix.shape.dims[::-1]))
+    factors = [base.node.inputs[0], matrix, *base.node.inputs[2:]]
+    product = ir.Node(
+        base.node.domain,
+        base.node.op_type,
+        factors,
+        base.node.attributes.values(),
+        name=f"{y.name}/product",
+    )
+    _described(product, y, y.shape)
+    return [*new, product]
+
+
+def _described(node: ir.Node, like: ir.Value, shape: ir.Shape | None) -> ir.Value:
+    """Return the output of a node, with its name, the type of the value `like`, and a shape."""
+    (value,) = node.outputs
+    value.name, value.type, value.shape = node.name, like.type, shape
+    return value
+
+
+def _only_product(value: ir.Value | None) -> Product | None:
+    """Return the product that computes a value, if the value is used once."""
+    if value is None or value.is_graph_output() or len(value.uses()) != 1:
+        return None
+    return _product(value, unscaled=True)
+
+
+def _product(value: ir.Value, *, unscaled: bool = False) -> Product | None:
+    """Return the product by a matrix that computes a value; None if another node does.
+
+    - `unscaled`: whether the node itself must be a product, rather than a product times a number.
+    """
+    factor = 1.0
+    if not unscaled:
+        value, factor = _without_scale(value)
+    node = value.producer()
+    if node is None or (node.domain, node.op_type) not in (
+        ("", "MatMul"), ("", "Gemm"), (MICROSOFT, "FusedMatMul"),
+    ):  # fmt: skip
+        return None
+    if any(node.attributes.get_int(name, 0) for name in ("transA", "transBatchA", "transBatchB")):
+        return None
+    x, matrix = node.inputs[:2]
+    if x is None or matrix is None:
+        return None
+    source = _transposed(matrix)
+    transposes = (source is not None, bool(node.attributes.get_int("transB", 0)))
+    matrix = source if source is not None else matrix
+    if matrix.shape is None or len(matrix.shape) != 2:
+        return None
+    scale = factor * node.attributes.get_float("alpha", 1.0)
+    return Product(node, _without_identity(x), matrix, transposes, scale)
+
+
+def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
+    """Return the value that is multiplied by a constant number, and the number."""
+    value = _without_identity(value)
+    node = value.producer()
+    if node is None or node.op_type != "Mul" or node.domain != "":
+        return value, 1.0
+    for x, number in (node.inputs, node.inputs[::-1]):
+        tensor = ir.convenience.get_const_tensor(number) if number is not None else None
+        if x is not None and tensor is not None and tensor.size == 1 and x.shape == value.shape:
+            return _without_identity(x), float(tensor.numpy().item())
+    return value, 1.0
+
+
+def _without_identity(value: ir.Value) -> ir.Value:
+    """Return the input of the Identity that copies a value, or else the value itself."""
+    node = value.producer()
+    while node is not None and node.op_type == "Identity" and node.domain == "":
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def _transposed(matrix: ir.Value) -> ir.Value | None:
+    """Return the matrix that a Transpose turns into this one."""
+    node = matrix.producer()
+    if node is None or node.op_type != "Transpose" or node.domain != "":
+        return None
+    source = node.inputs[0]
+    if source is None or source.shape is None or len(source.shape) != 2:
+        return None
+    return source if list(node.attributes.get_ints("perm", [1, 0])) == [1, 0] else None
