@@ -375,7 +375,10 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._learning_rate = counters["learning_rate"]
 
     def revert_step(self) -> None:
-        """Undo the last update of weights, slots and statistics. Only one update can be undone."""
+        """Undo the last update of weights, slots and statistics. Only one update can be undone.
+
+        SettingError: the trainer has `backend="in_place"`, which cannot undo an update.
+        """
         with self._training, self._backend.lock:
             self._world.meet("revert_step")
             self._backend.revert()
@@ -444,17 +447,13 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
             self._average()
 
     def _changes_of_frozen(self) -> ChangesOfFrozen:
-        """Return how often each group of the state has changed, and copies of the frozen tensors
-        that a step overwrites. Nothing is copied without frozen tensors.
-        """
+        """Return how often each group has changed, and copies of frozen tensors in one buffer."""
         state, frozen = self._backend.state, self._frozen_tensors
         in_place = {name: state.get(name) for name in frozen if state.is_in_place(name)}
         return dict(state.changes) if frozen else {}, in_place
 
     def _restore_frozen(self, before: ChangesOfFrozen) -> None:
-        """Restore the values that the frozen tensors had before a step; the state's other set of
-        buffers still has those that the step has not overwritten.
-        """
+        """Restore the values of frozen tensors before a step, from copies or the other buffers."""
         state, (changes, in_place) = self._backend.state, before
         for name in self._frozen_tensors:
             group = state.group(name)

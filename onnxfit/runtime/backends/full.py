@@ -13,10 +13,9 @@ from onnxfit.graph import names
 from onnxfit.runtime.backends.backend import (
     Array,
     Backend,
-    run_on,
     share_of_rows,
-    write_scalars,
 )
+from onnxfit.runtime.backends.inputs import run_on, write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.reduction import GradientReduction, sum_buffers

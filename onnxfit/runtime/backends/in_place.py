@@ -12,8 +12,9 @@ from onnxfit.data import Batch
 from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import SettingError, StepError
 from onnxfit.graph import names
-from onnxfit.runtime.backends.backend import Array, write_scalars
+from onnxfit.runtime.backends.backend import Array
 from onnxfit.runtime.backends.full import FullBackend
+from onnxfit.runtime.backends.inputs import write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.device import Device
