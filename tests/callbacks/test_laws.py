@@ -51,7 +51,7 @@ SETTINGS = {
 every_class = pytest.mark.parametrize(
     "name", [name for name in CLASSES if name not in ("Callback", "History")]
 )  # fit has its own History
-both_backends = pytest.mark.parametrize("backend", ["full", "forward_backward", "in_place"])
+both_backends = pytest.mark.parametrize("backend", ["full", "forward_backward"])
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(10, 4)).astype(np.float32)
 Y = (X.sum(1) > 0).astype(np.int64)
