@@ -71,8 +71,10 @@ class Trainer(FolderTrainer):
     - `metrics`: names, Metrics or callables `(y_true, y_pred) -> value per row`; with several
       outputs a dict output name -> metrics.
     - `loss_weights`: output name -> factor of its loss in the sum, a finite number, 1 by default.
-    - `backend`: "full", one graph per step, the fastest; or "forward_backward", separate graphs,
-      with gradients that callbacks and `apply_gradients` can change.
+    - `backend`: "full", one graph per step, the fastest; "forward_backward", separate graphs, with
+      gradients that callbacks and `apply_gradients` can change; or "in_place", which saves memory.
+      It has one set of weights and slots, and cannot undo an update. A step whose loss or gradient
+      is not finite is skipped. It needs one process on the CPU.
     - `gradient`: "onnx", rules in plain ONNX operators, for any onnxruntime; "onnxruntime", the
       builder of its training build; "auto", the rules, and the builder if they lack an operator.
     - `device`: "cpu", "cuda", "cuda:1", "webgpu", "openvino", "directml", "coreml" or "rocm", if

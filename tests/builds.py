@@ -15,7 +15,7 @@ every_way = pytest.mark.parametrize(
         pytest.param(
             {"backend": backend, "gradient": gradient}, id=f"{backend}, {gradient}", marks=marks
         )
-        for backend in ("full", "forward_backward")
+        for backend in ("full", "forward_backward", "in_place")
         for gradient, marks in (("onnx", ()), ("onnxruntime", needs_builder))
     ],
 )

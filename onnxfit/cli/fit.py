@@ -180,7 +180,10 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     type=click.Choice(list(BACKENDS)),
     default="full",
     show_default=True,
-    help="Run a step as one graph (full), or as a forward graph and a backward graph.",
+    help=(
+        "Run a step as one graph (full), or as a forward graph and a backward graph; in_place saves"
+        " memory, because its update overwrites the weights."
+    ),
 )
 @click.option(
     "--gradient",

@@ -17,7 +17,7 @@ from onnxfit.graph.model_file import write_model
 from onnxfit.graph.names import LOSS
 from onnxfit.graph.reading import load_model, to_ir
 from onnxfit.graph.weights import all_weights
-from onnxfit.runtime.backends.backend import run_on
+from onnxfit.runtime.backends.inputs import run_on
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,8 @@ class DoubleBufferedState:
       the state yields the tensors, not the fused ones.
     - `alignment`: a number of elements; each tensor in a fused one begins at a multiple of it,
       after zeros.
+    - `in_place`: groups with one set of buffers, which take half the memory. A step overwrites
+      the values that it reads, and `revert` does not restore them.
     """
 
     def __init__(
@@ -143,15 +145,19 @@ class DoubleBufferedState:
         constants: Mapping[str, Array] | None = None,
         fused: Mapping[str, Sequence[str]] | None = None,
         alignment: int = 1,
+        in_place: Collection[str] = (),
     ) -> None:
         self.device = device
         self._alignment = alignment
+        self._in_place = frozenset(in_place)
         self.version = 0  # grows with every change
         self.changes = dict.fromkeys(groups, 0)  # group -> version of the group
         # Bit i tells which of the two sets is current for group i. This number is the key of a
-        # session's binding.
+        # session's binding. A group with one set has no bit.
         self.current = 0
-        self._bits = {group: 1 << i for i, group in enumerate(groups)}
+        self._bits = {
+            group: 0 if group in self._in_place else 1 << i for i, group in enumerate(groups)
+        }
         self._group_of = {name: group for group, members in groups.items() for name in members}
         # Groups whose other set holds the values before the last step.
         self._undoable: set[str] = set()
@@ -166,20 +172,21 @@ class DoubleBufferedState:
             views |= self._add_fused(name, {member: arrays[member] for member in members})
         self._pairs: dict[str, BufferPair] = {}
         for name, array in arrays.items():
-            self._pairs[name] = views.get(name) or self._new_pair(array)
+            self._pairs[name] = views.get(name) or self._new_pair(name, array)
             for buffer in self._pairs[name]:
                 buffer.write(array)
 
-    def _new_pair(self, array: Array) -> BufferPair:
-        return (
-            Buffer(array.dtype, array.shape, self.device),
-            Buffer(array.dtype, array.shape, self.device),
-        )
+    def _new_pair(self, name: str, array: Array) -> BufferPair:
+        """Return a tensor's buffers in both sets, which are one buffer if it has one set."""
+        first = Buffer(array.dtype, array.shape, self.device)
+        if self.is_in_place(name):
+            return first, first
+        return first, Buffer(array.dtype, array.shape, self.device)
 
     def _add_fused(self, name: str, members: Mapping[str, Array]) -> dict[str, BufferPair]:
         """Add a fused tensor; return the buffers of its members, which are views of its memory."""
         flat = [np.pad(a.ravel(), (0, -a.size % self._alignment)) for a in members.values()]
-        first, second = self._new_pair(np.concatenate(flat))
+        first, second = self._new_pair(name, np.concatenate(flat))
         self._fused[name] = first, second
         if self._alignment > 1:  # there may be padding between the tensors
             for buffer in (first, second):
@@ -201,6 +208,10 @@ class DoubleBufferedState:
         """Return the group of a tensor; "" for a constant or an unknown name."""
         return self._group_of.get(name, "")
 
+    def is_in_place(self, name: str) -> bool:
+        """Return whether a tensor has one buffer, which a step overwrites."""
+        return self.group(name) in self._in_place
+
     def buffer(self, name: str, *, current: bool = True) -> Buffer:
         """Return a tensor's buffer in the current set, or in the other one."""
         if name in self._constants:
@@ -212,7 +223,7 @@ class DoubleBufferedState:
     def swap(self, groups: Sequence[str]) -> None:
         """Make the other set of these groups the current one, after a step has written it."""
         self.version += 1
-        self._undoable.update(groups)
+        self._undoable.update(set(groups) - self._in_place)
         for group in groups:
             self.changes[group] += 1
             self.current ^= self._bits[group]

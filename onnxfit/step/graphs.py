@@ -67,12 +67,13 @@ def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> on
 
 
 @model_errors()
-def gradient_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """Return forward pass, loss, penalty and this rank's summand of each gradient.
+def gradient_graph(recipe: Recipe, batch: Batch, *, shared: bool) -> onnx.ModelProto:
+    """Return forward pass, loss, penalty and the gradient of each weight.
 
-    The gradients are multiplied by the learning rate if `is_scaled` is true.
+    The gradients are multiplied by the learning rate if `is_scaled` is true. `shared` is as for
+    `gradient`.
     """
-    op, gradients = gradient(recipe, batch, scaled=is_scaled(recipe), shared=True)
+    op, gradients = gradient(recipe, batch, scaled=is_scaled(recipe), shared=shared)
     for weight, g in gradients.items():
         value = g.ir
         if value.producer() is None or value.is_graph_output():

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
 
 Array = npt.NDArray[Any]
+ChangesOfFrozen = tuple[Mapping[str, int], Mapping[str, Array]]
 # Distance between the seeds of two ranks: a prime number above any seed that users choose.
 RANK_STRIDE = 4_294_967_311
 
@@ -374,7 +375,10 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._learning_rate = counters["learning_rate"]
 
     def revert_step(self) -> None:
-        """Undo the last update of weights, slots and statistics. Only one update can be undone."""
+        """Undo the last update of weights, slots and statistics. Only one update can be undone.
+
+        SettingError: the trainer has `backend="in_place"`, which cannot undo an update.
+        """
         with self._training, self._backend.lock:
             self._world.meet("revert_step")
             self._backend.revert()
@@ -394,17 +398,20 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._training.in_step = True
         try:
             with backend.lock:
-                changes = self._changes_of_frozen() if self._frozen_tensors else None
+                changes = self._changes_of_frozen()
                 result = self._train(batch, learning_rate)
                 tracker.gradient_norms = backend.norms()
-                if changes:
-                    self._restore_frozen(changes)
+                self._restore_frozen(changes)
             try:
                 loss = self._add_result(result, batch, tracker) if result is not None else 0.0
             except Exception:
                 with backend.lock:
                     backend.revert()
                 raise
+            with backend.lock:
+                if backend.finish_step():
+                    tracker.gradient_norms = backend.norms()
+                    self._restore_frozen(changes)
         finally:
             self._training.in_step = False
         self.global_batch += 1
@@ -439,20 +446,20 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         if self._world.average_every is not None and self._averaged_step != self.global_step:
             self._average()
 
-    def _changes_of_frozen(self) -> Mapping[str, int]:
-        """Return how often each group of the state has changed, if a tensor of it is frozen."""
-        return dict(self._backend.state.changes) if self._frozen_tensors else {}
+    def _changes_of_frozen(self) -> ChangesOfFrozen:
+        """Return how often each group has changed, and copies of frozen tensors in one buffer."""
+        state, frozen = self._backend.state, self._frozen_tensors
+        in_place = {name: state.get(name) for name in frozen if state.is_in_place(name)}
+        return dict(state.changes) if frozen else {}, in_place
 
-    def _restore_frozen(self, changes: Mapping[str, int]) -> None:
-        """Restore the values that the frozen tensors had before a step.
-
-        The state's other set of buffers still has these values.
-        """
-        state = self._backend.state
+    def _restore_frozen(self, before: ChangesOfFrozen) -> None:
+        """Restore the values of frozen tensors before a step, from copies or the other buffers."""
+        state, (changes, in_place) = self._backend.state, before
         for name in self._frozen_tensors:
             group = state.group(name)
             if state.changes[group] != changes[group]:
-                state.buffer(name).write(state.buffer(name, current=False).read())
+                other = state.buffer(name, current=False)
+                state.buffer(name).write(in_place[name] if name in in_place else other.read())
 
     # ------------------------------------------------------------------ the running fit
 

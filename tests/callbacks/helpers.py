@@ -13,7 +13,7 @@ from onnxfit.optimizers import SGD
 from onnxfit.schedules import Cosine
 from tests.models import linear, mlp
 
-both_backends = pytest.mark.parametrize("backend", ["full", "forward_backward"])
+both_backends = pytest.mark.parametrize("backend", ["full", "forward_backward", "in_place"])
 X = np.ones((4, 1), np.float32)
 Y = np.zeros((4, 1), np.float32)
 # one batch of two rows

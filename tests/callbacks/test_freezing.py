@@ -157,7 +157,7 @@ def test_freezing_by_hand_by_several_and_layer_after_layer():
     assert on.frozen == ("fc1.bias",)
 
 
-@both_backends
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
 def test_a_step_that_is_taken_back_leaves_frozen_weights_too(backend):
     on = network(backend)
     on.frozen = ["fc0.*"]

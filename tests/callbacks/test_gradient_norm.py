@@ -132,14 +132,15 @@ def test_squares_beyond_float32_do_not_matter(backend, exponent):
 def test_a_fit_without_the_callback_has_the_graphs_of_before(backend):
     on, never = line(backend=backend), line(backend=backend)
     fit(on=on)
-    compiled = on._backend.caches["train" if backend == "full" else "step"]
+    kind = {"full": "train", "forward_backward": "step", "in_place": "gradients"}[backend]
+    compiled = on._backend.caches[kind]
     before = dict(compiled.exact)
     fit(GradientNorm(), on=on)
     assert fit(on=on).history.history.keys() == {"loss", "learning_rate"}
     assert on.save_onnx_graph(bytes) | {"trained": b""} == never.save_onnx_graph(bytes) | {
         "trained": b""
     }
-    assert on._backend.caches["train" if backend == "full" else "step"].exact == before
+    assert on._backend.caches[kind].exact == before
 
 
 def test_fits_with_the_callback_compile_once():

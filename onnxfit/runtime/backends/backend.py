@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from threading import RLock
@@ -20,6 +20,7 @@ from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
+from onnxfit.runtime.backends.inputs import run_on, write_scalars
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
@@ -46,6 +47,8 @@ Array = npt.NDArray[Any]
 WRITING_KINDS = ("train", "gradients", "accumulate", "update", "apply")
 # Kinds of graphs that compute like the exported file.
 INFERENCE_KINDS = ("evaluate", "predict")
+# The group of the state with the weights and slots that an update overwrites.
+IN_PLACE = "in_place"
 # Kinds of graphs for the shapes of a batch that depend on the norms of gradients to report.
 NORM_KINDS = ("train", "gradients")
 
@@ -153,14 +156,20 @@ class Backend(ABC):
             fused[name] = members
             for slot in recipe.slots[members[0]]:
                 fused[names.slot(name, slot)] = [names.slot(w, slot) for w in members]
+        updated = {**weights, **slots, **recipe.loss_scale}
+        in_place = self._in_place_tensors()
         groups = {
-            "weights": {**weights, **slots, **recipe.loss_scale},
+            "weights": {name: a for name, a in updated.items() if name not in in_place},
+            IN_PLACE: {name: a for name, a in updated.items() if name in in_place},
             "statistics": {name: arrays[name] for name in recipe.statistics},
             "sums": sums,
         }
-        return DoubleBufferedState(
-            groups, self.device, constants, fused, FUSED_ALIGNMENT.get(self.device.forms, 1)
-        )
+        alignment = FUSED_ALIGNMENT.get(self.device.forms, 1)
+        return DoubleBufferedState(groups, self.device, constants, fused, alignment, [IN_PLACE])
+
+    def _in_place_tensors(self) -> Container[str]:
+        """Return the weights and slots that an update overwrites, by their names in the state."""
+        return ()
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
         """Return a mapping from fused tensor to the weights that the step updates in it."""
@@ -186,6 +195,13 @@ class Backend(ABC):
         `seed`. After a StepError the state is unchanged. The result is None for a rank without a
         row of the batch; `shared_loss` is then the loss of the other ranks.
         """
+
+    def finish_step(self) -> bool:
+        """Update with the gradients of `train`; return False if `train` has already updated.
+
+        A backend that cannot undo an update makes it here, after everything else has succeeded.
+        """
+        return False
 
     def flush(self, learning_rate: float, step: int) -> bool:
         """Update with an unfinished window's gradients; return False if none are pending."""
@@ -464,35 +480,3 @@ def specs_of(batch: Batch) -> dict[str, TensorSpec]:
 def share_of_rows(batch: Batch) -> float:
     """Return the rows of a batch, divided by those of the whole batch of all ranks."""
     return 1.0 if batch.whole_rows is None else batch.rows / batch.whole_rows
-
-
-def run_on(session: BoundSession, batch: Batch) -> BoundSession:
-    """Run a session on a batch and return the session."""
-    session.run(write_batch(session, batch))
-    return session
-
-
-def write_batch(session: BoundSession, batch: Batch) -> dict[str, Array]:
-    """Copy the rows of a batch into the session's buffers; return the arrays for `session.run`.
-
-    These arrays are the inputs without a buffer, such as inputs of unknown size.
-    """
-    per_run = session.per_run_inputs
-    if not per_run or not any(name in per_run for name, _ in (*batch.columns, *batch.scalars)):
-        batch.write(session.feeds)
-        return {}
-    arrays = batch.arrays()
-    for name in arrays.keys() & session.feeds.keys():
-        session.feeds[name][...] = arrays[name]
-    return arrays
-
-
-def write_scalars(session: BoundSession, learning_rate: float, step: int, seed: int) -> None:
-    """Write the scalars of a step into the session's inputs for them."""
-    feeds = session.feeds
-    if names.LEARNING_RATE in feeds:
-        feeds[names.LEARNING_RATE][()] = learning_rate
-    if names.STEP in feeds:
-        feeds[names.STEP][()] = step
-    if names.SEED in feeds:
-        feeds[names.SEED][()] = seed

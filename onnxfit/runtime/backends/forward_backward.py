@@ -19,10 +19,9 @@ from onnxfit.runtime.backends.backend import (
     Array,
     Backend,
     share_of_rows,
-    write_batch,
-    write_scalars,
 )
 from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
+from onnxfit.runtime.backends.inputs import write_batch, write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.backends.two_sessions import compile_passes
 from onnxfit.runtime.reduction import GradientReduction

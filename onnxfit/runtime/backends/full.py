@@ -13,10 +13,9 @@ from onnxfit.graph import names
 from onnxfit.runtime.backends.backend import (
     Array,
     Backend,
-    run_on,
     share_of_rows,
-    write_scalars,
 )
+from onnxfit.runtime.backends.inputs import run_on, write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.reduction import GradientReduction, sum_buffers
@@ -43,7 +42,14 @@ class FullBackend(Backend):
     needs_loss = True
     shows_gradients = False
     steps_by_hand = False
-    kinds = ("train", "gradients", "accumulate", "counts", "evaluate", "predict")
+    kinds: ClassVar[tuple[str, ...]] = (
+        "train",
+        "gradients",
+        "accumulate",
+        "counts",
+        "evaluate",
+        "predict",
+    )
     # Kinds of devices on which small weights are fused. The code supports CUDA, but was not run
     # there.
     fusing_devices: ClassVar[tuple[str, ...]] = ("cpu",)
@@ -62,7 +68,10 @@ class FullBackend(Backend):
         self, batch: Batch, learning_rate: float, step: int, seed: int
     ) -> BoundSession | None:
         if self.accumulate > 1 or self.window:
-            return self._accumulate(batch, learning_rate, step, seed)
+            accumulated = self._accumulate(batch, learning_rate, step, seed)
+            if self.window >= self.accumulate:
+                self.flush(learning_rate, step)
+            return accumulated
         if self.reduction is not None:
             return self._train_share(self.reduction, batch, learning_rate, step, seed)
         session: BoundSession = self.compiled("train", batch)
@@ -102,7 +111,7 @@ class FullBackend(Backend):
     def _accumulate(
         self, batch: Batch, learning_rate: float, step: int, seed: int
     ) -> BoundSession | None:
-        """Add the gradients of a batch to the window's gradients; update at the window's end."""
+        """Add the gradients of a batch to the window's gradients."""
         self._gathered = 0
         # Each batch of a window draws its own random numbers.
         number = step * self.accumulate + self.window
@@ -115,8 +124,6 @@ class FullBackend(Backend):
             self._reduce(self._window_reduction, session, batch)
         self.window += 1
         self.last_update = None
-        if self.window >= self.accumulate:
-            self.flush(learning_rate, step)
         return session
 
     def _reduce(
@@ -174,7 +181,7 @@ class FullBackend(Backend):
         if kind == "train":
             return compact_train_graph(self.recipe, shapes, self.fused)
         if kind == "gradients":
-            return gradient_graph(self.recipe, shapes)
+            return gradient_graph(self.recipe, shapes, shared=self.reduction is not None)
         if kind == "apply":
             scaled = is_scaled(self.recipe)
             return split.update_graph(self.recipe, shapes, self.fused, scaled=scaled)

@@ -38,6 +38,7 @@ def test_names_and_needs() -> None:
     ] == [
         ("forward_backward", "forward_backward", False, True, True),
         ("full", "full", True, False, False),
+        ("in_place", "in_place", True, False, False),
     ]
 
 

@@ -1,0 +1,176 @@
+"""The in_place backend: weights and slots are in memory once, and an update overwrites them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxfit.data import Batch
+from onnxfit.distributed.world import ALONE, World
+from onnxfit.errors import SettingError, StepError
+from onnxfit.graph import names
+from onnxfit.runtime.backends.backend import Array
+from onnxfit.runtime.backends.full import FullBackend
+from onnxfit.runtime.backends.inputs import write_scalars
+from onnxfit.runtime.backends.shape_cache import Specs
+from onnxfit.runtime.buffers import Buffer
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.overwriting import overwritable_tensors
+from onnxfit.runtime.session import BoundSession
+from onnxfit.step.recipe import Recipe
+
+__all__ = ["InPlaceBackend"]
+
+
+class InPlaceBackend(FullBackend):
+    """Two graphs per step: the gradients, and an update that overwrites weights and slots.
+
+    The update begins after loss, gradients and metrics have been computed. If one of these fails,
+    nothing has changed. If the loss or a gradient is not finite, the step is skipped: weights,
+    slots and running statistics stay as they are. An update cannot be undone.
+
+    Weights, slots and gradients take the memory of one set each. The backend `full` has two sets of
+    weights and slots.
+    """
+
+    name = "in_place"
+    kinds = ("gradients", "accumulate", "counts", "evaluate", "predict")
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        arrays: Mapping[str, Array],
+        *,
+        device: Device,
+        threads: int | None,
+        accumulate: int,
+        world: World = ALONE,
+    ) -> None:
+        for needed, given, fits in (
+            ("device='cpu'", f"device={device.kind!r}", device.kind == "cpu"),
+            ("a single process", f"{world.size} processes", world.size == 1),
+        ):
+            if not fits:
+                raise SettingError(
+                    f"backend='in_place' needs {needed}, got {given}. Use backend='full'."
+                )
+        super().__init__(
+            recipe, arrays, device=device, threads=threads, accumulate=accumulate, world=world
+        )
+        # The gradients of a batch. With accumulated gradients, the state has their sums instead.
+        self._gradients = {
+            names.gradient(name): Buffer(arrays[name].dtype, arrays[name].shape, device)
+            for name in ([] if self.can_accumulate else recipe.weights)
+        }
+        # The step whose gradients wait for the update: its loss, learning rate and number.
+        self._pending: tuple[float, float, int] | None = None
+        # The version of the state after the last step, if this step has updated the weights.
+        self._updated_version = -1
+
+    def _in_place_tensors(self) -> Collection[str]:
+        graph = self.graph("update" if self.can_accumulate else "apply", {}).graph
+        inputs, outputs = ({v.name for v in values} for values in (graph.input, graph.output))
+        updates = {name: names.updated(name) for name in inputs if names.updated(name) in outputs}
+        found = overwritable_tensors(graph, updates)
+        for name, members in self.fused.items():
+            if name in found:
+                found.update(members)
+            for slot in self.recipe.slots[members[0]]:
+                if names.slot(name, slot) in found:
+                    found.update(names.slot(member, slot) for member in members)
+        return found
+
+    # ------------------------------------------------------------------ a step
+
+    def train(
+        self, batch: Batch, learning_rate: float, step: int, seed: int
+    ) -> BoundSession | None:
+        self._pending = self.last_update = None
+        self._updated_version = -1
+        if self.can_accumulate:
+            session = self._accumulate(batch, learning_rate, step, seed)
+        else:
+            session = self._run_share("gradients", batch, learning_rate, step, seed)
+        if session is not None and (not self.can_accumulate or self.window >= self.accumulate):
+            self._pending = session.scalars[names.TOTAL].item(), learning_rate, step
+        return session
+
+    def finish_step(self) -> bool:
+        if self._pending is None:
+            return False
+        (loss, learning_rate, step), self._pending = self._pending, None
+        self._update(learning_rate, step, math.isfinite(loss))
+        return True
+
+    def flush(self, learning_rate: float, step: int) -> bool:
+        if not self.window:
+            return False
+        self._update(learning_rate, step, True)
+        return True
+
+    def _update(self, learning_rate: float, step: int, loss_is_finite: bool) -> None:
+        """Update with the gradients of a batch or a window, unless a number is not finite.
+
+        A loss scale becomes smaller if a gradient is not finite. Its update skips itself.
+        """
+        finite = loss_is_finite and all(_all_finite(array) for array in self._gradient_arrays())
+        if not finite:
+            self.state.revert(["statistics"])
+        if not finite and not self.recipe.precision.scales_loss:
+            self.window = 0
+            return
+        try:
+            if self.can_accumulate:
+                super().flush(learning_rate, step)
+            else:
+                update = self._batchless.get("apply") or self._compile_update()
+                write_scalars(update, learning_rate, step, 0)
+                update.run()
+                self.last_update = update
+        except StepError as error:
+            self.window = 0
+            self.state.revert(["statistics"])
+            raise StepError(
+                f"{error}\nbackend='in_place' may have updated some of the weights. Load the last"
+                " checkpoint, or create the trainer again."
+            ) from error
+        self._updated_version = self.state.version
+
+    def _gradient_arrays(self) -> Iterator[Array]:
+        if self.can_accumulate:
+            return (self.state.buffer(names.gradient_sum(w)).array for w in self.recipe.weights)
+        return (buffer.array for buffer in self._gradients.values())
+
+    def revert(self) -> None:
+        self._pending = None
+        if self._updated_version == self.state.version:
+            raise SettingError(
+                "backend='in_place' cannot undo an update, because it overwrites the weights. Use"
+                " backend='full'."
+            )
+        self.window = 0
+        self.state.revert(["statistics"])
+
+    # ------------------------------------------------------------------ graphs
+
+    def _compile_update(self) -> BoundSession:
+        """Return the graph of the update, bound to the gradients of a batch."""
+        self._batchless["apply"] = self.bind(
+            "apply", self.graph("apply", {}), input_buffers=self._gradients, overwrite_outputs=True
+        )
+        return self._batchless["apply"]
+
+    def compile(self, kind: str, shapes: Specs) -> Any:
+        if kind != "gradients":
+            return super().compile(kind, shapes)
+        return self.bind(kind, self.graph(kind, shapes), output_buffers=self._gradients)
+
+
+def _all_finite(array: Array) -> bool:
+    """Return whether no number of an array is infinite or NaN."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A sum is finite only if all numbers are, and needs no memory. It may overflow.
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())

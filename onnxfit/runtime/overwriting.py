@@ -1,0 +1,86 @@
+"""The tensors that an update may overwrite while it reads them.
+
+onnxruntime writes an output into the memory that is bound to it, as soon as the node that computes
+the output runs. If this memory is also that of an input, such as the weight before the update, no
+node may read the input afterwards. onnxruntime runs independent nodes in an order of its own, so
+only a path in the graph says which node runs first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from onnxfit.graph.subgraphs import read_by
+
+# Operators whose kernels read each element, at the latest, when they write the element at the same
+# place. With three inputs, Max and Min would write a result of the first two before they read the
+# third. Where writes only after it has read all of its inputs.
+ELEMENTWISE = {"Add": 2, "Sub": 2, "Mul": 2, "Div": 2, "Max": 2, "Min": 2, "Where": 3}
+# Operators whose result may share the memory of their first input.
+VIEWS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+
+
+def overwritable_tensors(graph: onnx.GraphProto, updates: Mapping[str, str]) -> set[str]:
+    """Return the inputs of a graph whose memory may be that of the output with their next value.
+
+    Such an input is read by nodes from which a path leads to the node that computes the output, and
+    perhaps by this node itself, if its operator is elementwise and has inputs of the same shape.
+
+    - `updates`: input -> the output with its next value, which has the same type and shape. If an
+      input is a part of another input's memory, only the larger one may be among them.
+    """
+    nodes = list(graph.node)
+    writers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    readers = _readers(nodes)
+    before = _nodes_before(nodes, writers)
+    return {
+        name
+        for name, output in updates.items()
+        if output in writers and _is_read_first(name, writers[output], nodes, readers, before)
+    }
+
+
+def _is_read_first(
+    name: str,
+    writer: int,
+    nodes: Sequence[onnx.NodeProto],
+    readers: Mapping[str, Sequence[int]],
+    before: Sequence[int],
+) -> bool:
+    """Return whether each node that reads an input runs before its writer, or is the writer."""
+    waiting = [name]
+    while waiting:
+        value = waiting.pop()
+        for i in readers.get(value, ()):
+            node = nodes[i]
+            if i == writer:
+                fits = ELEMENTWISE.get(node.op_type) == len(node.input)
+                if not fits or node.domain or value != name:
+                    return False
+            elif not before[writer] >> i & 1:
+                return False
+            elif node.op_type in VIEWS:
+                waiting += node.output
+    return True
+
+
+def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
+    readers: dict[str, list[int]] = {}
+    for i, node in enumerate(nodes):
+        for name in read_by(node):
+            readers.setdefault(name, []).append(i)
+    return readers
+
+
+def _nodes_before(nodes: Sequence[onnx.NodeProto], writers: Mapping[str, int]) -> list[int]:
+    """Return, for each node, a number whose bit i tells whether a path leads from node i to it."""
+    before: list[int] = []
+    for node in nodes:
+        bits = 0
+        for name in read_by(node):
+            if name in writers:
+                bits |= before[writers[name]] | 1 << writers[name]
+        before.append(bits)
+    return before
