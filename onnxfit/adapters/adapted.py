@@ -68,10 +68,10 @@ class AdaptedModel(TrainableModel):
         """
         return with_references(self._with_nodes(self.file, arrays), self.to_file(arrays))
 
-    def deployed(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+    def deployed(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
         """Return a model with the inputs of `model` that computes what the exported file does."""
         model = self.file if self.view is None else self.view
-        return with_tensors(self._with_nodes(model, arrays), self.to_file(arrays))
+        return with_references(self._with_nodes(model, arrays), self.to_file(arrays))
 
     def _with_nodes(self, model: onnx.ModelProto, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """Return the file, or its view, with the adapters of packed integers as nodes."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -53,6 +53,16 @@ class Batch:
     def arrays(self) -> dict[str, Array]:
         """Return a dict graph input -> array, with exactly this batch's rows."""
         return {name: array[self.index] for name, array in self.columns} | dict(self.scalars)
+
+    def only(self, names: Container[str]) -> Batch:
+        """Return a batch of the same rows with fewer arrays.
+
+        - `names`: the graph inputs whose arrays the batch has.
+        """
+        columns = tuple(column for column in self.columns if column[0] in names)
+        scalars = tuple(scalar for scalar in self.scalars if scalar[0] in names)
+        signature = signature_of(columns, scalars, self.rows)
+        return replace(self, signature=signature, columns=columns, scalars=scalars)
 
     def write(self, buffers: Mapping[str, Array]) -> None:
         """Copy this batch's rows into `buffers`, a dict graph input -> array to write.

@@ -31,6 +31,8 @@ TYPES = frozenset(
         onnx.TensorProto.UINT8,  # packed integers of 4 bits
     }
 )
+# Element types of `ml_dtypes`, which NumPy cannot pass to onnxruntime.
+NOT_IN_NUMPY = frozenset({onnx.TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,10 +149,13 @@ def to_proto(model: ir.Model, types: Container[int] = TYPES) -> onnx.ModelProto:
             value.const_value = tensor
 
 
-def include_shared(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Copy the arrays that a model refers to into the model, in place, and return it."""
+def include_shared(model: onnx.ModelProto, types: Container[int] = TYPES) -> onnx.ModelProto:
+    """Copy the arrays that a model refers to into the model, in place, and return it.
+
+    - `types`: the element types of the tensors that get a copy. The others stay references.
+    """
     for tensor in model.graph.initializer:
-        data = shared_bytes(tensor)
+        data = shared_bytes(tensor) if tensor.data_type in types else None
         if data is not None:
             tensor.raw_data = data.tobytes()
             tensor.ClearField("external_data")

@@ -37,6 +37,9 @@ MAX_INLINE_BYTES = 1024  # bytes of a tensor that stays in the model, such as co
 # Up to this number of bytes in all frozen tensors, every compiled graph has its own copies, packed
 # for its kernels. Above it, all graphs share the unpacked tensors.
 MAX_COPIED_BYTES = 2**29
+# Up to this number of bytes in all packed weights of a few bits, every compiled graph for inference
+# is kept, with its own copy of them.
+MAX_PACKED_BYTES = 2**26
 ALIGNMENT_BYTES = 64
 CHUNK_BYTES = 2**24  # bytes that are written at a time
 TYPES = {

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.graph.fingerprint import fingerprint
-from onnxfit.graph.model import as_tensors, with_references, with_tensors
+from onnxfit.graph.model import as_tensors, with_references
 from onnxfit.graph.shared_tensors import Contents, include_shared
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -133,9 +133,15 @@ class TrainableModel:
         """
         return ()
 
-    def deployed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
-        """Return a model with the inputs of `model` that computes what the exported file does."""
-        return with_tensors(self.file if self.view is None else self.view, self.to_file(arrays))
+    def deployed(
+        self, arrays: Mapping[str, npt.NDArray[Any]]
+    ) -> tuple[onnx.ModelProto, list[Contents]]:
+        """Return a model with the inputs of `model` that computes what the exported file does.
+
+        The second result are the arrays to which the model refers, as in `shared_export`.
+        """
+        model = self.file if self.view is None else self.view
+        return with_references(model, self.to_file(arrays))
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
         """Raise ModelError or SettingError if the form cannot train these tensors.

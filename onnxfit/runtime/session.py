@@ -115,7 +115,7 @@ def compile_model(
         )
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
         raise StepError(_explain(f"onnxruntime cannot compile the {name} graph", error)) from error
-    size = len(serialized)
+    size = len(serialized) + sum(one.nbytes for one in shared if isinstance(one, np.ndarray))
     del serialized
     if size > MIN_BYTES_TO_TRIM:
         return_freed_memory()

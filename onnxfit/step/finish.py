@@ -11,7 +11,7 @@ from onnx_ir.passes.common import TopologicalSortPass
 from onnxfit.graph import names
 from onnxfit.graph.inference import find_schema
 from onnxfit.graph.opset import OPSET
-from onnxfit.graph.shared_tensors import TYPES, to_proto
+from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, TYPES, to_proto
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.device_forms import use_forms_of_device
@@ -117,7 +117,6 @@ def finish(op: GraphBuilder) -> onnx.ModelProto:
         rewrite(op.graph)
     use_forms_of_device(op)
     use_half_kernels(op)
-    # NumPy cannot pass the element types of `ml_dtypes` to onnxruntime.
-    model = to_proto(prune(op), TYPES - {onnx.TensorProto.BFLOAT16})
+    model = to_proto(prune(op), TYPES - NOT_IN_NUMPY)
     model.producer_name = "onnxfit"
     return model

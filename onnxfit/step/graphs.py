@@ -17,14 +17,16 @@ import onnx_ir as ir
 from onnxfit.errors import SettingError
 from onnxfit.graph import names, scopes
 from onnxfit.graph.model import (
+    as_tensors,
     model_errors,
     normalize,
     spec_of,
     tensor_outputs,
-    with_initializers,
+    with_references,
 )
 from onnxfit.graph.opset import OPSET
-from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.reading import ModelSource, read_model, to_ir
+from onnxfit.graph.shared_tensors import Contents, to_proto
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_evaluation_form, to_inference_form
 from onnxfit.graph.values import GraphBuilder, Value
@@ -189,16 +191,20 @@ def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 
 @model_errors()
-def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
-    """Return the model with its trained weights as constants.
+def deployed_graph(
+    recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]
+) -> tuple[onnx.ModelProto, list[Contents]]:
+    """Return the model with its trained weights as constants, and the arrays it refers to.
 
-    onnxruntime optimizes it like the exported file.
+    onnxruntime optimizes it like the exported file. Keep the arrays alive until it is compiled.
     """
     if recipe.trainable is not None:
-        return _only_tensors(recipe.trainable.deployed(arrays), recipe)
-    op = GraphBuilder(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
+        model, contents = recipe.trainable.deployed(arrays)
+        return _only_tensors(model, recipe), contents
+    model, contents = with_references(to_proto(recipe.model), as_tensors(arrays))
+    op = GraphBuilder(to_ir(model).graph)
     to_evaluation_form(op)
-    return finish(op)
+    return finish(op), contents
 
 
 def _only_tensors(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:

@@ -89,6 +89,8 @@ class Recipe:
     constants: tuple[str, ...] = field(init=False)
     # the packed weights of a few bits, which the forward pass reads with onnxruntime's kernel
     packed: tuple[str, ...] = field(init=False)
+    # whether the packed weights are so large that few compiled graphs should have copies of them
+    packs_much: bool = field(init=False)
     # whether `predict` compiles the model with its tensors inside, like an exported file
     compiles_weights: bool = field(init=False)
 
@@ -114,6 +116,8 @@ class Recipe:
         object.__setattr__(self, "large", large)
         weights = [n for n in quantized_weights(self.model) if n in packed]
         object.__setattr__(self, "packed", tuple(weights))
+        packed_bytes = sum(size for name, size in sizes.items() if name in packed)
+        object.__setattr__(self, "packs_much", packed_bytes > tensors.MAX_PACKED_BYTES)
         object.__setattr__(self, "constants", tuple(constants))
         object.__setattr__(self, "compiles_weights", self.evaluates_file or not shares)
 
@@ -213,6 +217,19 @@ class Recipe:
     def evaluates_file(self) -> bool:
         """Whether evaluation runs the file: `TrainableModel.evaluates_file`."""
         return self.trainable is not None and self.trainable.evaluates_file
+
+    @property
+    def evaluates_outputs(self) -> bool:
+        """Whether evaluation computes the loss from outputs of the graph that `predict` runs.
+
+        Evaluation then needs no session of the whole model, which has a copy of packed weights.
+        """
+        return self.evaluates_file or bool(self.packed)
+
+    @cached_property
+    def input_names(self) -> frozenset[str]:
+        """The names of the model's inputs."""
+        return frozenset(spec.name for spec in self.inputs)
 
     @property
     def bounds(self) -> Bounds:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx_ir as ir
 
 from onnxfit.data.padding import MASK, TOKENS
 from onnxfit.data.text import TextLoader
 from onnxfit.errors import SettingError
 from onnxfit.graph.caches import Cache, caches_of
 from onnxfit.graph.model import initializers_to_inputs
+from onnxfit.graph.reading import to_ir
+from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, include_shared, to_proto
 from onnxfit.graph.shared_tensors import array_of as array_of_tensor
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.training_form import to_inference_form
@@ -137,6 +138,7 @@ class CompiledFile:
         self.device = backend.device
         self._trainable = trainable
         self._backend = backend
+        backend.inference.owners["generation"] = self
         self._session: StatelessSession | None = None
         self._version = -1  # of the state with which the session was compiled
 
@@ -148,6 +150,8 @@ class CompiledFile:
             state = {name: backend.state.get(name) for name in backend.recipe.state}
             arrays = self._inputs(state)
             if self._session is None or not (arrays or self._version == version):
+                self.clear()
+                backend.inference.make_room("generation")
                 self._session = self._compile(state, arrays)
                 self._version = version
             session = self._session
@@ -164,6 +168,10 @@ class CompiledFile:
 
         return run
 
+    def clear(self) -> None:
+        """Drop the session; it is compiled again when it is needed."""
+        self._session = None
+
     def _inputs(self, state: Mapping[str, Array]) -> dict[str, Array]:
         """Return the tensors of the file that training changes; {} if they must be constants."""
         if self._backend.recipe.evaluates_file:
@@ -175,7 +183,7 @@ class CompiledFile:
 
     def _compile(self, state: Mapping[str, Array], inputs: Mapping[str, Array]) -> StatelessSession:
         """Compile the file. The initializers of `inputs`, and shared ones, become inputs."""
-        file = self._trainable.exported(state)
+        file, contents = self._trainable.shared_export(state)
         to_inference_form(file)
         graph = file.graph
         names = [tensor.name for tensor in graph.initializer]
@@ -183,12 +191,15 @@ class CompiledFile:
             graph.input.remove(value)
         if inputs:
             given = {*inputs, *self._backend.recipe.constants}
-            model = ir.from_proto(file)
+            model = to_ir(file)
             initializers_to_inputs(model.graph, [name for name in names if name in given])
-            file = ir.to_proto(model)
-        return StatelessSession(
+            file = to_proto(model)
+        include_shared(file, NOT_IN_NUMPY)
+        session = StatelessSession(
             file, self.device, self._backend.threads, "generation", uses_integers=True
         )
+        del contents  # alive until here
+        return session
 
 
 class Decoder:

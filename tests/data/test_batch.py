@@ -52,6 +52,21 @@ def test_the_signature_holds_names_types_and_scalars() -> None:
     assert len({signature(**arrays) for arrays in (some, *others)}) == 4
 
 
+def test_a_batch_of_some_arrays_is_as_one_made_of_them() -> None:
+    x, y, factor = np.arange(4.0), np.arange(4, 8), np.array(3, np.float32)
+    batch = Batch(2, "", (("x", x), ("y", y)), (("factor", factor),), slice(1, 3), whole_rows=4)
+    some = batch.only({"y", "factor"})
+    assert {name: array.tolist() for name, array in some.arrays().items()} == {
+        "y": [5, 6],
+        "factor": 3.0,
+    }
+    assert (some.rows, some.whole_rows) == (2, 4)
+    inputs = [TensorSpec("y", y.dtype, ("N",)), TensorSpec("factor", factor.dtype, ())]
+    arrays = {"y": y[1:3], "factor": factor}
+    made = make(arrays, inputs=inputs, targets={}, purpose="prediction").batches(0)
+    assert some.signature == next(made).signature
+
+
 def test_scalars_are_written_beside_the_rows() -> None:
     x, factor = np.arange(4, dtype=np.float32), np.array(3, np.float32)
     batch = Batch(2, "", (("x", x),), (("factor", factor),), slice(1, 3))

@@ -20,17 +20,17 @@ from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
+from onnxfit.runtime.backends.inference_sessions import DeployedModel, InferenceSessions
 from onnxfit.runtime.backends.inputs import run_on, write_scalars
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.float16 import convert_by_casts
 from onnxfit.runtime.reduction import GradientReduction
-from onnxfit.runtime.session import BoundSession, StatelessSession
+from onnxfit.runtime.session import BoundSession
 from onnxfit.step.graphs import (
     counted_outputs,
     counts_graph,
-    deployed_graph,
     evaluate_graph,
     evaluate_outputs_graph,
     predict_graph,
@@ -134,8 +134,9 @@ class Backend(ABC):
         self._set_aside: dict[ReportedNorms, UpdateSessions] = {}
         # The shapes of the last batch with labels for which `caches` had no entry.
         self._last_shapes: Specs = {}
-        # The version of the state, and a session compiled with the weights of that version.
-        self._deployed: tuple[int, StatelessSession] | None = None
+        self._deployed = DeployedModel(device, threads)
+        self.inference = InferenceSessions(exclusive=recipe.packs_much)
+        self.inference.owners.update(predict=self.caches["predict"], deployed=self._deployed)
 
     def _create_state(self, arrays: Mapping[str, Array]) -> DoubleBufferedState:
         recipe = self.recipe
@@ -324,8 +325,8 @@ class Backend(ABC):
         - `outputs`: whether the result includes the model's outputs.
         """
         with self.lock:
-            if self.recipe.evaluates_file:
-                predicted = self.deployed()(batch)
+            if self.recipe.evaluates_outputs:
+                predicted = self.predict(batch.only(self.recipe.input_names))
                 scalars = evaluate_outputs(self.compiled("evaluate", batch), batch, predicted)
                 return Evaluation(scalars, predicted if outputs else {})
             session = run_on(self.compiled("evaluate", batch), batch)
@@ -353,15 +354,7 @@ class Backend(ABC):
         if not self.recipe.compiles_weights:
             return self.predict
         with self.lock:
-            if self._deployed is None or self._deployed[0] != self.state.version:
-                model = deployed_graph(
-                    self.recipe, {name: self.state.get(name) for name in self.recipe.state}
-                )
-                session = StatelessSession(
-                    model, self.device, self.threads, "prediction", uses_integers=True
-                )
-                self._deployed = self.state.version, session
-            return self._deployed[1].predict
+            return self._deployed.session(self.recipe, self.state, self.inference).predict
 
     # ------------------------------------------------------------------ graphs
 
@@ -393,11 +386,11 @@ class Backend(ABC):
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
         """Return the graph of a kind that is compiled for batches of these shapes."""
-        files = self.recipe.evaluates_file
+        evaluates_outputs = self.recipe.evaluates_outputs
         builders = {
             "update": update_graph,
             "counts": counts_graph,
-            "evaluate": evaluate_outputs_graph if files else evaluate_graph,
+            "evaluate": evaluate_outputs_graph if evaluates_outputs else evaluate_graph,
             "predict": predict_graph,
         }
         return builders[kind](self.recipe, shapes)
@@ -425,6 +418,8 @@ class Backend(ABC):
 
     def compile(self, kind: str, shapes: Specs) -> Any:
         """Compile the graph of a kind for batches of these shapes."""
+        if kind == "predict":
+            self.inference.make_room(kind)
         return self.bind(kind, self.graph(kind, shapes), busy_wait=kind == "train")
 
     def batchless_session(self, kind: str) -> BoundSession:

@@ -84,6 +84,12 @@ class ShapeCache(Generic[T]):
                 self.any_size[key] = None
         return self.any_size[key]
 
+    def clear(self) -> None:
+        """Drop all objects; they are compiled again when they are needed."""
+        self.exact.clear()
+        self.any_size.clear()
+        self._by_signature.clear()
+
     def _restore(self, by_signature: Mapping[Hashable, T]) -> None:
         # Changed in place, because `get` is a method of this dict.
         by_signature = dict(by_signature)

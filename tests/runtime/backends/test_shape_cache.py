@@ -57,6 +57,16 @@ def test_exact_shapes_first_then_one_for_any_size() -> None:
     assert len(compiler.compiled) == MAX_EXACT_SHAPES + 1
 
 
+def test_a_cleared_cache_compiles_again() -> None:
+    compiler = Compiler()
+    shapes = range(MAX_EXACT_SHAPES + 1)
+    first = [compiler(rows, 3) for rows in shapes]
+    compiler.cache.clear()
+    assert compiler.cache.get((0, 3)) is None
+    assert [compiler(rows, 3) for rows in shapes] == first
+    assert len(compiler.compiled) == 2 * len(first)
+
+
 def test_another_rank_has_an_object_of_its_own() -> None:
     compiler = Compiler(only_any_size=True)
     assert [compiler(2, 3), compiler(2), compiler(4, 5), compiler()] == [

@@ -1,0 +1,91 @@
+"""Sessions for inference: the model compiled with its weights, and the release of sessions."""
+
+from __future__ import annotations
+
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from onnxfit.graph.lean_reading import with_shared
+from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, include_shared
+from onnxfit.runtime.buffers import DoubleBufferedState
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.freed_memory import return_freed_memory
+from onnxfit.runtime.session import StatelessSession
+from onnxfit.step.graphs import deployed_graph
+from onnxfit.step.recipe import Recipe
+
+
+class Owner(Protocol):
+    """Object that compiles sessions and keeps them."""
+
+    def clear(self) -> None:
+        """Drop the sessions; they are compiled again when they are needed."""
+
+
+class InferenceSessions:
+    """The kinds of sessions that run the whole model in inference mode.
+
+    Each of these sessions has its own copy of packed weights. If these are large, at most one kind
+    is kept. The other kinds are released before a session is compiled. The sessions of training
+    always stay, so training and evaluation can alternate without compiling anything again.
+
+    - `exclusive`: whether at most one kind is kept.
+
+    `owners` maps each kind to the owner of its sessions. The references are weak, because an owner
+    may refer to this object.
+    """
+
+    def __init__(self, *, exclusive: bool) -> None:
+        self._exclusive = exclusive
+        self.owners: WeakValueDictionary[str, Owner] = WeakValueDictionary()
+
+    def make_room(self, kind: str) -> None:
+        """Release the sessions of the other kinds, before a session of a kind is compiled."""
+        if not self._exclusive:
+            return
+        for other, owner in self.owners.items():
+            if other != kind:
+                owner.clear()
+        return_freed_memory()
+
+
+class DeployedModel:
+    """The model compiled with the weights of one version of the state as constants.
+
+    - `device`, `threads`: as for `StatelessSession`.
+    """
+
+    def __init__(self, device: Device, threads: int | None) -> None:
+        self._device = device
+        self._threads = threads
+        self._version = -1  # of the state with which the session was compiled
+        self._session: StatelessSession | None = None
+
+    def session(
+        self, recipe: Recipe, state: DoubleBufferedState, inference: InferenceSessions
+    ) -> StatelessSession:
+        """Return the session for the current state; compile it if the state has changed."""
+        if self._session is None or self._version != state.version:
+            self.clear()  # the memory of the last session is free for the next one
+            inference.make_room("deployed")
+            self._session = self._compile(recipe, state)
+            self._version = state.version
+        return self._session
+
+    def _compile(self, recipe: Recipe, state: DoubleBufferedState) -> StatelessSession:
+        arrays = {name: state.get(name) for name in recipe.state}
+        model, contents = deployed_graph(recipe, arrays)
+        del arrays
+        if recipe.packed:
+            model, more = with_shared(model)
+            contents += more
+        include_shared(model, NOT_IN_NUMPY)
+        session = StatelessSession(
+            model, self._device, self._threads, "prediction", uses_integers=True
+        )
+        del contents  # alive until here
+        return session
+
+    def clear(self) -> None:
+        """Drop the session."""
+        self._session = None
