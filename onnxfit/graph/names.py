@@ -126,6 +126,11 @@ def fused(number: int) -> str:
     return f"train/fused/{number}"
 
 
+def joined(number: int) -> str:
+    """Return the name of a tensor of many weights of one shape, which a step reads as one."""
+    return f"train/joined/{number}"
+
+
 def reserved(name: str) -> bool:
     """Return whether `name` is reserved for tensors that a step adds."""
     return name == SAMPLE_WEIGHT or name.startswith(("train/", "y_true/"))

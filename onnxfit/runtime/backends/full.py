@@ -18,6 +18,7 @@ from onnxfit.runtime.backends.backend import (
 from onnxfit.runtime.backends.inputs import run_on, write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.buffers import Buffer
+from onnxfit.runtime.joined_weights import join_weights, weights_to_join
 from onnxfit.runtime.reduction import GradientReduction, sum_buffers
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step import split
@@ -179,12 +180,13 @@ class FullBackend(Backend):
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
         if kind == "train":
-            return compact_train_graph(self.recipe, shapes, self.fused)
+            graph = compact_train_graph(self.recipe, shapes, self._updated_as_one)
+            return join_weights(graph, self._joined)
         if kind == "gradients":
             return gradient_graph(self.recipe, shapes, shared=self.reduction is not None)
         if kind == "apply":
             scaled = is_scaled(self.recipe)
-            return split.update_graph(self.recipe, shapes, self.fused, scaled=scaled)
+            return split.update_graph(self.recipe, shapes, self._updated_as_one, scaled=scaled)
         if kind == "accumulate":
             shared = self.reduction is not None
             return accumulate_graph(self.recipe, shapes, shared=shared)
@@ -205,9 +207,16 @@ class FullBackend(Backend):
         }
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
-        if self.can_accumulate or self.device.kind not in self.fusing_devices:
-            return {}
-        weights = {name: arrays[name] for name in self.recipe.weights}
         recipe = self.recipe
-        groups = fused_weights(recipe.optimizer, weights, recipe.slots, recipe.bounds)
-        return {names.fused(i): members for i, members in enumerate(groups)}
+        weights = {name: arrays[name] for name in recipe.weights}
+        # Weights with slots are updated as one tensor. Weights without slots are updated one by
+        # one, but a step reads and writes many of them as one tensor.
+        self._updated_as_one: dict[str, list[str]] = {}
+        self._joined: dict[str, list[str]] = {}
+        if not self.can_accumulate and self.device.kind in self.fusing_devices:
+            groups = fused_weights(recipe.optimizer, weights, recipe.slots, recipe.bounds)
+            self._updated_as_one = {names.fused(i): members for i, members in enumerate(groups)}
+            alone = {name: w for name, w in weights.items() if not recipe.slots[name]}
+            groups = weights_to_join(alone)
+            self._joined = {names.joined(i): members for i, members in enumerate(groups)}
+        return {**self._updated_as_one, **self._joined}
