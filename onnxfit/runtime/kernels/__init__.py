@@ -16,8 +16,10 @@ from onnxfit.graph.subgraphs import remove_unused_nodes
 from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
 from onnxfit.runtime.kernels.depthwise import replace_depthwise
 from onnxfit.runtime.kernels.elementwise import fuse_elementwise
+from onnxfit.runtime.kernels.layer_norm import replace_layer_norm_gradients
 from onnxfit.runtime.kernels.library import DOMAIN, library_path
 from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
+from onnxfit.runtime.kernels.softmax import replace_softmax_gradients
 from onnxfit.runtime.kernels.types import declared_types
 
 __all__ = ["library_path", "use_kernels", "with_kernels"]
@@ -47,6 +49,8 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = replace_depthwise(model.graph, original)
     nodes = replace_pool_gradients(nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
+    nodes = replace_layer_norm_gradients(model.graph, nodes, types)
+    nodes = replace_softmax_gradients(model.graph, nodes, types)
     nodes = fuse_elementwise(nodes, types, outputs)
     if nodes is original:
         return model
