@@ -1,5 +1,6 @@
 // The operators, as onnxruntime sees them, in the domain "onnxfit.kernels".
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -12,8 +13,10 @@
 #include "batch_norm.h"
 #include "depthwise.h"
 #include "elementwise.h"
+#include "layer_norm.h"
 #include "max_pool.h"
 #include "onnxruntime_api.h"
+#include "softmax.h"
 
 namespace {
 
@@ -401,6 +404,95 @@ struct BatchNorm {
   }
 };
 
+// LayerNormGradient: dx, dscale, dbias = gradient(x, dy, scale, mean, inverse)
+//
+// x and dy have rows along their last axis. mean and inverse have one element for each row, scale,
+// dscale and dbias one for each column. dscale and dbias are missing if neither is needed.
+// -------------------------------------------------------------------------------------------------
+
+struct LayerNormGradient {
+  static constexpr size_t inputs = 5;
+  size_t outputs = 0;
+
+  ort::Status* read(const ort::KernelInfo* info) {
+    size_t count = 0;
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &count));
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    if (count != inputs || (outputs != 1 && outputs != 3)) {
+      return api->error("LayerNormGradient has five inputs, and one output or three.");
+    }
+    return nullptr;
+  }
+
+  ort::Status* compute(ort::KernelContext* context) const {
+    std::array<Tensor, inputs> tensors;
+    for (size_t i = 0; i < inputs; ++i) RETURN_IF_FAILED(get_input(context, i, tensors[i]));
+    const auto& [x, dy, scale, mean, inverse] = tensors;
+    if (x.shape.empty() || x.shape.back() < 1) {
+      return api->error("LayerNormGradient needs x of (sizes ..., columns).");
+    }
+    layer_norm::Gradient work{};
+    work.columns = x.shape.back();
+    work.rows = int64_t(x.elements()) / work.columns;
+    if (dy.shape != x.shape || scale.elements() != size_t(work.columns) ||
+        mean.elements() != size_t(work.rows) || inverse.elements() != size_t(work.rows)) {
+      return api->error("The inputs of LayerNormGradient do not fit each other.");
+    }
+    work.x = static_cast<const float*>(x.data);
+    work.dy = static_cast<const float*>(dy.data);
+    work.scale = static_cast<const float*>(scale.data);
+    work.mean = static_cast<const float*>(mean.data);
+    work.inverse = static_cast<const float*>(inverse.data);
+    std::array<void*, 3> results{};
+    for (size_t i = 0; i < outputs; ++i) {
+      const std::vector<int64_t> shape = i ? std::vector<int64_t>{work.columns} : x.shape;
+      RETURN_IF_FAILED(get_output(context, i, shape, results[i]));
+    }
+    work.dx = static_cast<float*>(results[0]);
+    std::vector<float> parts(outputs > 1 ? size_t(work.tasks() * 2 * work.columns) : 0);
+    work.parts = outputs > 1 ? parts.data() : nullptr;
+    const auto task = [](void* data, size_t index) {
+      layer_norm::differentiate(*static_cast<const layer_norm::Gradient*>(data), int64_t(index));
+    };
+    RETURN_IF_FAILED(run_tasks(context, task, size_t(work.tasks()), &work));
+    if (outputs > 1) {
+      layer_norm::add_parts(
+          work, static_cast<float*>(results[1]), static_cast<float*>(results[2]));
+    }
+    return nullptr;
+  }
+};
+
+// SoftmaxGradient: dx = gradient(y, dy), where y is the result of a Softmax over the last axis
+// -------------------------------------------------------------------------------------------------
+
+struct SoftmaxGradient {
+  ort::Status* read(const ort::KernelInfo* info) {
+    size_t inputs = 0;
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    return inputs == 2 ? nullptr : api->error("SoftmaxGradient has two inputs.");
+  }
+
+  ort::Status* compute(ort::KernelContext* context) const {
+    Tensor y, dy;
+    RETURN_IF_FAILED(get_input(context, 0, y));
+    RETURN_IF_FAILED(get_input(context, 1, dy));
+    if (y.shape.empty() || dy.shape != y.shape || y.shape.back() < 1) {
+      return api->error("SoftmaxGradient needs y and dy of (sizes ..., columns).");
+    }
+    void* dx = nullptr;
+    RETURN_IF_FAILED(get_output(context, 0, y.shape, dx));
+    const int64_t columns = y.shape.back();
+    softmax::Gradient work{
+        int64_t(y.elements()) / columns, columns, static_cast<const float*>(y.data),
+        static_cast<const float*>(dy.data), static_cast<float*>(dx)};
+    const auto task = [](void* data, size_t index) {
+      softmax::differentiate(*static_cast<const softmax::Gradient*>(data), int64_t(index));
+    };
+    return run_tasks(context, task, size_t(work.tasks()), &work);
+  }
+};
+
 // Registration
 // -------------------------------------------------------------------------------------------------
 
@@ -469,6 +561,8 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<BatchNorm<batch_norm::Forward>, float>([](const CustomOp*) { return "BatchNorm"; }),
       describe<BatchNorm<batch_norm::Gradient>, float>(
           [](const CustomOp*) { return "BatchNormGradient"; }),
+      describe<LayerNormGradient, float>([](const CustomOp*) { return "LayerNormGradient"; }),
+      describe<SoftmaxGradient, float>([](const CustomOp*) { return "SoftmaxGradient"; }),
   };
   ort::CustomOpDomain* made = nullptr;
   const char* name = "onnxfit.kernels";

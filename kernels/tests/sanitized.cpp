@@ -9,7 +9,9 @@
 #include "batch_norm.h"
 #include "depthwise.h"
 #include "elementwise.h"
+#include "layer_norm.h"
 #include "max_pool.h"
+#include "softmax.h"
 
 namespace {
 
@@ -154,14 +156,37 @@ int run_batch_norms() {
   return trials;
 }
 
+int run_rows() {
+  constexpr int trials = 1000;
+  for (int trial = 0; trial < trials; ++trial) {
+    const int64_t rows = number_below(trial % 8 == 0 ? 700 : 40);
+    const int64_t columns = 1 + number_below(trial % 8 == 1 ? 3000 : 130);
+    const auto x = random_array<float>(rows * columns), dy = random_array<float>(rows * columns);
+    const auto dx = random_array<float>(rows * columns);
+    const auto mean = random_array<float>(rows), inverse = random_array<float>(rows);
+    const auto scale = random_array<float>(columns), dscale = random_array<float>(columns);
+    const auto dbias = random_array<float>(columns);
+    layer_norm::Gradient norm{rows, columns, x.get(), dy.get(), scale.get(), mean.get(),
+                              inverse.get(), dx.get(), nullptr};
+    const auto parts = random_array<float>(norm.tasks() * 2 * columns);
+    if (trial % 3) norm.parts = parts.get();
+    for (int64_t task = 0; task < norm.tasks(); ++task) layer_norm::differentiate(norm, task);
+    if (norm.parts) layer_norm::add_parts(norm, dscale.get(), dbias.get());
+    const softmax::Gradient gradient{rows, columns, x.get(), dy.get(), dx.get()};
+    for (int64_t task = 0; task < gradient.tasks(); ++task) softmax::differentiate(gradient, task);
+  }
+  return trials;
+}
+
 }  // namespace
 
 int main() {
+  const int rows = run_rows();
   const int norms = run_batch_norms();
   const int convolutions = run_convolutions();
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
-  std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms\n",
-              programs, pools, convolutions, norms);
+  std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows\n",
+              programs, pools, convolutions, norms, rows);
   return programs > 100 ? 0 : 1;
 }

@@ -41,7 +41,9 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
     from onnxfit.runtime.kernels.depthwise import replace_depthwise
     from onnxfit.runtime.kernels.elementwise import fuse_elementwise
+    from onnxfit.runtime.kernels.layer_norm import replace_layer_norm_gradients
     from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
+    from onnxfit.runtime.kernels.softmax import replace_softmax_gradients
 
     types = declared_types(model.graph)
     outputs = {value.name for value in model.graph.output}
@@ -49,6 +51,8 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = replace_depthwise(model.graph, original)
     nodes = replace_pool_gradients(nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
+    nodes = replace_layer_norm_gradients(model.graph, nodes, types)
+    nodes = replace_softmax_gradients(model.graph, nodes, types)
     nodes = fuse_elementwise(nodes, types, outputs)
     if nodes is original:
         return model

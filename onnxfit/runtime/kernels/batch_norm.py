@@ -10,23 +10,21 @@ gradient.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.library import DOMAIN
-from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
+from onnxfit.runtime.kernels.order import needed_nodes
+from onnxfit.runtime.kernels.search import NodeSearch, with_kernel_nodes
 from onnxfit.runtime.kernels.types import ResultType
 
 # From this number of pixels per image, the kernels take 0.3 to 0.5 of the time of the operators.
 # For one pixel and for vectors they take as long, because they have a small cost per channel.
 MIN_PIXELS = 16
 NONE, RELU, RELU6 = range(3)  # the attribute `activation`: the function behind the kernel
-_UNARY = {"Cast", "Neg", "Relu", "Sqrt"}
 
 
 def replace_batch_norms(
@@ -37,27 +35,19 @@ def replace_batch_norms(
     The same holds for each gradient of one. Not all nodes that are not needed any more are removed.
     The nodes are returned themselves if there is no normalization.
     """
-    search = _Search(graph, nodes, types)
+    search = _BatchNormSearch(graph, nodes, types)
     norms = list(search.norms())
     if not norms:
         return nodes
     gradients = [found for norm in norms for found in search.gradients(norm)]
-    nodes = _replaced(nodes, gradients)
+    nodes = with_kernel_nodes(nodes, gradients)
     outputs = [value.name for value in graph.output]
-    search = _Search(graph, needed_nodes(nodes, outputs), types)
-    return _replaced(nodes, [search.kernel(norm) for norm in norms])
-
-
-def _replaced(
-    nodes: Sequence[onnx.NodeProto], kernels: Sequence[onnx.NodeProto]
-) -> Sequence[onnx.NodeProto]:
-    """Return the nodes with kernels in the place of those that compute the kernels' results."""
-    results = {name for kernel in kernels for name in kernel.output}
-    return sort_nodes([*kernels, *(node for node in nodes if results.isdisjoint(node.output))])
+    search = _BatchNormSearch(graph, needed_nodes(nodes, outputs), types)
+    return with_kernel_nodes(nodes, [search.kernel(norm) for norm in norms])
 
 
 @dataclass(frozen=True)
-class _Norm:
+class _BatchNorm:
     """The names of a normalization's values: y = (x - mean) factor + bias."""
 
     x: str
@@ -72,61 +62,45 @@ class _Norm:
     y: str
 
 
-class _Search:
+class _BatchNormSearch(NodeSearch):
     """A search for nodes by what they compute."""
 
-    def __init__(
-        self,
-        graph: onnx.GraphProto,
-        nodes: Sequence[onnx.NodeProto],
-        types: Mapping[str, ResultType],
-    ) -> None:
-        self._nodes = nodes
-        self._types = types
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
-        self._producers = {name: node for node in nodes for name in node.output if name}
-        self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-        for node in nodes:
-            for name in read_by(node):
-                self._readers[name].append(node)
-        self._outputs = {value.name for value in graph.output}
-
-    def norms(self) -> Iterator[_Norm]:
+    def norms(self) -> Iterator[_BatchNorm]:
         """Yield each normalization of float32 images of known sizes by the batch."""
-        for node in self._nodes:
+        for node in self.nodes:
             if node.op_type == "Add" and not node.domain:
                 norm = self._norm(node)
                 if norm is not None and self._is_faster(norm):
                     yield norm
 
-    def _norm(self, add: onnx.NodeProto) -> _Norm | None:
+    def _norm(self, add: onnx.NodeProto) -> _BatchNorm | None:
         """Return the normalization whose last node is an Add."""
         product, bias = add.input
-        centred, factor = self._operands(product, "Mul")
-        x, mean = self._operands(centred, "Sub")
-        scale, deviation = self._operands(factor, "Div")
-        (sum_,) = self._operands(deviation, "Sqrt")
-        variance, epsilon = self._operands(sum_, "Add")
+        centred, factor = self.operands(product, "Mul")
+        x, mean = self.operands(centred, "Sub")
+        scale, deviation = self.operands(factor, "Div")
+        (sum_,) = self.operands(deviation, "Sqrt")
+        variance, epsilon = self.operands(sum_, "Add")
         square = self._reduced(variance, "ReduceMean")
-        if not square or self._operands(square, "Mul") != (centred, centred):
+        if not square or self.operands(square, "Mul") != (centred, centred):
             return None
-        if self._reduced(mean, "ReduceMean") != x or self._number(epsilon) is None:
+        if self._reduced(mean, "ReduceMean") != x or self.number(epsilon) is None:
             return None
-        of_channels = self._shape(mean)
-        if any(self._shape(name) != of_channels for name in (scale, bias)):
+        of_channels = self.shape(mean)
+        if any(self.shape(name) != of_channels for name in (scale, bias)):
             return None
         y = add.output[0]
-        return _Norm(x, scale, bias, epsilon, mean, centred, variance, deviation, factor, y)
+        return _BatchNorm(x, scale, bias, epsilon, mean, centred, variance, deviation, factor, y)
 
-    def _is_faster(self, norm: _Norm) -> bool:
-        return math.prod(self._shape(norm.x)[2:]) >= MIN_PIXELS
+    def _is_faster(self, norm: _BatchNorm) -> bool:
+        return math.prod(self.shape(norm.x)[2:]) >= MIN_PIXELS
 
-    def kernel(self, norm: _Norm) -> onnx.NodeProto:
+    def kernel(self, norm: _BatchNorm) -> onnx.NodeProto:
         """Return the node that normalizes, and computes the function behind it if possible."""
         activation, y = NONE, norm.y
         # Exporters cast the bounds of a Clip to the type of y, which needs none of its numbers.
-        readers = [node for node in self._readers[y] if node.op_type != "CastLike"]
-        if len(readers) == 1 and y not in self._outputs:
+        readers = [node for node in self.readers[y] if node.op_type != "CastLike"]
+        if len(readers) == 1 and y not in self.outputs:
             (reader,) = readers
             activation = self._activation(reader)
             y = reader.output[0] if activation else y
@@ -140,32 +114,34 @@ class _Search:
             return NONE
         if node.op_type == "Relu":
             return RELU
-        bounds = [self._number(name) for name in node.input[1:]]
+        bounds = [self.number(name) for name in node.input[1:]]
         return RELU6 if node.op_type == "Clip" and bounds == [0, 6] else NONE
 
-    def gradients(self, norm: _Norm) -> Iterator[onnx.NodeProto]:
+    def gradients(self, norm: _BatchNorm) -> Iterator[onnx.NodeProto]:
         """Yield a node for the gradient of a normalization, if it is in the graph."""
-        for product in self._readers[norm.centred]:
+        for product in self.readers[norm.centred]:
             if product.op_type == "Mul" and len(set(product.input)) == 2:
                 (dz,) = set(product.input) - {norm.centred}
                 kernel = self._gradient(norm, product, dz)
                 if kernel is not None:
                     yield kernel
 
-    def _gradient(self, norm: _Norm, product: onnx.NodeProto, dz: str) -> onnx.NodeProto | None:
+    def _gradient(
+        self, norm: _BatchNorm, product: onnx.NodeProto, dz: str
+    ) -> onnx.NodeProto | None:
         """Return the node of a gradient, of which `product` is dz (x - mean).
 
         The gradient of x is dz factor + (x - mean) slope, minus the mean of that over the batch.
         """
-        if self._shape(dz) != self._shape(norm.x):
+        if self.shape(dz) != self.shape(norm.x):
             return None
         sums = self._sums(product.output[0])
-        scaled = self._results(dz, "Mul", norm.factor)
+        scaled = self.results(dz, "Mul", norm.factor)
         if len(sums) != 1 or len(scaled) != 1:
             return None
-        for total in self._results(scaled[0], "Add"):
-            (other,) = set(self._operands(total, "Add")) - {scaled[0]} or {""}
-            slopes = set(self._operands(other, "Mul")) - {norm.centred}
+        for total in self.results(scaled[0], "Add"):
+            (other,) = set(self.operands(total, "Add")) - {scaled[0]} or {""}
+            slopes = set(self.operands(other, "Mul")) - {norm.centred}
             if len(slopes) == 1 and self._is_slope(slopes.pop(), sums[0], norm):
                 dx = self._without_mean(total, dz, norm)
                 if dx:
@@ -173,14 +149,19 @@ class _Search:
         return None
 
     def _gradient_kernel(
-        self, norm: _Norm, product: onnx.NodeProto, dz: str, scaled: str, results: tuple[str, str]
+        self,
+        norm: _BatchNorm,
+        product: onnx.NodeProto,
+        dz: str,
+        scaled: str,
+        results: tuple[str, str],
     ) -> onnx.NodeProto:
         dx, product_sum = results
         sums = self._sums(dz)
         inputs = [norm.x, dz, norm.mean, norm.deviation, norm.factor]
         inside = {product.output[0], scaled, *sums}
         activation, dy = self._masked(dz, norm)
-        if activation and {node.output[0] for node in self._readers[dz]} == inside:
+        if activation and {node.output[0] for node in self.readers[dz]} == inside:
             inputs[1:2] = [dy]
             inputs.append(norm.bias)
         else:
@@ -188,127 +169,83 @@ class _Search:
         of_bias = sums[0] if len(sums) == 1 else f"{dx}/sum"
         return _node("BatchNormGradient", inputs, [dx, of_bias, product_sum], activation)
 
-    def _masked(self, dz: str, norm: _Norm) -> tuple[int, str]:
+    def _masked(self, dz: str, norm: _BatchNorm) -> tuple[int, str]:
         """Return the activation behind y whose mask makes dz of dy, and dy."""
-        if dz in self._outputs:
+        if dz in self.outputs:
             return NONE, dz
-        operands = self._operands(dz, "Mul")
+        operands = self.operands(dz, "Mul")
         for dy, mask in (operands, operands[::-1]):
             activation = self._mask(mask, norm.y)
-            if activation and self._shape(dy) == self._shape(dz):
+            if activation and self.shape(dy) == self.shape(dz):
                 return activation, dy
         return NONE, dz
 
     def _mask(self, mask: str, z: str) -> int:
         """Return the activation of z that lets pass a gradient where a value is 1."""
-        node = self._producers.get(mask)
+        node = self.producers.get(mask)
         if node is not None and node.op_type == "HardSigmoid":
             attributes = {a.name: a.f for a in node.attribute}
             (result,) = node.input
             is_step = attributes.get("alpha", 0) > 1e37 and attributes.get("beta") == 0
-            return RELU if is_step and self._operands(result, "Relu") == (z,) else NONE
-        (is_unclipped,) = self._operands(mask, "Cast")
+            return RELU if is_step and self.operands(result, "Relu") == (z,) else NONE
+        (is_unclipped,) = self.operands(mask, "Cast")
         # Bounds that are not constants in the file are compared as well.
-        is_equal, has_order = self._operands(is_unclipped, "And")
-        bounds = list(self._operands(has_order, "LessOrEqual"))
-        clipped = set(self._operands(is_equal or is_unclipped, "Equal")) - {z}
-        for name in self._results(z, "Clip"):
-            clip = self._producers[name]
+        is_equal, has_order = self.operands(is_unclipped, "And")
+        bounds = list(self.operands(has_order, "LessOrEqual"))
+        clipped = set(self.operands(is_equal or is_unclipped, "Equal")) - {z}
+        for name in self.results(z, "Clip"):
+            clip = self.producers[name]
             if clipped == {name} and (not is_equal or bounds == clip.input[1:]):
                 return self._activation(clip)
         return NONE
 
-    def _is_slope(self, slope: str, product_sum: str, norm: _Norm) -> bool:
+    def _is_slope(self, slope: str, product_sum: str, norm: _BatchNorm) -> bool:
         """Return whether a value is -product_sum factor / (n deviation^2), as rules write it."""
-        factor, quotient = self._scaled(slope)
-        dividend, divisor = self._operands(quotient, "Div")
-        double, deviation = self._scaled(divisor)
-        (product,) = self._operands(dividend, "Neg")
-        terms = set(self._operands(product, "Mul"))
+        factor, quotient = self.scaled(slope)
+        dividend, divisor = self.operands(quotient, "Div")
+        double, deviation = self.scaled(divisor)
+        (product,) = self.operands(dividend, "Neg")
+        terms = set(self.operands(product, "Mul"))
         if deviation != norm.deviation or norm.factor not in terms or len(terms) != 2:
             return False
         (of_scale,) = terms - {norm.factor}
-        if self._operands(of_scale, "Div") != (product_sum, norm.deviation):
+        if self.operands(of_scale, "Div") != (product_sum, norm.deviation):
             return False
         return math.isclose(factor * self._elements(norm.x), double, rel_tol=1e-6)
 
-    def _without_mean(self, total: str, dz: str, norm: _Norm) -> str:
+    def _without_mean(self, total: str, dz: str, norm: _BatchNorm) -> str:
         """Return the name of `total` minus its mean over the batch, if it is computed.
 
         The sum of `total` is also that of dz, times the factor, since x - mean has the sum 0.
         """
-        of_dz = [name for s in self._sums(dz) for name in self._results(s, "Mul", norm.factor)]
+        of_dz = [name for s in self._sums(dz) for name in self.results(s, "Mul", norm.factor)]
         sums = [*self._sums(total), *of_dz]
-        negative = [name for sum_ in sums for name in self._results(sum_, "Neg")]
-        for mean in [name for value in negative for name in self._results(value, "Mul")]:
-            factor, _ = self._scaled(mean)
+        negative = [name for sum_ in sums for name in self.results(sum_, "Neg")]
+        for mean in [name for value in negative for name in self.results(value, "Mul")]:
+            factor, _ = self.scaled(mean)
             if math.isclose(factor * self._elements(total), 1, rel_tol=1e-6):
-                for dx in self._results(total, "Add", mean):
+                for dx in self.results(total, "Add", mean):
                     return dx
         return ""
 
-    # The values around a value. "" is the name of none.
-
-    def _operands(self, result: str, op_type: str) -> tuple[str, ...]:
-        """Return the inputs of the node of this type that computes a value."""
-        count = 1 if op_type in _UNARY else 2
-        node = self._producers.get(result)
-        if node is None or node.domain or node.op_type != op_type or len(node.input) != count:
-            return ("",) * count
-        return tuple(node.input)
-
-    def _results(self, operand: str, op_type: str, *others: str) -> list[str]:
-        """Return the results of the nodes of this type that read a value, and the others."""
-        return [
-            node.output[0]
-            for node in self._readers[operand]
-            if node.op_type == op_type and not node.domain and {*others} <= {*node.input}
-        ]
-
     def _reduced(self, result: str, op_type: str) -> str:
         """Return the value that a node reduces to one number for each channel."""
-        operand, axes = self._operands(result, op_type)
-        shape = self._shape(operand)
-        if len(shape) < 2 or axes not in self._constants:
+        operand, axes = self.axes(result, op_type)
+        shape = self.shape(operand)
+        if len(shape) < 2:
             return ""
         of_channel = [axis for axis in range(len(shape)) if axis != 1]
-        numbers = numpy_helper.to_array(self._constants[axes]) % len(shape)
-        keeps_axes = self._shape(result) == (1, shape[1], *[1] * (len(shape) - 2))
-        return operand if keeps_axes and sorted(numbers.tolist()) == of_channel else ""
+        keeps_axes = self.shape(result) == (1, shape[1], *[1] * (len(shape) - 2))
+        return operand if keeps_axes and axes == of_channel else ""
 
     def _sums(self, operand: str) -> list[str]:
         """Return the sums of a value over each channel."""
-        results = self._results(operand, "ReduceSum")
+        results = self.results(operand, "ReduceSum")
         return [result for result in results if self._reduced(result, "ReduceSum")]
-
-    def _scaled(self, result: str) -> tuple[float, str]:
-        """Return the number and the value whose product a value is."""
-        left, right = self._operands(result, "Mul")
-        for number, operand in ((self._number(left), right), (self._number(right), left)):
-            if number is not None:
-                return number, operand
-        return math.nan, ""
-
-    def _number(self, name: str) -> float | None:
-        """Return the number in a constant with one element, which may be cast."""
-        tensor = self._constants.get(name) or self._constants.get(
-            self._operands(name, "CastLike")[0]
-        )
-        if tensor is None or math.prod(tensor.dims) != 1:
-            return None
-        return float(numpy_helper.to_array(tensor).item())
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a float32 value; () if a size is unknown."""
-        known = self._types.get(name)
-        if known is None or known.element != onnx.TensorProto.FLOAT:
-            return ()
-        sizes = tuple(size for size in known.shape if isinstance(size, int))
-        return sizes if len(sizes) == len(known.shape) else ()
 
     def _elements(self, name: str) -> int:
         """Return the number of elements of each channel."""
-        shape = self._shape(name)
+        shape = self.shape(name)
         return math.prod(shape) // shape[1]
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 
+import onnxfit
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.runtime.kernels import with_kernels
 from onnxfit.runtime.kernels.library import DOMAIN
+from onnxfit.step.finish import finish
 
 
 def parsed(text: str, scope: str = "optimizer") -> onnx.ModelProto:
@@ -56,3 +60,35 @@ def assert_same(
     expected = run(model, feeds, threads=threads)
     for found, right in zip(run(faster, feeds, library, threads), expected, strict=True):
         np.testing.assert_allclose(found, right, rtol=rtol, atol=0)
+
+
+def differentiated(text: str, wrt: Sequence[str]) -> onnx.ModelProto:
+    """The gradients of a model's output y, as a step computes them, with the types of all values."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    whole = onnxfit.gradient_model(onnx.shape_inference.infer_shapes(model), wrt, outputs="y")
+    whole = onnx.shape_inference.infer_shapes(whole, data_prop=True)
+    finished = finish(GraphBuilder(ir.from_proto(whole).graph))
+    return onnx.shape_inference.infer_shapes(finished, data_prop=True)
+
+
+def random_feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
+    """Normally distributed float32 inputs."""
+    rng = np.random.default_rng(seed)
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input
+    }
+    return {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+
+
+def kernel_model(
+    op_type: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]
+) -> onnx.ModelProto:
+    """One operator of the library, whose float32 tensors have unknown shapes."""
+    node = onnx.helper.make_node(op_type, list(inputs), outputs, domain=DOMAIN)
+    sources, results = (
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
+        for names in (inputs, outputs)
+    )
+    graph = onnx.helper.make_graph([node], "g", sources, results)
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid(DOMAIN, 1)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)

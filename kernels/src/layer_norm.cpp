@@ -1,0 +1,70 @@
+#include "layer_norm.h"
+
+#include "vectorized.h"
+
+namespace layer_norm {
+
+namespace {
+
+// dx = (dn - mean of dn - (x - mean) mean of dn (x - mean) / variance) / deviation, dn = dy scale
+template <bool HAS_PARTS>
+ALWAYS_INLINE void differentiate_row(
+    const Gradient& work, int64_t row, float* RESTRICT dscale, float* RESTRICT dbias) {
+  const int64_t columns = work.columns;
+  const float *x = work.x + row * columns, *dy = work.dy + row * columns, *scale = work.scale;
+  const float mean = work.mean[row], inverse = work.inverse[row];
+  float sums[lanes::LANES] = {}, products[lanes::LANES] = {};
+  lanes::for_each(columns, [&](int64_t i, int64_t lane) INLINE {
+    const float centred = x[i] - mean, dn = dy[i] * scale[i];
+    sums[lane] += dn;
+    products[lane] += dn * centred;
+    if (HAS_PARTS) {
+      dscale[i] += dy[i] * centred * inverse;
+      dbias[i] += dy[i];
+    }
+  });
+  const float mean_dn = lanes::total(sums) / float(columns);
+  const float slope = lanes::total(products) / float(columns) * (inverse * inverse);
+  float* RESTRICT dx = work.dx + row * columns;
+  INDEPENDENT for (int64_t i = 0; i < columns; ++i) {
+    dx[i] = (dy[i] * scale[i] - mean_dn - (x[i] - mean) * slope) * inverse;
+  }
+}
+
+MULTIVERSIONED void differentiate_rows(const Gradient& work, int64_t first, int64_t end) {
+  for (int64_t row = first; row < end; ++row) differentiate_row<false>(work, row, nullptr, nullptr);
+}
+
+MULTIVERSIONED void differentiate_rows_and_weights(
+    const Gradient& work, int64_t first, int64_t end, float* dscale) {
+  for (int64_t row = first; row < end; ++row) {
+    differentiate_row<true>(work, row, dscale, dscale + work.columns);
+  }
+}
+
+}  // namespace
+
+void differentiate(const Gradient& work, int64_t task) {
+  const int64_t first = task * work.rows_per_task();
+  const int64_t end = std::min(first + work.rows_per_task(), work.rows);
+  if (work.parts) {
+    differentiate_rows_and_weights(work, first, end, work.parts + task * 2 * work.columns);
+  } else {
+    differentiate_rows(work, first, end);
+  }
+}
+
+void add_parts(const Gradient& work, float* dscale, float* dbias) {
+  for (int64_t i = 0; i < work.columns; ++i) {
+    double of_scale = 0, of_bias = 0;
+    for (int64_t task = 0; task < work.tasks(); ++task) {
+      const float* part = work.parts + task * 2 * work.columns;
+      of_scale += double(part[i]);
+      of_bias += double(part[work.columns + i]);
+    }
+    dscale[i] = float(of_scale);
+    dbias[i] = float(of_bias);
+  }
+}
+
+}  // namespace layer_norm

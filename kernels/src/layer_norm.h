@@ -1,0 +1,29 @@
+// The gradient of LayerNormalization over the last axis: of rows with `columns` elements.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+
+namespace layer_norm {
+
+struct Gradient {
+  int64_t rows, columns;
+  const float *x, *dy, *scale;
+  const float *mean, *inverse;  // of each row; inverse is 1 / deviation
+  float* dx;
+  // The part of each task in dscale, and then its part in dbias: zeros at first. The pointer is null
+  // if neither is needed.
+  float* parts;
+
+  int64_t rows_per_task() const { return lanes::rows_per_task(columns, 16); }
+  int64_t tasks() const { return (rows + rows_per_task() - 1) / rows_per_task(); }
+};
+
+// Compute the rows of one task.
+void differentiate(const Gradient& work, int64_t task);
+
+// Add up the parts of all tasks in their order, so that threads do not change the sums.
+void add_parts(const Gradient& work, float* dscale, float* dbias);
+
+}  // namespace layer_norm

@@ -1,0 +1,100 @@
+"""Search the nodes of a graph by what they compute, and put kernels in their place."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import numpy_helper
+
+from onnxfit.graph.subgraphs import read_by
+from onnxfit.runtime.kernels.order import sort_nodes
+from onnxfit.runtime.kernels.types import ResultType
+
+# The numbers of inputs of operators that do not have two.
+_INPUTS = {"Cast": 1, "Flatten": 1, "IsNaN": 1, "Neg": 1, "Relu": 1, "Sqrt": 1, "Where": 3}
+
+
+def with_kernel_nodes(
+    nodes: Sequence[onnx.NodeProto], kernels: Sequence[onnx.NodeProto]
+) -> Sequence[onnx.NodeProto]:
+    """Return the nodes with kernels in the place of those that compute the kernels' results."""
+    results = {name for kernel in kernels for name in kernel.output}
+    return sort_nodes([*kernels, *(node for node in nodes if results.isdisjoint(node.output))])
+
+
+class NodeSearch:
+    """The nodes of a graph around a value. "" is the name of no value."""
+
+    def __init__(
+        self,
+        graph: onnx.GraphProto,
+        nodes: Sequence[onnx.NodeProto],
+        types: Mapping[str, ResultType],
+    ) -> None:
+        self.nodes = nodes
+        self.types = types
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        self.producers = {name: node for node in nodes for name in node.output if name}
+        self.readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in nodes:
+            for name in read_by(node):
+                self.readers[name].append(node)
+        self.outputs = {value.name for value in graph.output}
+
+    def operands(self, result: str, op_type: str) -> tuple[str, ...]:
+        """Return the inputs of the node of this type that computes a value."""
+        count = _INPUTS.get(op_type, 2)
+        node = self.producers.get(result)
+        if node is None or node.domain or node.op_type != op_type or len(node.input) != count:
+            return ("",) * count
+        return tuple(node.input)
+
+    def results(self, operand: str, op_type: str, *others: str) -> list[str]:
+        """Return the results of the nodes of this type that read a value, and the others."""
+        return [
+            node.output[0]
+            for node in self.readers[operand]
+            if node.op_type == op_type and not node.domain and {*others} <= {*node.input}
+        ]
+
+    def scaled(self, result: str) -> tuple[float, str]:
+        """Return the number and the value whose product a value is."""
+        left, right = self.operands(result, "Mul")
+        for number, operand in ((self.number(left), right), (self.number(right), left)):
+            if number is not None:
+                return number, operand
+        return math.nan, ""
+
+    def number(self, name: str) -> float | None:
+        """Return the number in a constant with one element, which may be cast."""
+        tensor = self.constants.get(name) or self.constants.get(self.operands(name, "CastLike")[0])
+        if tensor is None or math.prod(tensor.dims) != 1:
+            return None
+        return float(numpy_helper.to_array(tensor).item())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a float32 value; () if a size is unknown."""
+        known = self.types.get(name)
+        if known is None or known.element != onnx.TensorProto.FLOAT:
+            return ()
+        sizes = tuple(size for size in known.shape if isinstance(size, int))
+        return sizes if len(sizes) == len(known.shape) else ()
+
+    def axes(self, result: str, op_type: str) -> tuple[str, list[int]]:
+        """Return the value that a node of this type reduces, and the axes in their order."""
+        operand, axes = self.operands(result, op_type)
+        rank = len(self.shape(operand))
+        if not rank or axes not in self.constants:
+            return "", []
+        numbers = numpy_helper.to_array(self.constants[axes]) % rank
+        return operand, sorted(numbers.tolist())
+
+    def row_reduced(self, result: str, op_type: str) -> str:
+        """Return the value whose last axis a node of this type reduces to one element."""
+        operand, axes = self.axes(result, op_type)
+        shape = self.shape(operand)
+        keeps_axis = self.shape(result) == (*shape[:-1], 1)
+        return operand if keeps_axis and axes == [len(shape) - 1] else ""
