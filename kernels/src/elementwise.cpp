@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "functions.h"
 #include "vectorized.h"
 
 namespace elementwise {
@@ -13,6 +14,7 @@ namespace {
 constexpr Signature SIGNATURES[CODES] = {
     {"??"},  {"??"},  {"??"},   {"??"},   {"??"},     // ADD, SUB, MUL, DIV, MAX
     {"??"},  {"?"},   {"?"},    {"?"},    {"?"},      // MIN, SQRT, NEG, ABS, RECIPROCAL
+    {"?"},   {"?"},   {"?"},    {"?"},    {"vss"},    // EXP, ERF, TANH, SIGMOID, HARD_SIGMOID
     {"svv"}, {"vsv"}, {"svsv"}, {"svsv"}, {"vsvvs"},  // SCALE_ADD to NORMALIZED_STEP
 };
 
@@ -117,6 +119,18 @@ ALWAYS_INLINE void run_instruction(int64_t code, const Operand<T>* of, T* r, siz
     case NEG: return apply([](T x) INLINE { return -x; }, a, r, n);
     case ABS: return apply([](T x) INLINE { return std::abs(x); }, a, r, n);
     case RECIPROCAL: return apply([](T x) INLINE { return T(1) / x; }, a, r, n);
+    case EXP: return apply([](T x) INLINE { return functions::exponential(x); }, a, r, n);
+    case ERF: return apply([](T x) INLINE { return functions::error_function(x); }, a, r, n);
+    case TANH: return apply([](T x) INLINE { return functions::hyperbolic_tangent(x); }, a, r, n);
+    case SIGMOID: return apply([](T x) INLINE { return functions::sigmoid(x); }, a, r, n);
+    case HARD_SIGMOID: {
+      const T s = scalar(1), t = scalar(2);
+      const auto f = [s, t](T x) INLINE {
+        const T y = s * x + t, low = y < T(0) ? T(0) : y;
+        return low > T(1) ? T(1) : low;
+      };
+      return apply(f, a, r, n);
+    }
     case SCALE_ADD: {
       const T s = scalar(0);
       const T *x = block(1), *y = block(2);

@@ -2,7 +2,8 @@
 //
 // A program is a list of instructions. It is run on one block of elements after the other, which
 // stays in the cache in between. Each instruction rounds as the operator of ONNX does, so that the
-// results have the same bits.
+// results have the same bits; EXP, ERF, TANH and SIGMOID, which onnxruntime approximates, too, have
+// a relative error of at most 2.5e-7.
 #pragma once
 
 #include <array>
@@ -28,6 +29,11 @@ enum Code : int64_t {
   NEG,
   ABS,
   RECIPROCAL,
+  EXP,
+  ERF,
+  TANH,
+  SIGMOID,
+  HARD_SIGMOID,        // s a + t, at least 0 and at most 1
   // Several operators, each of which rounds its result.
   SCALE_ADD,           // s a + b
   SUB_SCALED,          // a - s b

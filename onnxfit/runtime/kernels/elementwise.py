@@ -1,8 +1,8 @@
 """Several elementwise operators as one, which goes through the memory once.
 
 Each operator of ONNX reads its inputs from memory and writes its result there: the update of Adam
-has twelve. The operator Elementwise of onnxfit-kernels runs a small program on one block of
-elements after the other, which stays in the cache in between.
+has twelve, Gelu and its gradient have ten. The operator Elementwise of onnxfit-kernels runs a small
+program on one block of elements after the other, which stays in the cache in between.
 """
 
 from __future__ import annotations
@@ -18,26 +18,49 @@ from onnxfit.graph import scopes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import sort_nodes
-from onnxfit.runtime.kernels.program import OPERATORS, compile_program
+from onnxfit.runtime.kernels.program import OPERATORS, Program, compile_program
 from onnxfit.runtime.kernels.types import ResultType
 
 KERNELS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "Elementwise",
     onnx.TensorProto.DOUBLE: "Elementwise64",
 }
-# The stages of a step whose operators are fused.
-STAGES = {scopes.OPTIMIZER}
 # No update has this many operators. A longer chain becomes several programs.
 MAX_OPERATORS = 64
+MAX_TEMPORARIES = 16  # of a program, as in kernels/src/elementwise.h
+# These take longer to compute than to write and read. They are computed once.
+SLOW = {"Erf", "Exp", "Tanh", "Sigmoid"}
 
 
 @dataclass
 class Group:
-    """Nodes of one result type that become one node. Groups with higher numbers run earlier."""
+    """Nodes of one result type that become one node. Groups with higher numbers run earlier.
+
+    All are of one stage of the step: operators of the forward pass do not wait for the backward
+    pass, during which their inputs would have to stay in memory.
+    """
 
     number: int
+    stage: str
     type: ResultType
     nodes: list[int] = field(default_factory=list)  # positions in the graph, the last one first
+    recomputed: list[int] = field(default_factory=list)  # nodes of other groups that run here, too
+
+    def takes(self, stage: str, result: ResultType) -> bool:
+        """Return whether one more node may join."""
+        return (self.stage, self.type) == (stage, result) and len(self.nodes) < MAX_OPERATORS
+
+    @property
+    def positions(self) -> list[int]:
+        return sorted({*self.nodes, *self.recomputed})
+
+    def in_order(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        return [nodes[i] for i in self.positions]
+
+    def reads(self, nodes: Sequence[onnx.NodeProto]) -> set[str]:
+        """Return the values that come from outside."""
+        inside = self.in_order(nodes)
+        return {n for node in inside for n in node.input} - {node.output[0] for node in inside}
 
 
 def fuse_elementwise(
@@ -50,24 +73,25 @@ def fuse_elementwise(
     The nodes are returned themselves if there are no groups.
     """
     readers = _readers(nodes)
-    groups = [group for group in _groups(nodes, types, readers) if len(group.nodes) > 1]
+    groups = _groups(nodes, types, readers)
+    groups = [group for group in groups if _is_small(group.in_order(nodes), types)]
+    _recompute(groups, nodes, types, readers)
+    groups = [group for group in groups if len(group.positions) > 1]
     if not groups:
         return nodes
-    replaced: dict[int, onnx.NodeProto | None] = {}
+    of_groups = {i for group in groups for i in group.nodes}
+    needed = set(graph_outputs)
+    needed.update(name for i, n in enumerate(nodes) if i not in of_groups for name in read_by(n))
     for group in groups:
-        inside = set(group.nodes)
-        outputs = [
-            name
-            for i in sorted(inside)
-            for name in nodes[i].output
-            if name in graph_outputs or not inside.issuperset(readers.get(name, ()))
-        ]
+        needed.update(group.reads(nodes))
+    replaced: dict[int, list[onnx.NodeProto]] = {}
+    for group in groups:
+        outputs = [n for i in sorted(group.nodes) for n in nodes[i].output if n in needed]
         if not outputs:  # their results are not used
             continue
-        replaced.update(dict.fromkeys(inside))
-        replaced[group.nodes[0]] = _fused([nodes[i] for i in sorted(inside)], outputs, types)
-    kept = [replaced.get(i, node) for i, node in enumerate(nodes)]
-    return sort_nodes([node for node in kept if node is not None])
+        replaced.update((i, []) for i in group.nodes)
+        replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, types)
+    return sort_nodes([new for i, node in enumerate(nodes) for new in replaced.get(i, [node])])
 
 
 def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
@@ -100,20 +124,79 @@ def _groups(
         if result is None:
             depths[i] = deepest | 1 if deepest else 0
             continue
+        stage = scopes.stage_of(node.name)
         group = groups[deepest // 2 - 1] if deepest and deepest % 2 == 0 else None
-        if group is None or group.type != result or len(group.nodes) == MAX_OPERATORS:
-            group = Group(len(groups) + 1, result)
+        if group is None or not group.takes(stage, result):
+            group = Group(len(groups) + 1, stage, result)
             groups.append(group)
         group.nodes.append(i)
         depths[i] = 2 * group.number
     return groups
 
 
+def _recompute(
+    groups: Sequence[Group],
+    nodes: Sequence[onnx.NodeProto],
+    types: Mapping[str, ResultType],
+    readers: Mapping[str, Sequence[int]],
+) -> None:
+    """Let a group compute results of other groups again where it then reads no more than before.
+
+    The gradient of Gelu(x) reads a multiple of x. With x in its place, it takes no longer, and the
+    forward pass need not write the multiple.
+    """
+    owners = {i: group for group in groups for i in group.nodes}
+    producers = {name: i for i in owners for name in nodes[i].output}
+    for group in groups:
+        tensors = {name for name in group.reads(nodes) if not types[name].is_scalar}
+        for name in sorted(tensors & producers.keys(), key=producers.__getitem__, reverse=True):
+            tensors.remove(name)
+            last = producers[name]
+            again, needed = _inputs_within(owners[last], last, nodes, producers, tensors)
+            needed = {each for each in needed if not types[each].is_scalar} - tensors
+            only_here = {*group.nodes, *owners[last].nodes}.issuperset(readers[name])
+            more = sorted({*group.recomputed, *again})
+            program = [nodes[i] for i in sorted({*group.nodes, *more})]
+            is_slow = any(nodes[i].op_type in SLOW for i in again)
+            if len(needed) <= only_here and not is_slow and _is_small(program, types):
+                group.recomputed = more
+                tensors |= needed
+            else:
+                tensors.add(name)
+
+
+def _inputs_within(
+    group: Group,
+    last: int,
+    nodes: Sequence[onnx.NodeProto],
+    producers: Mapping[str, int],
+    known: Collection[str],
+) -> tuple[set[int], set[str]]:
+    """Return the nodes of a group that the result of one of them needs, and what they read.
+
+    Values that are known need no nodes.
+    """
+    inside, found, needed, pending = set(group.nodes), {last}, set(), [last]
+    while pending:
+        for name in nodes[pending.pop()].input:
+            maker = producers.get(name, -1)
+            if name in known or maker not in inside:
+                needed.add(name)
+            elif maker not in found:
+                found.add(maker)
+                pending.append(maker)
+    return found, needed
+
+
+def _is_small(nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]) -> bool:
+    """Return whether a program of these nodes has room for its temporaries."""
+    ends = [node.output[0] for node in nodes[-1:]]
+    return _program(nodes, ends, types)[1].temporaries <= MAX_TEMPORARIES
+
+
 def _result_type(node: onnx.NodeProto, types: Mapping[str, ResultType]) -> ResultType | None:
     """Return the type of the result of a node that may be in a group, else None."""
     if node.domain or OPERATORS.get(node.op_type) != len(node.input):
-        return None
-    if scopes.stage_of(node.name) not in STAGES:
         return None
     result = types.get(node.output[0])
     if result is None or result.element not in KERNELS or result.is_scalar:
@@ -128,13 +211,10 @@ def _result_type(node: onnx.NodeProto, types: Mapping[str, ResultType]) -> Resul
 
 def _fused(
     nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], types: Mapping[str, ResultType]
-) -> onnx.NodeProto:
-    """Return the node that computes these outputs of the nodes."""
-    results = {node.output[0] for node in nodes}
-    inputs = list(dict.fromkeys(n for node in nodes for n in node.input if n not in results))
-    inputs.sort(key=lambda name: types[name].is_scalar)
-    program = compile_program(nodes, inputs, outputs, lambda name: types[name].is_scalar)
-    return helper.make_node(
+) -> list[onnx.NodeProto]:
+    """Return the node that computes these outputs of the nodes, after its constants."""
+    inputs, program, constants = _program(nodes, outputs, types)
+    fused = helper.make_node(
         KERNELS[types[outputs[0]].element],
         inputs,
         outputs,
@@ -142,5 +222,42 @@ def _fused(
         domain=DOMAIN,
         program=program.numbers,
         temporaries=program.temporaries,
-        tensors=sum(not types[name].is_scalar for name in inputs),
+        tensors=sum(name not in constants and not types[name].is_scalar for name in inputs),
     )
+    return [*constants.values(), fused]
+
+
+def _program(
+    nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], types: Mapping[str, ResultType]
+) -> tuple[list[str], Program, dict[str, onnx.NodeProto]]:
+    """Return the inputs of a program, the program, and the constants among its inputs."""
+    constants: dict[str, onnx.NodeProto] = {}
+    # Another group may compute the same again, with constants of its own.
+    prefix = nodes[-1].output[0]
+    element = types[prefix].element
+    nodes = [_with_attributes_as_inputs(node, prefix, element, constants) for node in nodes]
+
+    def is_scalar(name: str) -> bool:
+        return name in constants or types[name].is_scalar
+
+    results = {node.output[0] for node in nodes}
+    inputs = list(dict.fromkeys(n for node in nodes for n in node.input if n not in results))
+    inputs.sort(key=is_scalar)
+    return inputs, compile_program(nodes, inputs, outputs, is_scalar), constants
+
+
+def _with_attributes_as_inputs(
+    node: onnx.NodeProto, prefix: str, element: int, constants: dict[str, onnx.NodeProto]
+) -> onnx.NodeProto:
+    """Return a HardSigmoid whose attributes are constants that it reads; other nodes themselves."""
+    if node.op_type != "HardSigmoid":
+        return node
+    given = {attribute.name: attribute.f for attribute in node.attribute}
+    explicit = onnx.NodeProto()
+    explicit.CopyFrom(node)
+    for attribute, default in (("alpha", 0.2), ("beta", 0.5)):
+        name = f"{prefix}/{node.output[0]}/{attribute}"
+        value = helper.make_tensor(name, element, [], [given.get(attribute, default)])
+        constants[name] = helper.make_node("Constant", [], [name], name, value=value)
+        explicit.input.append(name)
+    return explicit

@@ -26,6 +26,11 @@ OPERATORS = {
     "Neg": 1,
     "Abs": 1,
     "Reciprocal": 1,
+    "Exp": 1,
+    "Erf": 1,
+    "Tanh": 1,
+    "Sigmoid": 1,
+    "HardSigmoid": 1,  # its instruction reads the two attributes as scalars
 }
 # A tree of operators. A letter is a variable for a value; s and t are scalars.
 Pattern = Union[str, tuple["str | Pattern", ...]]

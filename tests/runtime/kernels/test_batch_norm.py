@@ -274,7 +274,7 @@ def test_other_computations_keep_their_operators(changed: str) -> None:
             )
         if changed == "order" and node.op_type == "Sub":
             node.input[:] = node.input[::-1]
-    assert kernel_types(model) == []
+    assert not {"BatchNorm", "BatchNormGradient"} & set(kernel_types(model))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
