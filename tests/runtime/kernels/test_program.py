@@ -36,7 +36,7 @@ def special_pairs(dtype: type) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("op_type", OPERATORS.keys() - FUNCTIONS.keys())
+@pytest.mark.parametrize("op_type", [name for name in OPERATORS if name not in FUNCTIONS])
 def test_an_operator_has_the_bits_of_onnx(op_type: str, kind: str, kernels: Path) -> None:
     a, b = special_pairs(TYPES[kind])
     if op_type == "Sqrt":  # onnxruntime has no denormal numbers there, and NaN for infinity
