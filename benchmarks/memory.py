@@ -117,6 +117,7 @@ def _save(folder: Path, nodes: list[Any], tensors: list[Any], count: int, megaby
 def run_onnxfit(folder: Path, megabytes: int, backend: str) -> None:
     import onnxfit
 
+    _ = onnxfit.Trainer, onnxfit.LoRA  # which import their modules
     phases = Phases(sum(file.stat().st_size for file in folder.glob("base.*")))
     trainer = onnxfit.Trainer(
         folder / "base.onnx",

@@ -192,6 +192,7 @@ def test_graphs_share_packed_weights(packed: Path) -> None:
     """The file is in memory once, and each of two graphs has its kernels' copies."""
     code = """
 import numpy as np, onnxfit
+onnxfit.Trainer, onnxfit.LoRA  # which import their modules
 before = memory("VmRSS")
 trainer = onnxfit.Trainer(sys.argv[1], loss="mse", adapters=onnxfit.LoRA(rank=1), threads=1)
 read = memory("VmRSS")

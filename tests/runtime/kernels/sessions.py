@@ -47,6 +47,16 @@ def kernel_types(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in with_kernels(model).graph.node if node.domain == DOMAIN]
 
 
+def layer_kernels(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The kernels of layers in a model that has them already: all but Elementwise."""
+    nodes = [node for node in model.graph.node if node.domain == DOMAIN]
+    return [node for node in nodes if not node.op_type.startswith("Elementwise")]
+
+
+def layer_types(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in layer_kernels(with_kernels(model))]
+
+
 def assert_same(
     model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], library: Path, threads: int = 1
 ) -> None:

@@ -14,9 +14,8 @@ import onnxfit
 from onnxfit.graph.training_form import to_training_form
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.runtime.kernels import batch_norm, with_kernels
-from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.step.finish import finish
-from tests.runtime.kernels.sessions import kernel_types, run
+from tests.runtime.kernels.sessions import layer_kernels, layer_types, run
 
 SHAPES = {
     "images": (3, 5, 7, 9),
@@ -141,7 +140,7 @@ def test_results_are_those_of_the_operators(name: str, activation: str, kernels:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_one_operator_takes_the_place_of_each_direction(activation: str) -> None:
     faster = with_kernels(model_of("images", activation))
-    of_kernels = [node for node in faster.graph.node if node.domain == DOMAIN]
+    of_kernels = layer_kernels(faster)
     assert [node.op_type for node in of_kernels] == ["BatchNorm", "BatchNormGradient"]
     number = list(ACTIVATIONS).index(activation)
     assert [node.attribute[0].i for node in of_kernels] == [number, number]
@@ -158,7 +157,7 @@ def test_one_operator_takes_the_place_of_each_direction(activation: str) -> None
 def test_bounds_of_clip_may_be_cast(kernels: Path) -> None:
     plain = training(SHAPES["many channels"], EXPORTED_RELU6)
     faster = with_kernels(plain)
-    of_kernels = [node for node in faster.graph.node if node.domain == DOMAIN]
+    of_kernels = layer_kernels(faster)
     assert [node.attribute[0].i for node in of_kernels] == [batch_norm.RELU6] * 2
     assert not {"Clip", "CastLike", "Equal", "Sub"} & {node.op_type for node in faster.graph.node}
     feeds = feeds_of(plain)
@@ -234,7 +233,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_values_with_other_readers_are_kept(name: str, kernels: Path) -> None:
     plain = training(SHAPES["images"], BODIES[name])
-    assert "BatchNorm" in kernel_types(plain)
+    assert "BatchNorm" in layer_types(plain)
     feeds = feeds_of(plain)
     found = run(with_kernels(plain), feeds, kernels)
     for value, right in zip(found, run(plain, feeds), strict=True):
@@ -253,7 +252,7 @@ def test_small_images_keep_their_operators(
     shape: tuple[int, ...], body: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_norm, "MIN_PIXELS", 16)
-    assert kernel_types(training(shape, body)) == expected
+    assert layer_types(training(shape, body)) == expected
 
 
 @pytest.mark.parametrize("changed", ["axes", "epsilon", "order"])
@@ -274,7 +273,7 @@ def test_other_computations_keep_their_operators(changed: str) -> None:
             )
         if changed == "order" and node.op_type == "Sub":
             node.input[:] = node.input[::-1]
-    assert not {"BatchNorm", "BatchNormGradient"} & set(kernel_types(model))
+    assert layer_types(model) == []
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -14,7 +14,7 @@ from onnxfit.runtime.kernels.library import DOMAIN
 from tests.runtime.kernels.sessions import (
     differentiated,
     kernel_model,
-    kernel_types,
+    layer_types,
     random_feeds,
     run,
 )
@@ -86,7 +86,7 @@ def test_results_are_those_of_float64(name: str, kernels: Path) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_results_are_those_of_the_operators(name: str, kernels: Path) -> None:
     plain = model_of(SHAPES[name])
-    assert kernel_types(plain) == ["LayerNormGradient"]
+    assert layer_types(plain) == ["LayerNormGradient"]
     feeds = random_feeds(plain)
     found = by_name(plain, run(with_kernels(plain), feeds, kernels))
     assert_close(found, by_name(plain, run(plain, feeds)), 1e-6)
@@ -146,7 +146,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_normalizations_inside_of_graphs(name: str, kernels: Path) -> None:
     plain = model_of(SHAPES["tokens"], BODIES[name])
-    assert set(kernel_types(plain)) == {"LayerNormGradient"}
+    assert set(layer_types(plain)) == {"LayerNormGradient"}
     feeds = random_feeds(plain)
     found = by_name(plain, run(with_kernels(plain), feeds, kernels))
     assert_close(found, by_name(plain, run(plain, feeds)), 3e-6)
@@ -157,7 +157,7 @@ def test_constant_scales(kernels: Path) -> None:
     text = f"""g (float[4,5,7] x) => (float[4,5,7] y) <float[7] s = {{{numbers}}}>
         {{ y = LayerNormalization(x, s) }}"""
     plain = differentiated(text, ["x"])
-    assert kernel_types(plain) == ["LayerNormGradient"]
+    assert layer_types(plain) == ["LayerNormGradient"]
     feeds = random_feeds(plain)
     found = by_name(plain, run(with_kernels(plain), feeds, kernels))
     assert_close(found, by_name(plain, run(plain, feeds)), 1e-6)
@@ -178,7 +178,7 @@ def test_other_computations_keep_their_operators(changed: str) -> None:
             node.input[:] = node.input[::-1]
         if changed == "order" and node.op_type == "Sub" and norm.output[1] not in node.input:
             node.input[:] = node.input[::-1]
-    assert kernel_types(model) == []
+    assert layer_types(model) == []
 
 
 def arrays(rows: int, columns: int) -> dict[str, np.ndarray]:
