@@ -43,7 +43,18 @@ from profile_step import WARM_UP_STEPS, operator_runs, profiled_sessions
 from workloads import LEARNING_RATES, WORKLOADS, Workload
 
 SUITE = Path(__file__).resolve().parent / "suite"
-NETWORKS = ("mlp", "cnn", "resnet", "mobilenet", "transformer", "decoder", "lstm", "vit", "unet")
+NETWORKS = (
+    "mlp",
+    "cnn",
+    "resnet",
+    "mobilenet",
+    "unet",
+    "transformer",
+    "decoder",
+    "vit",
+    "bert",
+    "lstm",
+)
 BETWEEN = "between operators"
 SERIAL = 1.1  # an operator with a smaller speed-up on two threads uses one of them
 
@@ -114,7 +125,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cores", type=int, nargs="+", default=[4, 8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each turn of a round")
-    parser.add_argument("--rows", type=int, default=6, help="types of operators for each network")
+    parser.add_argument("--rows", type=int, default=7, help="types of operators for each network")
     return parser.parse_args()
 
 

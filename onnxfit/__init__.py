@@ -152,18 +152,24 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
+# These modules need other packages, so they are imported by their full names alone.
+_OPTIONAL = {"flower", "sklearn", "torch"}
+
 if not TYPE_CHECKING:  # type checkers would accept every name
 
     def __getattr__(name: str) -> object:
         """Import the module of a public name, or the module of this name."""
         if name in _MODULE_OF:
             value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        elif name not in _OPTIONAL and not name.startswith("_") and _has_module(name):
             value = import_module(f"{__name__}.{name}")
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value
         return value
+
+    def _has_module(name: str) -> bool:
+        return find_spec(f"{__name__}.{name}") is not None
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -104,7 +104,8 @@ class Trainer(FolderTrainer):
     `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. During training,
     other threads may predict, evaluate, export, and read or set weights. They see the weights
     between two steps. `predict` uses the weights at its start for all rows; `evaluate` uses the
-    current weights for each batch. Call `forward` and `backward` from one thread only.
+    current weights for each batch. With `backend="in_place"`, metrics run before the update, so let
+    the training thread set weights. Call `forward` and `backward` from one thread only.
 
     ModelError, GradientError, SettingError, UnknownNameError or InstallationError: training cannot
     work. A SettingError also reports a number of an optimizer, loss or penalty that would be

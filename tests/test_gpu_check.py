@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scripts import gpu_check
@@ -81,6 +82,11 @@ def test_losses_in_half_precision_must_follow_those_in_float32(
     monkeypatch.setattr(gpu_check, "HALF_TOLERANCE", 1e-9)  # which no rounding meets
     with pytest.raises(AssertionError, match=r"^bf16: .* > 1e-09; "):
         gpu_check.half(Machine("cpu", 1), gpu_check.built_in("small mlp"))
+
+
+def test_a_loss_that_is_no_number_is_different() -> None:
+    assert np.isnan(gpu_check.largest_difference([1.0, np.nan], [1.0, 1.0]))
+    assert gpu_check.largest_difference([1.0, 1.5], [1.0, 2.0]) == 0.25
 
 
 def test_a_step_is_timed_in_every_variant_of_the_cpu() -> None:

@@ -316,7 +316,13 @@ def _kept_share(op: GraphBuilder, node: ir.Node) -> Value:
     tensor = ir.convenience.get_const_tensor(ratio)
     if tensor is None:
         return 1 - op.cast(op.wrap(ratio), np.float32)
-    return op.constant(1 - tensor.numpy().astype(np.float32))
+    share = np.float32(1) - tensor.numpy().astype(np.float32)
+    if not 0 <= share <= 1:
+        raise ModelError(
+            f"The Dropout {node.name!r} has the ratio {tensor.numpy()}; expected a number from 0"
+            " to 1. Correct the ratio in the model."
+        )
+    return op.constant(share)
 
 
 def _kept(op: GraphBuilder, drawn: Value, keep: Value) -> Value:

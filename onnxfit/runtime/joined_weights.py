@@ -52,8 +52,10 @@ def join_weights(model: onnx.ModelProto, joined: Mapping[str, Sequence[str]]) ->
         shape = [dim.dim_value for dim in weight.shape.dim]
         next_values = [names.updated(member) for member in members]
         flat = [len(members) * math.prod(shape)]
-        _replace(graph.input, members, name, weight.elem_type, flat)
-        _replace(graph.output, next_values, names.updated(name), weight.elem_type, flat)
+        inside = [
+            *_replace(graph.input, members, name, weight.elem_type, flat),
+            *_replace(graph.output, next_values, names.updated(name), weight.elem_type, flat),
+        ]
         shapes = {"whole": [len(members) * shape[0], *shape[1:]], "flat": flat}
         for key, sizes in shapes.items():
             graph.initializer.append(
@@ -61,6 +63,11 @@ def join_weights(model: onnx.ModelProto, joined: Mapping[str, Sequence[str]]) ->
             )
         scope = scopes.update_of(name)
         before, after = f"{name}/read", f"{name}/written"
+        inside += [
+            onnx.helper.make_tensor_value_info(value, weight.elem_type, shapes["whole"])
+            for value in (before, after)
+        ]
+        graph.value_info.extend(inside)
         # Nodes are in the order in which they run.
         for position, node in enumerate(
             [
@@ -81,9 +88,18 @@ def join_weights(model: onnx.ModelProto, joined: Mapping[str, Sequence[str]]) ->
 
 def _replace(
     values: Any, removed: Sequence[str], name: str, element_type: int, shape: Sequence[int]
-) -> None:
-    """Replace inputs or outputs of a graph by one, in place; the others keep their order."""
+) -> list[onnx.ValueInfoProto]:
+    """Replace inputs or outputs of a graph by one, in place, and return copies of the removed ones.
+
+    The others keep their order.
+    """
     absent = set(removed)
-    kept = [value for value in values if value.name not in absent]
+    kept, copies = [], []
+    for value in values:
+        if value.name in absent:
+            copies.append(onnx.ValueInfoProto.FromString(value.SerializeToString()))
+        else:
+            kept.append(value)
     del values[:]
     values.extend([*kept, onnx.helper.make_tensor_value_info(name, element_type, shape)])
+    return copies

@@ -26,7 +26,8 @@ def overwritable_tensors(graph: onnx.GraphProto, updates: Mapping[str, str]) -> 
     """Return the inputs of a graph whose memory may be that of the output with their next value.
 
     Such an input is read by nodes from which a path leads to the node that computes the output, and
-    perhaps by this node itself, if its operator is elementwise and has inputs of the same shape.
+    perhaps by this node itself, if its operator is elementwise. Later, no change of the graph may
+    let other nodes read the input.
 
     - `updates`: input -> the output with its next value, which has the same type and shape. If an
       input is a part of another input's memory, only the larger one may be among them.
@@ -34,11 +35,10 @@ def overwritable_tensors(graph: onnx.GraphProto, updates: Mapping[str, str]) -> 
     nodes = list(graph.node)
     writers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     readers = _readers(nodes)
-    before = _nodes_before(nodes, writers)
     return {
         name
         for name, output in updates.items()
-        if output in writers and _is_read_first(name, writers[output], nodes, readers, before)
+        if output in writers and _is_read_first(name, writers[output], nodes, readers, writers)
     }
 
 
@@ -47,9 +47,11 @@ def _is_read_first(
     writer: int,
     nodes: Sequence[onnx.NodeProto],
     readers: Mapping[str, Sequence[int]],
-    before: Sequence[int],
+    writers: Mapping[str, int],
 ) -> bool:
     """Return whether each node that reads an input runs before its writer, or is the writer."""
+    first = min(readers.get(name, [writer]))
+    before = _nodes_before(writer, first, nodes, writers)
     waiting = [name]
     while waiting:
         value = waiting.pop()
@@ -59,7 +61,7 @@ def _is_read_first(
                 fits = ELEMENTWISE.get(node.op_type) == len(node.input)
                 if not fits or node.domain or value != name:
                     return False
-            elif not before[writer] >> i & 1:
+            elif i not in before:
                 return False
             elif node.op_type in VIEWS:
                 waiting += node.output
@@ -74,13 +76,16 @@ def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
     return readers
 
 
-def _nodes_before(nodes: Sequence[onnx.NodeProto], writers: Mapping[str, int]) -> list[int]:
-    """Return, for each node, a number whose bit i tells whether a path leads from node i to it."""
-    before: list[int] = []
-    for node in nodes:
-        bits = 0
-        for name in read_by(node):
-            if name in writers:
-                bits |= before[writers[name]] | 1 << writers[name]
-        before.append(bits)
-    return before
+def _nodes_before(
+    last: int, first: int, nodes: Sequence[onnx.NodeProto], writers: Mapping[str, int]
+) -> set[int]:
+    """Return the nodes from position `first` on from which a path leads to the node `last`."""
+    found: set[int] = set()
+    waiting = [last]
+    while waiting:
+        for name in read_by(nodes[waiting.pop()]):
+            i = writers.get(name, -1)
+            if i >= first and i not in found:
+                found.add(i)
+                waiting.append(i)
+    return found

@@ -106,14 +106,16 @@ def _remove_unused_values(node: ir.Node, graph_outputs: Container[ir.Value], ops
     node.resize_outputs(named[-1] + 1 if named else 0)
 
 
-def finish(op: GraphBuilder) -> onnx.ModelProto:
+def finish(op: GraphBuilder, *, exact: bool = False) -> onnx.ModelProto:
     """Return the graph as a model, after all rewrites.
+
+    - `exact`: whether to leave out the rewrites, which may change the last bits.
 
     Initializers whose memory the recipe's model shares are references to its arrays. Keep the
     recipe alive while using the graph.
     """
     prune(op)
-    for rewrite in REWRITES:
+    for rewrite in () if exact else REWRITES:
         rewrite(op.graph)
     use_forms_of_device(op)
     use_half_kernels(op)

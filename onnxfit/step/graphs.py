@@ -204,7 +204,7 @@ def deployed_graph(
     model, contents = with_references(to_proto(recipe.model), as_tensors(arrays))
     op = GraphBuilder(to_ir(model).graph)
     to_evaluation_form(op)
-    return finish(op), contents
+    return finish(op, exact=True), contents
 
 
 def _only_tensors(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:

@@ -398,17 +398,18 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._training.in_step = True
         try:
             with backend.lock:
-                changes = self._changes_of_frozen()
+                changes = self._changes_of_frozen(copies=False)
                 result = self._train(batch, learning_rate)
                 tracker.gradient_norms = backend.norms()
                 self._restore_frozen(changes)
             try:
                 loss = self._add_result(result, batch, tracker) if result is not None else 0.0
-            except Exception:
+            except BaseException:  # Ctrl-C, too
                 with backend.lock:
                     backend.revert()
                 raise
             with backend.lock:
+                changes = self._changes_of_frozen() if self._frozen_tensors else changes
                 if backend.finish_step():
                     tracker.gradient_norms = backend.norms()
                     self._restore_frozen(changes)
@@ -446,11 +447,11 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         if self._world.average_every is not None and self._averaged_step != self.global_step:
             self._average()
 
-    def _changes_of_frozen(self) -> ChangesOfFrozen:
-        """Return how often each group has changed, and copies of frozen tensors in one buffer."""
-        state, frozen = self._backend.state, self._frozen_tensors
+    def _changes_of_frozen(self, *, copies: bool = True) -> ChangesOfFrozen:
+        """Return how often each group has changed, and with `copies` the tensors in one buffer."""
+        state, frozen = self._backend.state, self._frozen_tensors if copies else ()
         in_place = {name: state.get(name) for name in frozen if state.is_in_place(name)}
-        return dict(state.changes) if frozen else {}, in_place
+        return dict(state.changes), in_place
 
     def _restore_frozen(self, before: ChangesOfFrozen) -> None:
         """Restore the values of frozen tensors before a step, from copies or the other buffers."""

@@ -138,7 +138,6 @@ class CompiledFile:
         self.device = backend.device
         self._trainable = trainable
         self._backend = backend
-        backend.inference.owners["generation"] = self
         self._session: StatelessSession | None = None
         self._version = -1  # of the state with which the session was compiled
 
@@ -151,6 +150,7 @@ class CompiledFile:
             arrays = self._inputs(state)
             if self._session is None or not (arrays or self._version == version):
                 self.clear()
+                backend.inference.owners["generation"] = self
                 backend.inference.make_room("generation")
                 self._session = self._compile(state, arrays)
                 self._version = version

@@ -49,7 +49,8 @@ class GeneratingTrainer(InferenceTrainer):
         A model with key-value caches processes each prompt once, and then one token at a time. Any
         other model processes the whole text for each token, in batches of one shape. The first call
         compiles a graph, which serves all later calls and weights; a quantized model is compiled
-        again after a step.
+        again after a step. A model with more than 64 MB of packed 4-bit weights is compiled again
+        after an evaluation or a prediction.
 
         - `prompts`: lists of token ids.
         - `max_new_tokens` >= 1: tokens to add to a prompt.

@@ -193,3 +193,16 @@ def test_freeze_and_unfreeze_refuse_epochs_that_make_no_sense():
     ):
         with pytest.raises(SettingError, match="got"):
             make()
+
+
+def test_weights_can_be_frozen_within_a_step():
+    def freeze(gradients):
+        on.frozen = "fc0.*"
+
+    on = onnxfit.Trainer(mlp(), loss="cross_entropy", optimizer=0.1, backend="forward_backward")
+    before = on.get_weights()
+    x, y = np.ones((6, 4), np.float32), np.arange(6) % 3
+    on.fit(x, y, batch_size=6, verbose=0, callbacks=[LambdaCallback(on_gradients=freeze)])
+    after = on.get_weights()
+    np.testing.assert_array_equal(after["fc0.weight"], before["fc0.weight"])
+    assert not np.array_equal(after["fc1.weight"], before["fc1.weight"])

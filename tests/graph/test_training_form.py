@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 
 import numpy as np
+import onnx.parser
 import onnx.reference
 import pytest
 
+from onnxfit import Trainer
 from onnxfit.errors import ModelError
 from onnxfit.graph.model import normalize
 from onnxfit.graph.random import normal
@@ -205,3 +207,17 @@ class TestTrainingForm:
         to_evaluation_form(op)
         (expected,) = onnx.reference.ReferenceEvaluator(parse(NORM)).run(None, {"x": self.x})
         np.testing.assert_allclose(run(op, x=self.x)["y"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [np.nan, np.inf, -0.5, 1.5])
+def test_a_ratio_that_is_no_probability_is_refused(ratio: float) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y)'
+        " <float[3] w = {1,2,3}, bool mode = {1}> { h = Mul(x, w)  y = Dropout(h, ratio, mode) }"
+    )
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.array(ratio, np.float32), "ratio")
+    )
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(ModelError, match="expected a number from 0 to 1"):
+        Trainer(model, loss="mse").train_on_batch(x, x)

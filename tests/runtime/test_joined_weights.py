@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnxfit import Trainer
 from onnxfit.optimizers import SGD, Optimizer
 from onnxfit.runtime import joined_weights
 from onnxfit.runtime.joined_weights import weights_to_join
+from onnxfit.runtime.node_order import _bytes_of_values
 from tests.models import mlp
 
 SIZES = (4, 6, 6, 6, 6, 3)
@@ -99,3 +101,11 @@ def test_few_weights_are_read_one_by_one() -> None:
     trained.train_on_batch(*data())
     assert not trained._backend.fused
     assert set(trained.get_weights()) <= set(step_values(trained)[0])
+
+
+def test_values_keep_their_types(joined: None) -> None:
+    each = trainer()
+    x, y = data()
+    each.train_on_batch(x, y)
+    graph = each._backend.graph("train", each._backend._last_shapes).graph
+    assert _bytes_of_values(graph) < math.inf

@@ -216,7 +216,9 @@ class FullBackend(Backend):
         if not self.can_accumulate and self.device.kind in self.fusing_devices:
             groups = fused_weights(recipe.optimizer, weights, recipe.slots, recipe.bounds)
             self._updated_as_one = {names.fused(i): members for i, members in enumerate(groups)}
-            alone = {name: w for name, w in weights.items() if not recipe.slots[name]}
-            groups = weights_to_join(alone)
-            self._joined = {names.joined(i): members for i, members in enumerate(groups)}
+            # Only the graph of a whole step, in one process, joins them.
+            if "train" in self.kinds and not self.world.shares_gradients:
+                alone = {name: w for name, w in weights.items() if not recipe.slots[name]}
+                groups = weights_to_join(alone)
+                self._joined = {names.joined(i): members for i, members in enumerate(groups)}
         return {**self._updated_as_one, **self._joined}

@@ -32,8 +32,8 @@ class InPlaceBackend(FullBackend):
     nothing has changed. If the loss or a gradient is not finite, the step is skipped: weights,
     slots and running statistics stay as they are. An update cannot be undone.
 
-    Weights, slots and gradients take the memory of one set each. The backend `full` has two sets of
-    weights and slots.
+    Weights, most slots and the gradients are in memory once; with `accumulate`, the sums of
+    gradients twice. The backend `full` has two sets of weights and slots.
     """
 
     name = "in_place"
@@ -65,8 +65,10 @@ class InPlaceBackend(FullBackend):
             names.gradient(name): Buffer(arrays[name].dtype, arrays[name].shape, device)
             for name in ([] if self.can_accumulate else recipe.weights)
         }
-        # The step whose gradients wait for the update: its loss, learning rate and number.
-        self._pending: tuple[float, float, int] | None = None
+        # The learning rate and the number of the step whose gradients wait for the update.
+        self._pending: tuple[float, int] | None = None
+        # Whether the losses since the last update, and their gradients, may be used.
+        self._losses_are_finite = True
         # The version of the state after the last step, if this step has updated the weights.
         self._updated_version = -1
 
@@ -89,55 +91,66 @@ class InPlaceBackend(FullBackend):
         self, batch: Batch, learning_rate: float, step: int, seed: int
     ) -> BoundSession | None:
         self._pending = self.last_update = None
-        self._updated_version = -1
+        if not self.window:
+            self._losses_are_finite = True
         if self.can_accumulate:
             session = self._accumulate(batch, learning_rate, step, seed)
         else:
             session = self._run_share("gradients", batch, learning_rate, step, seed)
+        self._updated_version = -1
+        if session is not None and not math.isfinite(session.scalars[names.TOTAL].item()):
+            self._losses_are_finite = False
+            self.state.revert(["statistics"])  # of this batch; an earlier one's are kept
         if session is not None and (not self.can_accumulate or self.window >= self.accumulate):
-            self._pending = session.scalars[names.TOTAL].item(), learning_rate, step
+            self._pending = learning_rate, step
         return session
 
     def finish_step(self) -> bool:
         if self._pending is None:
             return False
-        (loss, learning_rate, step), self._pending = self._pending, None
-        self._update(learning_rate, step, math.isfinite(loss))
+        (learning_rate, step), self._pending = self._pending, None
+        self._update(learning_rate, step)
         return True
 
     def flush(self, learning_rate: float, step: int) -> bool:
         if not self.window:
             return False
-        self._update(learning_rate, step, True)
+        self._update(learning_rate, step)
         return True
 
-    def _update(self, learning_rate: float, step: int, loss_is_finite: bool) -> None:
+    def _update(self, learning_rate: float, step: int) -> None:
         """Update with the gradients of a batch or a window, unless a number is not finite.
 
         A loss scale becomes smaller if a gradient is not finite. Its update skips itself.
         """
-        finite = loss_is_finite and all(_all_finite(array) for array in self._gradient_arrays())
-        if not finite:
+        finite_gradients = all(_all_finite(array) for array in self._gradient_arrays())
+        finite = finite_gradients and self._losses_are_finite
+        if not finite_gradients and self._losses_are_finite:  # else the statistics are reverted
             self.state.revert(["statistics"])
-        if not finite and not self.recipe.precision.scales_loss:
+        if not finite and (finite_gradients or not self.recipe.precision.scales_loss):
             self.window = 0
             return
+        if self.can_accumulate:
+            update = self.batchless_session("update")
+        else:
+            update = self._batchless.get("apply") or self._compile_update()
         try:
             if self.can_accumulate:
                 super().flush(learning_rate, step)
             else:
-                update = self._batchless.get("apply") or self._compile_update()
                 write_scalars(update, learning_rate, step, 0)
                 update.run()
                 self.last_update = update
         except StepError as error:
             self.window = 0
             self.state.revert(["statistics"])
+            self._updated_version = self.state.version
             raise StepError(
                 f"{error}\nbackend='in_place' may have updated some of the weights. Load the last"
                 " checkpoint, or create the trainer again."
             ) from error
-        self._updated_version = self.state.version
+        if finite:  # otherwise the update has skipped itself
+            self._updated_version = self.state.version
 
     def _gradient_arrays(self) -> Iterator[Array]:
         if self.can_accumulate:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import helper
 
-from onnxfit.graph import scopes
+from onnxfit.graph import names, scopes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import sort_nodes
@@ -28,6 +28,8 @@ KERNELS: dict[int, str] = {
 # No update has this many operators. A longer chain becomes several programs.
 MAX_OPERATORS = 64
 MAX_TEMPORARIES = 16  # of a program, as in kernels/src/elementwise.h
+# The stages of a step that graphs for inference do not have.
+TRAINING = {scopes.GRADIENT, scopes.OPTIMIZER}
 # These take longer to compute than to write and read. They are computed once.
 SLOW = {"Erf", "Exp", "Tanh", "Sigmoid"}
 
@@ -72,26 +74,48 @@ def fuse_elementwise(
 
     The nodes are returned themselves if there are no groups.
     """
+    # Graphs for inference are left to onnxruntime, which fuses more of their operators, such as
+    # those of a LayerNormalization or a convolution with its activation.
+    if not any(scopes.stage_of(node.name) in TRAINING for node in nodes):
+        return nodes
     readers = _readers(nodes)
     groups = _groups(nodes, types, readers)
     groups = [group for group in groups if _is_small(group.in_order(nodes), types)]
-    _recompute(groups, nodes, types, readers)
+    _recompute(groups, nodes, types, readers, graph_outputs)
     groups = [group for group in groups if len(group.positions) > 1]
     if not groups:
         return nodes
-    of_groups = {i for group in groups for i in group.nodes}
-    needed = set(graph_outputs)
-    needed.update(name for i, n in enumerate(nodes) if i not in of_groups for name in read_by(n))
-    for group in groups:
-        needed.update(group.reads(nodes))
+    while True:  # without a group, another one may have more outputs
+        outputs_of = _outputs(groups, nodes, graph_outputs)
+        fitting = [
+            group
+            for group in groups
+            if _is_small(group.in_order(nodes), types, outputs_of[group.number])
+        ]
+        if len(fitting) == len(groups):
+            break
+        groups = fitting
     replaced: dict[int, list[onnx.NodeProto]] = {}
     for group in groups:
-        outputs = [n for i in sorted(group.nodes) for n in nodes[i].output if n in needed]
+        outputs = outputs_of[group.number]
         if not outputs:  # their results are not used
             continue
         replaced.update((i, []) for i in group.nodes)
         replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, types)
     return sort_nodes([new for i, node in enumerate(nodes) for new in replaced.get(i, [node])])
+
+
+def _outputs(
+    groups: Sequence[Group], nodes: Sequence[onnx.NodeProto], graph_outputs: Collection[str]
+) -> dict[int, list[str]]:
+    """Return, by the number of each group, its results that are read outside of it."""
+    inside = {i for group in groups for i in group.nodes}
+    needed = {*graph_outputs}.union(*(group.reads(nodes) for group in groups))
+    needed.update(name for i, n in enumerate(nodes) if i not in inside for name in read_by(n))
+    return {
+        group.number: [n for i in sorted(group.nodes) for n in nodes[i].output if n in needed]
+        for group in groups
+    }
 
 
 def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
@@ -139,6 +163,7 @@ def _recompute(
     nodes: Sequence[onnx.NodeProto],
     types: Mapping[str, ResultType],
     readers: Mapping[str, Sequence[int]],
+    graph_outputs: Collection[str],
 ) -> None:
     """Let a group compute results of other groups again where it then reads no more than before.
 
@@ -153,12 +178,15 @@ def _recompute(
             tensors.remove(name)
             last = producers[name]
             again, needed = _inputs_within(owners[last], last, nodes, producers, tensors)
+            # An update may overwrite a tensor of the state after its last reader.
+            is_state = any(names.updated(each) in graph_outputs for each in needed)
             needed = {each for each in needed if not types[each].is_scalar} - tensors
             only_here = {*group.nodes, *owners[last].nodes}.issuperset(readers[name])
             more = sorted({*group.recomputed, *again})
             program = [nodes[i] for i in sorted({*group.nodes, *more})]
             is_slow = any(nodes[i].op_type in SLOW for i in again)
-            if len(needed) <= only_here and not is_slow and _is_small(program, types):
+            allowed = not (is_slow or is_state) and len(needed) <= only_here
+            if allowed and _is_small(program, types):
                 group.recomputed = more
                 tensors |= needed
             else:
@@ -188,9 +216,13 @@ def _inputs_within(
     return found, needed
 
 
-def _is_small(nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]) -> bool:
+def _is_small(
+    nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType], outputs: Sequence[str] = ()
+) -> bool:
     """Return whether a program of these nodes has room for its temporaries."""
-    ends = [node.output[0] for node in nodes[-1:]]
+    if len(nodes) <= MAX_TEMPORARIES:  # each node has one result
+        return True
+    ends = outputs or [nodes[-1].output[0]]
     return _program(nodes, ends, types)[1].temporaries <= MAX_TEMPORARIES
 
 
@@ -235,6 +267,14 @@ def _program(
     # Another group may compute the same again, with constants of its own.
     prefix = nodes[-1].output[0]
     element = types[prefix].element
+    # A node may be here only for a group that computes its result again.
+    read = set(outputs)
+    used = []
+    for node in reversed(nodes):
+        if node.output[0] in read:
+            used.append(node)
+            read.update(node.input)
+    nodes = used[::-1]
     nodes = [_with_attributes_as_inputs(node, prefix, element, constants) for node in nodes]
 
     def is_scalar(name: str) -> bool:

@@ -20,8 +20,17 @@ _INPUTS = {"Cast": 1, "Flatten": 1, "IsNaN": 1, "Neg": 1, "Relu": 1, "Sqrt": 1, 
 def with_kernel_nodes(
     nodes: Sequence[onnx.NodeProto], kernels: Sequence[onnx.NodeProto]
 ) -> Sequence[onnx.NodeProto]:
-    """Return the nodes with kernels in the place of those that compute the kernels' results."""
-    results = {name for kernel in kernels for name in kernel.output}
+    """Return the nodes with kernels in the place of those that compute the kernels' results.
+
+    Two kernels may compute the same sum, such as the gradients of two biases that are added. The
+    second one then writes it under another name.
+    """
+    results: set[str] = set()
+    for kernel in kernels:
+        for i, name in enumerate(kernel.output):
+            if name in results:
+                kernel.output[i] = f"{kernel.output[0]}/{i}"
+            results.add(kernel.output[i])
     return sort_nodes([*kernels, *(node for node in nodes if results.isdisjoint(node.output))])
 
 

@@ -24,6 +24,9 @@ __all__ = ["add_before_product"]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 # Rows of x for each of its columns. With fewer, the sum of the matrices saves little or nothing.
 MIN_ROWS = 2
+# Bytes of a matrix that is an input of the graph, such as a frozen base that all graphs share. The
+# sum would be in memory beside it from the forward to the backward pass.
+MAX_INPUT_BYTES = 2**20
 MICROSOFT = "com.microsoft"
 
 
@@ -58,6 +61,8 @@ def add_before_product(graph: ir.Graph) -> None:
         new: list[ir.Node] = []
         unused: list[ir.Node] = []
         for term in node.inputs:
+            if term not in terms:  # the base of an earlier merge
+                continue
             outer = _only_product(term)
             inner = _product(outer.x) if outer is not None else None
             if outer is None or inner is None:
@@ -93,10 +98,25 @@ def _can_merge(base: Product, inner: Product, outer: Product) -> bool:
     scale = inner.scale * outer.scale
     if float(np.float32(scale)) != scale:  # Gemm's alpha has the precision of float32
         return False
+    if not _may_be_added_to(base.matrix, y.dtype.itemsize):
+        return False
     assert base.matrix.shape is not None
     columns = base.matrix.shape[int(base.is_transposed)]
     rows = math.prod(int(size) for size in y.shape.numpy()[:-1])
     return isinstance(columns, int) and rows >= MIN_ROWS * columns
+
+
+def _may_be_added_to(matrix: ir.Value, itemsize: float) -> bool:
+    """Return whether the sum with a matrix takes little memory and keeps its kernel."""
+    producer = matrix.producer()
+    if producer is not None and producer.op_type == "DequantizeLinear":
+        return False  # onnxruntime has integer kernels for its product
+    if not matrix.is_graph_input():
+        return True
+    shape = matrix.shape
+    if shape is None or not shape.is_static():
+        return False
+    return math.prod(int(size) for size in shape.numpy()) * itemsize <= MAX_INPUT_BYTES
 
 
 def _merged(base: Product, inner: Product, outer: Product, sums: Sums) -> list[ir.Node]:

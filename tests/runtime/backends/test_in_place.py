@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 from onnxfit import Trainer, optimizers
@@ -128,19 +129,62 @@ def test_a_step_that_is_not_finite_changes_nothing(poison: float, accumulate: in
 
 def test_a_window_with_an_infinite_sum_is_skipped() -> None:
     """Both losses are finite, and so are the gradients of each batch."""
-    trainer = Trainer(mlp(), loss="mse", optimizer=0.1, backend="in_place", accumulate=2)
-    before = trainer.get_weights()
-    y = np.full((24, 3), 1e19, np.float32)
-    x = np.full((24, 4), 1e30, np.float32)
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        line (float[N,1] x) => (float[N,1] y) <float[1,1] w = {0}> { y = MatMul(x, w) }""")
+    trainer = Trainer(model, loss="mse", optimizer=0.1, backend="in_place", accumulate=2)
+    x, y = np.full((1, 1), 1.25e19, np.float32), np.full((1, 1), 1e19, np.float32)
     for _ in range(2):
-        trainer.train_on_batch(x, y)
+        assert np.isfinite(trainer.train_on_batch(x, y)["loss"])
     assert (trainer.global_step, trainer._backend.window) == (1, 0)
-    np.testing.assert_equal(trainer.get_weights(), before)
+    np.testing.assert_equal(trainer.get_weights(), {"w": np.zeros((1, 1), np.float32)})
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_terminate_on_nan_leaves_the_weights_before_the_step(accumulate: int) -> None:
-    trainer, good = new(accumulate=accumulate), new(accumulate=accumulate)
+def test_a_window_with_a_batch_that_is_not_finite_keeps_the_statistics() -> None:
+    images = IMAGES.copy()
+    images[0, 0, 0, 0] = np.inf
+    trainer = Trainer(
+        convolutional(), loss="cross_entropy", optimizer=Adam(0.01), backend="in_place",
+        accumulate=2,
+    )  # fmt: skip
+    before = weights_and_slots(trainer)
+    trainer.train_on_batch(images, Y)
+    np.testing.assert_equal(weights_and_slots(trainer), before)
+    trainer.train_on_batch(IMAGES, Y)
+    after = weights_and_slots(trainer)
+    statistics = {"bn.mean", "bn.var"}
+    assert all(np.isfinite(after[name]).all() for name in statistics)
+    for name in before.keys() - statistics:
+        np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+
+
+def test_a_batch_that_does_not_compile_leaves_the_update_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = Trainer(
+        convolutional(), loss="cross_entropy", optimizer=Adam(0.01), backend="in_place"
+    )
+    trainer.train_on_batch(IMAGES, Y)
+    state = trainer.get_state()
+
+    def fail(*arguments: Any) -> None:
+        raise StepError("no memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(trainer._backend, "compiled", fail)
+        with pytest.raises(StepError):
+            trainer.train_on_batch(IMAGES[:5], Y[:5])
+    with pytest.raises(SettingError, match="cannot undo an update"):
+        trainer.revert_step()
+    np.testing.assert_equal(trainer.get_state(), state)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"accumulate": 2}, {"precision": "fp16"}],
+    ids=["plain", "accumulated", "fp16"],
+)
+def test_terminate_on_nan_leaves_the_weights_before_the_step(settings: dict[str, Any]) -> None:
+    trainer, good = new(**settings), new(**settings)
     x = X.copy()
     x[20] = np.inf  # in the third batch of eight
     stop = TerminateOnNaN()

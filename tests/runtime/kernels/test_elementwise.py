@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfit.gradients.update import initial_slots
+from onnxfit.graph import names
 from onnxfit.optimizers import SGD, Adam, Optimizer
 from onnxfit.registry import registry
 from onnxfit.runtime.kernels import with_kernels
@@ -109,6 +111,51 @@ def test_cheap_results_are_computed_again_and_slow_ones_are_kept(kernels: Path) 
     feeds = {name: np.array(value, np.float32) for name, value in feeds.items()}
     (expected,), (found,) = run(model, feeds), run(with_kernels(model), feeds, kernels)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_graphs_for_inference_are_left_to_onnxruntime() -> None:
+    text = (
+        "g (float[2,3,8] x, float e) => (float[2,3,1] s) <int64[1] k = {2}>"
+        "{ q = Mul(x, x)  v = ReduceMean(q, k)  w = Add(v, e)  s = Sqrt(w) }"
+    )
+    model = parsed(text, scope="model")
+    assert with_kernels(model) is model
+    assert kernel_types(parsed(text)) == ["Elementwise"]
+
+
+def test_a_slot_is_not_read_again_after_the_update_may_have_overwritten_it() -> None:
+    """The norm needs all of the next m, so the weight is computed by another program."""
+    model = parsed("""g (float[3] m, float[3] grad, float[3] w, float c) => (float[3] q, float[3] z) {
+        old = Mul(m, c)  q = Add(old, grad)  n = Softmax(q)  t = Mul(n, old)  z = Sub(w, t) }""")
+    assert "m" in writer_of("z", model).input
+    for node in model.graph.node:
+        node.input[:] = [names.updated("m") if n == "q" else n for n in node.input]
+        node.output[:] = [names.updated("m") if n == "q" else n for n in node.output]
+    for value in (*model.graph.output, *model.graph.value_info):
+        value.name = names.updated("m") if value.name == "q" else value.name
+    assert "m" not in writer_of("z", model).input
+
+
+def writer_of(output: str, model: onnx.ModelProto) -> onnx.NodeProto:
+    return next(node for node in with_kernels(model).graph.node if output in node.output)
+
+
+def test_an_output_inside_of_an_instruction_takes_no_place_too_many(kernels: Path) -> None:
+    count = 15
+    scalars = ", ".join(f"float c{i}" for i in range(count))
+    lines = [f"u{i} = Add(a, c{i})" for i in range(count)]
+    lines += ["q = Sqrt(c)  m = Mul(s, b)  e = Add(q, t)  d = Div(m, e)  w = Sub(a, d)"]
+    lines += ["v0 = Mul(w, u14)", *(f"v{i} = Mul(v{i - 1}, u{14 - i})" for i in range(1, count))]
+    model = parsed(
+        f"g (float[3] a, float[3] b, float[3] c, float s, float t, {scalars})"
+        f" => (float[3] q, float[3] v14) {{ {'  '.join(lines)} }}"
+    )
+    feeds = {name: np.array([1, 2, 0.5], np.float32) for name in "abc"}
+    feeds |= {n: np.array(0.5, np.float32) for n in ("s", "t", *(f"c{i}" for i in range(count)))}
+    for found, right in zip(
+        run(with_kernels(model), feeds, kernels), run(model, feeds), strict=True
+    ):
+        np.testing.assert_allclose(found, right, rtol=1e-6)
 
 
 def test_a_program_with_too_many_temporaries_stays_several_operators(kernels: Path) -> None:

@@ -139,6 +139,8 @@ BODIES = {
     "residual": f"n = {NORM} y = Add(n, x)",
     "twice": f"a = {NORM} y = LayerNormalization<axis = -1, epsilon = 0.1>(a, scale, bias)",
     "two readers": f"n = {NORM} s = Mul(n, n) y = Add(s, n)",
+    "sum of two": f"m = Mul(x, x) a = {NORM} b = LayerNormalization<axis = -1>(m, scale, bias)"
+    " y = Add(a, b)",
     "without bias": "n = LayerNormalization<axis = -1>(x, scale) y = Add(n, bias)",
 }
 
