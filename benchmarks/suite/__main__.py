@@ -77,7 +77,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--write-docs",
         action="store_true",
-        help="write docs/benchmarks.md, docs/benchmarks/ and the README's sentence too",
+        help="write docs/benchmarks.md, docs/benchmarks/ and the README's sentence too, which takes"
+        " every network with one batch size at least",
     )
     return parser.parse_args()
 
@@ -156,12 +157,19 @@ def conditions(plan: Plan, results: Results) -> list[str]:
         used = (p for p in report.PACKAGES if p in versions)
         lines.append(f"{environment}: " + ", ".join(f"{p} {versions[p]}" for p in used))
     lines += [f"absent: {ENTRIES[n].title} ({reason})" for n, reason in results.absent.items()]
+    missing = not_measured(results)
+    lines += [f"not measured: {', '.join(missing)}"] if missing else []
     return [
         *lines,
         f"median (quartiles) of {plan.rounds} rounds of {plan.seconds:g} s; fewer, but three at"
         f" least, where they took more than {plan.budget:g} s; {MORE} times as many for onnxfit,"
         " onnxfit[fast], PyTorch eager and PyTorch compiled",
     ]
+
+
+def not_measured(results: Results) -> list[str]:
+    """Workloads of which an optimizer is missing."""
+    return [n for n in WORKLOADS if not all(results.has(n, o) for o in OPTIMIZERS)]
 
 
 def main() -> None:
@@ -184,9 +192,10 @@ def main() -> None:
     print("\n" + "\n".join(figures.conditions))
     report.write(plan.folder / "results/benchmarks.md", figures)
     if options.write_docs:
-        missing = [n for n in WORKLOADS for o in OPTIMIZERS if not results.has(n, o)]
+        measured = {WORKLOADS[n].network for n in WORKLOADS.keys() - set(not_measured(results))}
+        missing = {work.network for work in WORKLOADS.values()} - measured
         if missing:
-            sys.exit(f"The docs are not written: {', '.join(dict.fromkeys(missing))} not measured.")
+            sys.exit(f"The docs are not written: {', '.join(sorted(missing))} not measured.")
         report.write(PAGE, figures)
         report.write_sentence(README, figures)
 
