@@ -58,20 +58,36 @@ def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto,
     return model, shared_arrays(model)
 
 
+def without_contents(path: str) -> onnx.ModelProto:
+    """Return the model of a file that is not empty, without the bytes of its larger initializers.
+
+    Raises the errors of `onnx.load`.
+    """
+    return _structure(path)[0]
+
+
 def with_places(path: str) -> onnx.ModelProto:
     """Return the model of a file, whose larger tensors are external data in that file.
 
     `onnx.external_data_helper.load_external_data_for_model(model, folder)` reads them.
+    """
+    model, places = _structure(path)
+    for index, (start, size) in places.items():
+        refer(model.graph.initializer[index], os.path.basename(path), start, size)
+    return model
+
+
+def _structure(path: str) -> tuple[onnx.ModelProto, dict[int, tuple[int, int]]]:
+    """Return the model of a file without the bytes of its larger initializers, and their places.
+
+    The places are as for `_without_raw_data`.
     """
     with (
         open(path, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
     ):
         message, places = _without_raw_data(mapped)
-    model: onnx.ModelProto = onnx.ModelProto.FromString(message)
-    for index, (start, size) in places.items():
-        refer(model.graph.initializer[index], os.path.basename(path), start, size)
-    return model
+    return onnx.ModelProto.FromString(message), places
 
 
 def _of_proto(source: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[int, Array]]:

@@ -19,7 +19,7 @@ from onnxfit.files import kind_of_file
 from onnxfit.graph import tensors
 from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.completion import checkable, complete, complete_outputs
-from onnxfit.graph.lean_reading import with_shared
+from onnxfit.graph.lean_reading import with_shared, without_contents
 from onnxfit.graph.shared_tensors import Contents, ir_tensor, shared_arrays, shared_bytes
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import detached, is_external, nbytes
@@ -182,8 +182,8 @@ def _parse_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProt
         size += sum(array.nbytes for array in shared_arrays(source))
     if size > tensors.MAX_COPIED_BYTES:
         return with_shared(source)
-    if isinstance(source, str):  # its tensors may be in other files
-        model = onnx.load(source, load_external_data=False)
+    if isinstance(source, str) and size:  # its tensors may be in other files
+        model = without_contents(source)
         size = sum(nbytes(t) for t in model.graph.initializer if is_external(t))
         shares = size > tensors.MAX_COPIED_BYTES or _has_packed_weights(model)
         return with_shared(source) if shares else _parse(source)

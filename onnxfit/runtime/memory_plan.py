@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx
 import onnxruntime
 
-from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.runtime.node_order import plans_much_memory
+from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
+from onnxfit.runtime.node_order import MAX_BYTES_IN_MEMORY
 
 FOUR_BITS = frozenset({onnx.TensorProto.INT4, onnx.TensorProto.UINT4})
 # A step takes up to a tenth longer without reused memory, so a smaller sum keeps it.
 MAX_TERMS = 1000
 
 
-def plan_memory(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> None:
+def plan_memory(
+    model: onnx.ModelProto, bytes_of_values: float, options: onnxruntime.SessionOptions
+) -> None:
     """Turn off the plans of onnxruntime that a graph must not have.
 
     No value gets the memory of an earlier value:
@@ -27,12 +31,24 @@ def plan_memory(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> 
       times. Its terms wait while memory of another size becomes free, and onnxruntime searches all
       of that for each term. This graph has no plan for all memory either: making it is a search for
       each value among all others. With 8,192 terms, the first step takes 4 seconds instead of 19.
+
+    `bytes_of_values` is the result of the function of that name for the graph.
     """
     has_large_sum = any(len(node.input) > MAX_TERMS for node in model.graph.node)
-    if has_large_sum or makes_four_bits(model) or plans_much_memory(model.graph):
+    if has_large_sum or makes_four_bits(model) or _plans(model.graph, bytes_of_values):
         options.enable_mem_reuse = False
     if has_large_sum:
         options.enable_mem_pattern = False
+
+
+def _plans(graph: onnx.GraphProto, bytes_of_values: float) -> bool:
+    """Return whether onnxruntime plans the memory of a graph's values, and they are large in total.
+
+    It plans the memory of values of known size. It does not plan those of a subgraph.
+    """
+    if not MAX_BYTES_IN_MEMORY < bytes_of_values < math.inf:
+        return False
+    return not any(subgraph_protos(a) for node in graph.node for a in node.attribute)
 
 
 def makes_four_bits(model: onnx.ModelProto) -> bool:

@@ -32,18 +32,19 @@ MAX_BYTES_IN_MEMORY = 64 * 2**20
 
 
 @contextmanager
-def compilation_order(model: onnx.ModelProto) -> Iterator[None]:
+def compilation_order(model: onnx.ModelProto, bytes_of_values: float) -> Iterator[None]:
     """Put the nodes of the main graph in another order inside the block, without a copy of tensors.
 
     Of the ready nodes, the one with the shortest path to the end of the graph comes first, so few
     nodes stay ready for long.
+
+    - `bytes_of_values`: the result of the function of that name for this graph.
     """
     nodes = model.graph.node
     if len(nodes) < MIN_NODES_TO_SORT:
         yield
         return
-    updates_last = _bytes_of_values(model.graph) > MAX_BYTES_IN_MEMORY
-    order = _order(list(nodes), updates_last=updates_last)
+    order = _order(list(nodes), updates_last=bytes_of_values > MAX_BYTES_IN_MEMORY)
     ranks = [0] * len(order)
     for rank, position in enumerate(order):
         ranks[position] = rank
@@ -63,17 +64,7 @@ def _sort(nodes: Any, ranks: Sequence[int]) -> None:
     nodes.sort(key=lambda node: next(rank_of_next))
 
 
-def plans_much_memory(graph: onnx.GraphProto) -> bool:
-    """Return whether onnxruntime plans the memory of a graph's values, and they are large in total.
-
-    It plans the memory of values of known size. It does not plan those of a subgraph.
-    """
-    if any(subgraph_protos(attribute) for node in graph.node for attribute in node.attribute):
-        return False
-    return MAX_BYTES_IN_MEMORY < _bytes_of_values(graph) < math.inf
-
-
-def _bytes_of_values(graph: onnx.GraphProto) -> float:
+def bytes_of_values(graph: onnx.GraphProto) -> float:
     """Return the size of all values between the inputs and the outputs of a graph.
 
     It is infinite if a size is unknown.

@@ -31,7 +31,7 @@ from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import use_kernels
 from onnxfit.runtime.memory_plan import plan_memory
-from onnxfit.runtime.node_order import compilation_order
+from onnxfit.runtime.node_order import bytes_of_values, compilation_order
 from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.shared_initializers import share_initializers
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
@@ -83,7 +83,8 @@ def compile_model(
         options.enable_mem_reuse = False
         # Weights are inputs and change, so a prepacked copy would be out of date.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    plan_memory(model, options)
+    in_memory = bytes_of_values(model.graph)
+    plan_memory(model, in_memory, options)
     if not busy_wait:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if not uses_integers:
@@ -103,7 +104,7 @@ def compile_model(
         or (uses_integers and quantizes(model))
         or (opset_of(model) or 0) > newest_opset()
     )
-    with compilation_order(model), kernel_opset(model) if older else nullcontext():
+    with compilation_order(model, in_memory), kernel_opset(model) if older else nullcontext():
         serialized = model.SerializeToString()
     try:
         session = onnxruntime.InferenceSession(

@@ -35,6 +35,8 @@ def share_initializers(
     if device.kind != "cpu":
         return whole_model(model), []
     tensors = [t for t in model.graph.initializer if contents_of(t) is not None]
+    if not tensors:
+        return model, []
     arrays = {tensor.name: array_of(tensor) for tensor in tensors}
     values = {name: wrap_ort_value(ort_value(array, device)) for name, array in arrays.items()}
     kernels_only = _packed_weights(model) if onnxruntime.__version__.startswith("1.19.") else ()

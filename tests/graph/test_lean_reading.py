@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 from onnxfit.graph import shared_tensors
-from onnxfit.graph.lean_reading import with_shared
+from onnxfit.graph.lean_reading import with_shared, without_contents
 from onnxfit.graph.shared_tensors import include_shared, shared_bytes
 
 
@@ -61,6 +61,19 @@ def test_it_is_the_model_of_onnx(kind: str, tmp_path: Path) -> None:
             tensor.ClearField("data_location")  # it may be written down or not
     assert bytes_of(include_shared(read)) == bytes_of(expected)
     assert bytes_of(model) == bytes_of(layers())
+
+
+@pytest.mark.parametrize("external", [True, False])
+def test_the_model_without_contents_differs_in_the_bytes_of_its_tensors_alone(
+    external: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(layers(), path, save_as_external_data=external, size_threshold=0)
+    expected = onnx.load(path, load_external_data=False)
+    for tensor in expected.graph.initializer:
+        if tensor.name in ("w", "half", "last") and not external:
+            tensor.ClearField("raw_data")
+    assert bytes_of(without_contents(str(path))) == bytes_of(expected)
 
 
 def test_damaged_messages_are_read_as_protobuf_reads_them() -> None:

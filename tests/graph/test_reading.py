@@ -12,7 +12,7 @@ import pytest
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.model import normalize
-from onnxfit.graph.reading import read_model
+from onnxfit.graph.reading import read_model, read_shared
 from tests.graph.graphs import linear, parse
 
 
@@ -56,6 +56,12 @@ class TestReadingModels:
     def test_what_is_no_model_is_one_clear_error(self, source, message) -> None:
         with pytest.raises(ModelError, match=message):
             read_model(source)
+
+    def test_an_empty_file_is_no_model(self, tmp_path) -> None:
+        (tmp_path / "empty.onnx").touch()
+        for read in (read_model, read_shared):
+            with pytest.raises(ModelError, match=r"empty.onnx is not a valid ONNX model"):
+                read(tmp_path / "empty.onnx")
 
     @pytest.mark.parametrize("indices", ["1, 3", "0, 1, 1, 1"])
     def test_a_sparse_constant_is_its_dense_form(self, indices: str) -> None:

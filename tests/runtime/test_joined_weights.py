@@ -12,7 +12,7 @@ from onnxfit import Trainer
 from onnxfit.optimizers import SGD, Optimizer
 from onnxfit.runtime import joined_weights
 from onnxfit.runtime.joined_weights import weights_to_join
-from onnxfit.runtime.node_order import _bytes_of_values
+from onnxfit.runtime.node_order import bytes_of_values
 from tests.models import mlp
 
 SIZES = (4, 6, 6, 6, 6, 3)
@@ -108,4 +108,4 @@ def test_values_keep_their_types(joined: None) -> None:
     x, y = data()
     each.train_on_batch(x, y)
     graph = each._backend.graph("train", each._backend._last_shapes).graph
-    assert _bytes_of_values(graph) < math.inf
+    assert bytes_of_values(graph) < math.inf

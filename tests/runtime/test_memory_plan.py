@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 
+from onnxfit.runtime import memory_plan
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.memory_plan import MAX_TERMS
+from onnxfit.runtime.memory_plan import MAX_TERMS, plan_memory
+from onnxfit.runtime.node_order import bytes_of_values
 from onnxfit.runtime.session import compile_model
 
 ROUNDED = """<ir_version: 10, opset_import: ["": 21]>
@@ -67,3 +70,29 @@ def test_large_sums_do_not_search_for_memory(terms: int, reuses: bool) -> None:
         g (float[N, 2] x) => (float[N, 2] y) {{ y = Sum({", ".join(["x"] * terms)}) }}""")
     options = compile_model(model, Device("cpu", 0), 1, "tried").get_session_options()
     assert (options.enable_mem_reuse, options.enable_mem_pattern) == (reuses, reuses)
+
+
+CHAIN = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[8] x) => (float[8] y) { a = Neg(x) b = Tanh(a) c = Neg(b) y = Tanh(c) }"""
+BRANCHES = """<ir_version: 10, opset_import: ["": 21]> g (bool c, float[2] x) => (float[2] y) {
+    h = Neg(x)  y = If(c) <then_branch = t () => (float[2] p) { p = Neg(h) },
+                           else_branch = e () => (float[2] q) { q = Abs(h) }> }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "reuses"),
+    [
+        (CHAIN, 3 * 8 * 4 - 1, False),  # three values between x and y
+        (CHAIN, 3 * 8 * 4, True),
+        (CHAIN.replace("[8]", "[N]"), 1, True),  # onnxruntime plans no memory of unknown size
+        (BRANCHES, 1, True),  # nor that of subgraphs
+    ],
+)
+def test_large_values_of_known_size_are_planned(
+    text: str, limit: int, reuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_plan, "MAX_BYTES_IN_MEMORY", limit)
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    options = onnxruntime.SessionOptions()
+    plan_memory(model, bytes_of_values(model.graph), options)
+    assert options.enable_mem_reuse is reuses

@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 from onnxfit.runtime import node_order
-from onnxfit.runtime.node_order import compilation_order, plans_much_memory
+from onnxfit.runtime.node_order import bytes_of_values, compilation_order
 
 CHAIN = """<ir_version: 10, opset_import: ["": 21]>
     g (float[4] x, float[4] w, float[4] v) => (float[4] new_w, float[4] new_v) {
@@ -26,7 +26,7 @@ def chain() -> onnx.ModelProto:
 
 
 def sorted_for_compilation(model: onnx.ModelProto) -> onnx.ModelProto:
-    with compilation_order(model):
+    with compilation_order(model, bytes_of_values(model.graph)):
         return onnx.load_from_string(model.SerializeToString())
 
 
@@ -101,20 +101,3 @@ def test_the_model_is_not_changed() -> None:
     before = model.SerializeToString()
     sorted_for_compilation(model)
     assert model.SerializeToString() == before
-
-
-def test_large_values_of_known_size_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_order, "MAX_BYTES_IN_MEMORY", 8 * 4 * 4 - 1)  # of eight vectors
-    assert plans_much_memory(chain().graph)
-    assert not plans_much_memory(onnx.parser.parse_model(CHAIN).graph)  # without sizes
-    monkeypatch.setattr(node_order, "MAX_BYTES_IN_MEMORY", 8 * 4 * 4)
-    assert not plans_much_memory(chain().graph)
-
-
-def test_the_memory_of_subgraphs_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_order, "MAX_BYTES_IN_MEMORY", 1)
-    text = """<ir_version: 10, opset_import: ["": 21]> g (bool c, float[2] x) => (float[2] y) {
-        h = Neg(x)  y = If(c) <then_branch = t () => (float[2] p) { p = Neg(h) },
-                               else_branch = e () => (float[2] q) { q = Abs(h) }> }"""
-    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
-    assert not plans_much_memory(model.graph)
