@@ -5,9 +5,9 @@
 // any stride, dilation and pad: a convolution is a sum of shifted planes, one for each tap.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
+
+#include "axes.h"
 
 namespace depthwise {
 
@@ -15,13 +15,8 @@ constexpr int64_t MAX_TAPS = 49;
 constexpr int64_t FRAME_ELEMENTS = 4096;  // of whole images: they stay in the fastest cache
 constexpr int64_t CHANNEL_GROUPS = 16;    // at least, if there are as many channels
 
-// Window o reads pixel `stride o + dilation t - pad` with tap t.
-struct Axis {
-  int64_t kernel = 1, stride = 1, dilation = 1, pad = 0;  // the pad before the first pixel
-  int64_t pixels = 1, windows = 1;
-};
-
-using Axes = std::array<Axis, 2>;  // rows and columns
+using convolution::Axes;
+using convolution::Axis;
 
 struct Work {
   Axes axes;

@@ -1,12 +1,16 @@
 // Runs every kernel on arrays of exactly the size that it may touch, for the sanitizers to watch.
 // Results are compared with the plain operators in tests/runtime/kernels, not here.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <algorithm>
 #include <random>
+#include <vector>
 
 #include "batch_norm.h"
+#include "dense.h"
 #include "depthwise.h"
 #include "elementwise.h"
 #include "layer_norm.h"
@@ -106,7 +110,7 @@ int run_convolutions() {
   constexpr int trials = 3000;
   for (int trial = 0; trial < trials; ++trial) {
     depthwise::Work work{{}, 1 + number_below(6), 1 + number_below(40), {}, {}, {}, {}, {}};
-    for (depthwise::Axis& axis : work.axes) {
+    for (convolution::Axis& axis : work.axes) {
       axis = {1 + number_below(5), 1 + number_below(3), 1 + number_below(3), number_below(6),
               1 + number_below(trial % 8 == 0 ? 150 : 20), 1 + number_below(20)};
     }
@@ -129,6 +133,58 @@ int run_convolutions() {
     }
     work.result = x.get();
     for (int64_t task = 0; task < tasks; ++task) depthwise::convolve_transposed(work, task);
+  }
+  return trials;
+}
+
+// All instruction sets that this processor has, whose results are the same but for rounding.
+int run_dense_convolutions() {
+  using dense::InstructionSet;
+  constexpr int trials = 600;
+  const InstructionSet newest = dense::instruction_set();
+  if (newest == InstructionSet::NONE) return 0;
+  for (int trial = 0; trial < trials; ++trial) {
+    dense::Work work{{}, 1 + number_below(5), 1 + number_below(40), 1 + number_below(90),
+                     {}, {}, {}, {}, {}};
+    for (convolution::Axis& axis : work.axes) {
+      axis = {1 + number_below(4), 1 + number_below(3), 1 + number_below(3), number_below(6),
+              1 + number_below(trial % 8 == 0 ? 60 : 16), 1 + number_below(20)};
+    }
+    const auto& [rows, columns] = work.axes;
+    const int64_t pixels = work.images * work.channels * rows.pixels * columns.pixels;
+    const int64_t windows = work.images * work.filters * rows.windows * columns.windows;
+    const int64_t weights = work.filters * work.channels * work.taps();
+    const auto x = random_array<float>(pixels), dy = random_array<float>(windows);
+    const auto w = random_array<float>(weights);
+    const auto bias = random_array<float>(std::max(work.channels, work.filters));
+    work.x = x.get();
+    work.dy = dy.get();
+    work.w = w.get();
+    work.bias = trial % 2 ? bias.get() : nullptr;
+    std::vector<std::vector<float>> results;
+    for (InstructionSet set : {InstructionSet::AVX2, newest}) {
+      work.instructions = set;
+      std::unique_ptr<float[]> y(new float[windows]), dx(new float[pixels]), dw(new float[weights]);
+      work.result = y.get();
+      const dense::Tasks forward = dense::tasks_of_convolve(work);
+      for (int64_t task = 0; task < forward.count(); ++task) dense::convolve(work, forward, task);
+      work.result = dx.get();
+      const dense::Tasks transposed = dense::tasks_of_transposed(work);
+      for (int64_t task = 0; task < transposed.count(); ++task) {
+        dense::convolve_transposed(work, transposed, task);
+      }
+      work.result = dw.get();
+      dense::WeightSums sums(work);
+      for (int64_t task = 0; task < sums.tasks.count(); ++task) sums.add(task);
+      for (int64_t task = 0; task < sums.writes(); ++task) sums.write(task);
+      std::vector<float> all(y.get(), y.get() + windows);
+      all.insert(all.end(), dx.get(), dx.get() + pixels);
+      all.insert(all.end(), dw.get(), dw.get() + weights);
+      results.push_back(all);
+    }
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      if (!(std::abs(results[0][i] - results[1][i]) <= 1e-3f)) std::abort();
+    }
   }
   return trials;
 }
@@ -183,7 +239,7 @@ int run_rows() {
 int main() {
   const int rows = run_rows();
   const int norms = run_batch_norms();
-  const int convolutions = run_convolutions();
+  const int convolutions = run_convolutions() + run_dense_convolutions();
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
   std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows\n",

@@ -27,11 +27,15 @@ METRIC = "train/metric/"  # the start of the name of each sum of a metric
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 
-# Notes in the metadata of nodes, with which a compiler finds the gradient of the weights of a
-# depthwise convolution: the two readers of its operands, and the node whose output it is.
-DEPTHWISE_LARGE = "onnxfit.depthwise_large"
-DEPTHWISE_SMALL = "onnxfit.depthwise_small"
-DEPTHWISE_WEIGHTS = "onnxfit.depthwise_weights"
+# Notes in the metadata of nodes, with which a compiler finds the gradient of a convolution's
+# weights: the two readers of its operands, and the node whose output it is.
+CONV_LARGE = "onnxfit.conv_large"
+CONV_SMALL = "onnxfit.conv_small"
+CONV_WEIGHTS = "onnxfit.conv_weights"
+# The same for the gradient of a convolution's images.
+CONV_DY = "onnxfit.conv_dy"
+CONV_FILTERS = "onnxfit.conv_filters"
+CONV_DX = "onnxfit.conv_dx"
 # The same for the gradient of a MaxPool: the reader of dy, and the node whose output is dx.
 MAX_POOL_DY = "onnxfit.max_pool_dy"
 MAX_POOL_DX = "onnxfit.max_pool_dx"

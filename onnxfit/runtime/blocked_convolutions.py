@@ -25,9 +25,8 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
-from onnxfit.runtime.depthwise import (
-    Depthwise,
-    DepthwiseConv,
+from onnxfit.runtime.convolutions import (
+    Convolution,
     WeightGradient,
     depthwise_convolutions,
 )
@@ -117,7 +116,7 @@ class _Writer:
         return self.reordered[value]
 
 
-def _write(writer: _Writer, convolution: Depthwise) -> bool:
+def _write(writer: _Writer, convolution: Convolution | WeightGradient) -> bool:
     """Write the nodes that replace the last node; return False if the attributes forbid it."""
     if isinstance(convolution, WeightGradient):
         return _weight_gradient(writer, convolution)
@@ -125,7 +124,7 @@ def _write(writer: _Writer, convolution: Depthwise) -> bool:
     return write(writer, convolution)
 
 
-def _conv(writer: _Writer, convolution: DepthwiseConv) -> bool:
+def _conv(writer: _Writer, convolution: Convolution) -> bool:
     """Write a Conv."""
     node = convolution.node
     channels = convolution.channels
@@ -140,7 +139,7 @@ def _conv(writer: _Writer, convolution: DepthwiseConv) -> bool:
     return True
 
 
-def _conv_transpose(writer: _Writer, convolution: DepthwiseConv) -> bool:
+def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
     """Write a ConvTranspose with strides as one Conv for each remainder of a pixel's position.
 
     Positions with the same remainder modulo the stride are read by the same taps. Their results are
@@ -259,7 +258,7 @@ def _phase(
     return None if min(ahead, behind) < 0 else _Phase(reaching, ahead, behind)
 
 
-def _taps_before_channels(writer: _Writer, convolution: DepthwiseConv) -> str:
+def _taps_before_channels(writer: _Writer, convolution: Convolution) -> str:
     """Return the weights as (blocks, taps, channels of a block)."""
     name = convolution.node.name
     w = convolution.node.input[1]
@@ -267,7 +266,7 @@ def _taps_before_channels(writer: _Writer, convolution: DepthwiseConv) -> str:
     return writer.add("Transpose", w, name=f"{name}/taps", perm=[0, 2, 1])
 
 
-def _reorder_back(writer: _Writer, value: str, convolution: DepthwiseConv) -> None:
+def _reorder_back(writer: _Writer, value: str, convolution: Convolution) -> None:
     """Write the result of the replaced node."""
     node = convolution.node
     result = helper.make_node(

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
-from onnxfit.runtime.kernels.library import DOMAIN, library_path
+from onnxfit.runtime.kernels.library import DOMAIN, has_dense_convolutions, library_path
 from onnxfit.runtime.kernels.types import declared_types
 
 __all__ = ["library_path", "use_kernels", "with_kernels"]
@@ -26,19 +26,20 @@ def use_kernels(model: onnx.ModelProto, options: Any) -> onnx.ModelProto:
     used, the model itself is returned.
     """
     library = library_path()
-    faster = model if library is None else with_kernels(model)
+    faster = model if library is None else with_kernels(model, has_dense_convolutions(library))
     if faster is not model:
         options.register_custom_ops_library(library)
     return faster
 
 
-def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model with operators of the library.
+def with_kernels(model: onnx.ModelProto, dense_convolutions: bool = True) -> onnx.ModelProto:
+    """Return a copy of a model with operators of the library, such as those for dense convolutions.
 
     A model in which none can be used is returned itself.
     """
     # Imported late: most programs run without the package.
     from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
+    from onnxfit.runtime.kernels.dense import replace_convolutions
     from onnxfit.runtime.kernels.depthwise import replace_depthwise
     from onnxfit.runtime.kernels.elementwise import fuse_elementwise
     from onnxfit.runtime.kernels.layer_norm import replace_layer_norm_gradients
@@ -49,6 +50,7 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     outputs = {value.name for value in model.graph.output}
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
     nodes = replace_depthwise(model.graph, original)
+    nodes = replace_convolutions(model.graph, nodes) if dense_convolutions else nodes
     nodes = replace_pool_gradients(nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
     nodes = replace_layer_norm_gradients(model.graph, nodes, types)

@@ -15,9 +15,8 @@ import onnx
 from onnx import helper
 
 from onnxfit.runtime.blocked_convolutions import channel_block
-from onnxfit.runtime.depthwise import (
-    Depthwise,
-    DepthwiseConv,
+from onnxfit.runtime.convolutions import (
+    Convolution,
     WeightGradient,
     depthwise_convolutions,
 )
@@ -46,7 +45,7 @@ def replace_depthwise(
     return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
 
 
-def _is_faster(convolution: Depthwise) -> bool:
+def _is_faster(convolution: Convolution | WeightGradient) -> bool:
     """Return whether the kernel is faster than what would compute the convolution otherwise."""
     block = channel_block()
     if not block or convolution.channels % block:
@@ -58,7 +57,7 @@ def _is_faster(convolution: Depthwise) -> bool:
     return math.prod(convolution.x[2:]) >= MIN_PIXELS
 
 
-def _kernel(convolution: Depthwise) -> onnx.NodeProto | None:
+def _kernel(convolution: Convolution | WeightGradient) -> onnx.NodeProto | None:
     """Return the node of a kernel, None if there is no kernel for the attributes."""
     if math.prod(convolution.kernel) > MAX_TAPS:
         return None
@@ -90,7 +89,7 @@ def _kernel(convolution: Depthwise) -> onnx.NodeProto | None:
     )
 
 
-def _pads_before(convolution: DepthwiseConv) -> Sequence[int]:
+def _pads_before(convolution: Convolution) -> Sequence[int]:
     pads: Sequence[int] = convolution.attributes.get("pads", (0, 0))
     return pads[:2]
 

@@ -5,6 +5,7 @@ It is loaded from that package alone: no file that onnxfit reads can name anothe
 
 from __future__ import annotations
 
+import ctypes
 import os
 from functools import cache
 
@@ -16,7 +17,7 @@ from onnx import helper
 from onnxfit.errors import warn_user
 
 DOMAIN = "onnxfit.kernels"
-INTERFACE = 4  # of the library: the operators and their attributes
+INTERFACE = 5  # of the library: the operators and their attributes
 SWITCH = "ONNXFIT_KERNELS"  # "off" in this variable of the environment: operators of ONNX alone
 UPGRADE = 'Install the newest version: pip install --upgrade "onnxfit[fast]".'
 
@@ -45,6 +46,14 @@ def usable_library() -> str | None:
         )
         return None
     return path
+
+
+@cache
+def has_dense_convolutions(path: str) -> bool:
+    """Return whether a library has its dense convolutions compiled for this processor."""
+    lanes = ctypes.CDLL(path).dense_convolution_lanes
+    lanes.restype = ctypes.c_int
+    return bool(lanes())
 
 
 def _problem(path: str) -> str | None:

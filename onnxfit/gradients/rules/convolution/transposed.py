@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from onnxfit.gradients.building import INT64_MIN, Ints, spatial_shape, static_shape
+from onnxfit.gradients.rules.convolution.notes import noted
 from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, crop_like
 from onnxfit.gradients.rules.convolution.windows import (
     MAX_COPIED_TAPS,
@@ -15,6 +16,7 @@ from onnxfit.gradients.rules.convolution.windows import (
     swap_first_axes,
     window_pixels,
 )
+from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -38,9 +40,12 @@ def transposed_conv(
         return op.Slice(whole, start, start + op.shape(like, 2), spec.axes)
     flipped = _flipped_spec(spec, w)
     if flipped is not None:
-        if _is_product_faster(small, w, spec):
-            return _product_of_windows(op, small, w, flipped)
-        return _conv_with_flipped_weights(op, small, w, flipped)
+        is_product_faster = _is_product_faster(small, w, spec)
+        build = _product_of_windows if is_product_faster else _conv_with_flipped_weights
+        if spec.group > 1:
+            return build(op, small, w, flipped)
+        operands = {names.CONV_DY: small, names.CONV_FILTERS: w}
+        return noted(lambda: build(op, small, w, flipped), operands, names.CONV_DX, spec)
     pixels = spatial_shape(like)
     positions = spatial_shape(small)
     kernel = spatial_shape(w)

@@ -9,13 +9,10 @@ sizes: STRATEGIES lists the measured choices, and the first that applies is used
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxfit.gradients.building import (
     Ints,
@@ -25,6 +22,7 @@ from onnxfit.gradients.building import (
     static_shape,
     zeros,
 )
+from onnxfit.gradients.rules.convolution.notes import noted
 from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, crop_like
 from onnxfit.gradients.rules.convolution.windows import (
     MAX_COPIED_TAPS,
@@ -143,32 +141,13 @@ def weight_gradient(
         large, small, spec, w, images, filters, channels, tuple(kernel), pixels, positions
     )
     strategy = first_applying(STRATEGIES, problem)
-    if not problem.is_depthwise or filters != spec.group:
+    if spec.group > 1 and not (problem.is_depthwise and filters == spec.group):
         return strategy.build(op, problem)
-    read_before = {*large.ir.uses(), *small.ir.uses()}
-    dw = strategy.build(op, problem)
-    _note_operands(problem, dw, read_before)
-    return dw
-
-
-def _note_operands(
-    problem: WeightProblem, dw: Value, read_before: Collection[tuple[ir.Node, int]]
-) -> None:
-    """Note in the metadata of nodes what they compute, for processors with kernels for it.
-
-    `read_before`: the uses of the operands before the gradient was built.
-    """
-    roles = {names.DEPTHWISE_LARGE: problem.large, names.DEPTHWISE_SMALL: problem.small}
-    for role, value in roles.items():
-        new = [use for use in value.ir.uses() if use not in read_before]
-        if not new or dw.name is None:
-            return
-        new[0].node.metadata_props[role] = json.dumps([dw.name, new[0].idx])
-    spec = problem.spec
-    producer = dw.ir.producer()
-    assert producer is not None  # the strategy has just made it
-    producer.metadata_props[names.DEPTHWISE_WEIGHTS] = json.dumps(
-        [dw.name, spec.strides, spec.dilations, spec.pads_before]
+    return noted(
+        lambda: strategy.build(op, problem),
+        {names.CONV_LARGE: large, names.CONV_SMALL: small},
+        names.CONV_WEIGHTS,
+        spec,
     )
 
 

@@ -1,0 +1,481 @@
+#include "dense.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "rows.h"
+
+namespace dense {
+
+namespace {
+
+constexpr int64_t ROWS_PER_TASK = 1024;  // about so many, for which the panel is packed once
+constexpr int64_t STEPS_AT_ONCE = 256;   // a panel of so many rows stays in the second cache
+constexpr int64_t MAX_SUMS = 1 << 16;    // of a task, which stay in the second cache
+constexpr int64_t TASKS_OF_WEIGHTS = 16;  // at least, if there are as many images
+
+int64_t divide_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
+int64_t round_up(int64_t n, int64_t factor) { return divide_up(n, factor) * factor; }
+
+// The offsets of a step in the frame and in the panel.
+struct Step {
+  int64_t frame, panel;
+};
+
+// The innermost loops, compiled for one instruction set.
+struct Functions {
+  int lanes, max_vectors;
+  int (*rows_of_tile)(int vectors);
+  void (*pack)(
+      const float* from, const float* end, const int64_t* numbers, int64_t count, int64_t pitch,
+      int64_t columns, int64_t width, float* panel);
+  void (*add_products)(
+      const float* frame, const std::vector<int64_t>& rows, const Step* steps, int64_t count,
+      const float* panel, int64_t width, float* sums);
+  void (*unpack)(
+      const float* sums, const int64_t* places, int64_t rows, const float* bias, int64_t columns,
+      int64_t width, int64_t pitch, float* to);
+};
+
+// Products and sums are fused, as in the products of matrices of onnxruntime.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HAS_TILES
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#pragma GCC target("avx2,fma")
+namespace avx2 {
+#define LANES 8
+#include "dense_tiles.h"
+#undef LANES
+}  // namespace avx2
+#pragma GCC target("avx512f,fma")
+namespace avx512 {
+#define LANES 16
+#include "dense_tiles.h"
+#undef LANES
+}  // namespace avx512
+#pragma GCC pop_options
+#endif
+
+const Functions& functions_of([[maybe_unused]] const Work& work) {
+#ifdef HAS_TILES
+  return work.instructions == InstructionSet::AVX512 ? avx512::FUNCTIONS : avx2::FUNCTIONS;
+#else
+  static const Functions none{};
+  return none;
+#endif
+}
+
+// The numbers of a row of tiles: as few as possible beyond the columns, then as many as possible.
+int64_t width_for(const Work& work, int64_t columns) {
+  const Functions& functions = functions_of(work);
+  int64_t best = 0;
+  for (int vectors = 1; vectors <= functions.max_vectors; ++vectors) {
+    const int64_t width = vectors * functions.lanes;
+    if (!best || round_up(columns, width) <= round_up(columns, best)) best = width;
+  }
+  return best;
+}
+
+// How one axis of the result reads a frame.
+struct ResultAxis {
+  struct Tap {
+    int64_t tap, offset;
+  };
+
+  // The elements of the result that the same taps reach: `first`, and each after `stride` more.
+  // Their places in the frame lie `distance` apart.
+  struct Phase {
+    int64_t first, stride, place, distance;
+    std::vector<Tap> taps;
+
+    int64_t place_of(int64_t element) const { return place + (element - first) / stride * distance; }
+
+    // The first element of the phase that is not before another one.
+    int64_t first_from(int64_t element) const {
+      return first + round_up(std::max<int64_t>(element - first, 0), stride);
+    }
+  };
+
+  int64_t source, result;  // sizes
+  int64_t ahead, frame;    // the zeros before the source, and the size of the frame
+  std::vector<Phase> phases;
+
+  static ResultAxis forward(const Axis& axis) {
+    const int64_t extent = (axis.kernel - 1) * axis.dilation + 1;
+    Phase phase{0, 1, 0, axis.stride, {}};
+    for (int64_t tap = 0; tap < axis.kernel; ++tap) phase.taps.push_back({tap, tap * axis.dilation});
+    return {axis.pixels, axis.windows, axis.pad, (axis.windows - 1) * axis.stride + extent, {phase}};
+  }
+
+  static ResultAxis transposed(const Axis& axis) {
+    const int64_t stride = axis.stride;
+    const int64_t reach = (axis.kernel - 1) * axis.dilation / stride;
+    const int64_t size = (axis.pixels - 1 + axis.pad) / stride + 1 + reach;
+    ResultAxis result{axis.windows, axis.pixels, reach, size, {}};
+    for (int64_t remainder = 0; remainder < stride; ++remainder) {
+      const int64_t first = ((remainder - axis.pad) % stride + stride) % stride;
+      Phase phase{first, stride, (first + axis.pad) / stride, 1, {}};
+      for (int64_t tap = 0; tap < axis.kernel; ++tap) {
+        const int64_t distance = tap * axis.dilation;
+        if (distance % stride == remainder) phase.taps.push_back({tap, reach - distance / stride});
+      }
+      result.phases.push_back(std::move(phase));
+    }
+    return result;
+  }
+};
+
+// The first element of a part of a range, and the one after its last.
+struct Range {
+  int64_t first, end;
+
+  static Range of(int64_t group, int64_t size, int64_t total) {
+    return {group * size, std::min((group + 1) * size, total)};
+  }
+
+  int64_t size() const { return end - first; }
+};
+
+// Some channels of some images with zeros around them: some rows of each frame.
+class Frame {
+ public:
+  int64_t pitch, plane, image;  // the distances of rows, channels and images
+
+  Frame(
+      const std::array<ResultAxis, 2>& axes, const Range& frame_rows, const float* source,
+      int64_t channels, const Range& read_channels, const Range& images) {
+    const auto& [rows, columns] = axes;
+    const int64_t pixels = rows.source * columns.source;
+    const bool is_whole = rows.frame <= rows.source && columns.frame <= columns.source;
+    source += (images.first * channels + read_channels.first) * pixels;
+    if (!rows.ahead && !columns.ahead && is_whole) {  // it needs no zeros
+      pitch = columns.source;
+      plane = pixels;
+      image = channels * pixels;
+      elements_ = source + frame_rows.first * pitch;
+      return;
+    }
+    pitch = columns.frame;
+    plane = frame_rows.size() * pitch;
+    image = read_channels.size() * plane;
+    copy_.resize(size_t(images.size() * image));
+    elements_ = copy_.data();
+    const int64_t first = std::max<int64_t>(frame_rows.first - rows.ahead, 0);
+    const int64_t end = std::min(frame_rows.end - rows.ahead, rows.source);
+    const int64_t count = std::min(columns.source, columns.frame - columns.ahead);
+    const int64_t skipped = (first + rows.ahead - frame_rows.first) * pitch + columns.ahead;
+    float* to = copy_.data() + skipped;
+    for (int64_t i = 0; i < images.size(); ++i, source += channels * pixels) {
+      const float* from = source + first * columns.source;
+      for (int64_t channel = 0; channel < read_channels.size(); ++channel) {
+        convolution::copy_rows(from, columns.source, to, pitch, end - first, count);
+        from += pixels;
+        to += plane;
+      }
+    }
+  }
+
+  const float* elements() const { return elements_; }
+
+ private:
+  std::vector<float> copy_;
+  const float* elements_;
+};
+
+// The rows of a panel: the number of a step and a column is from[numbers[step] + column pitch].
+struct Factors {
+  const float *from, *end;
+  int64_t pitch, columns;
+};
+
+// The width of a panel, and the functions that compute with it.
+struct Panel {
+  const Functions& functions;
+  int64_t width;
+  std::vector<float> elements;
+
+  Panel(const Work& work, int64_t panel_width)
+      : functions(functions_of(work)), width(panel_width) {}
+
+  void pack(const Factors& factors, const int64_t* numbers, int64_t steps) {
+    elements.resize(std::max(elements.size(), size_t(steps * width)));
+    functions.pack(
+        factors.from, factors.end, numbers, steps, factors.pitch, factors.columns, width,
+        elements.data());
+  }
+
+  // Fill up the last tile with copies of a row.
+  void pad(std::vector<int64_t>& rows) const {
+    const int64_t tile = functions.rows_of_tile(int(width / functions.lanes));
+    rows.resize(size_t(round_up(int64_t(rows.size()), tile)), rows.empty() ? 0 : rows.back());
+  }
+
+  // The elements of the sums of so many rows: `unpack` reads more.
+  size_t sums(size_t padded_rows) const {
+    return (padded_rows + size_t(functions.lanes)) * size_t(width);
+  }
+};
+
+// Images that are computed from images: y of x, or dx of dy.
+struct Images {
+  const Work& work;
+  const float* source;
+  int64_t source_channels, result_channels;
+  int64_t step_pitch, column_pitch;  // of the weights: of channels of the source and of the result
+  std::array<ResultAxis, 2> axes;
+
+  static Images forward(const Work& work) {
+    const int64_t taps = work.taps();
+    return {work, work.x, work.channels, work.filters, taps, work.channels * taps,
+            {ResultAxis::forward(work.axes[0]), ResultAxis::forward(work.axes[1])}};
+  }
+
+  static Images transposed(const Work& work) {
+    const int64_t taps = work.taps();
+    return {work, work.dy, work.filters, work.channels, work.channels * taps, taps,
+            {ResultAxis::transposed(work.axes[0]), ResultAxis::transposed(work.axes[1])}};
+  }
+
+  Tasks tasks() const {
+    const auto& [rows, columns] = axes;
+    Tasks tasks;
+    tasks.columns_per_block = width_for(work, result_channels);
+    tasks.rows_per_group = std::clamp<int64_t>(ROWS_PER_TASK / columns.result, 1, rows.result);
+    const int64_t elements = rows.result * columns.result;
+    tasks.images_per_group = std::clamp<int64_t>(ROWS_PER_TASK / elements, 1, work.images);
+    tasks.column_blocks = divide_up(result_channels, tasks.columns_per_block);
+    tasks.row_groups = divide_up(rows.result, tasks.rows_per_group);
+    tasks.image_groups = divide_up(work.images, tasks.images_per_group);
+    return tasks;
+  }
+
+  void run(const Tasks& tasks, int64_t task) const {
+    const auto& [rows, columns] = axes;
+    const int64_t block = task % tasks.column_blocks * tasks.columns_per_block;
+    task /= tasks.column_blocks;
+    const Range strip = Range::of(task % tasks.row_groups, tasks.rows_per_group, rows.result);
+    const Range images = Range::of(task / tasks.row_groups, tasks.images_per_group, work.images);
+    const Range read = frame_rows(strip);
+    const Frame frame(axes, read, source, source_channels, {0, source_channels}, images);
+    const int64_t taps = work.taps();
+    const int64_t channels_at_once =
+        std::clamp<int64_t>(STEPS_AT_ONCE / taps, 1, source_channels);
+
+    Panel panel(work, tasks.columns_per_block);
+    std::vector<Phase> phases;
+    size_t padded_rows = 0;
+    for (const ResultAxis::Phase& of_rows : rows.phases) {
+      for (const ResultAxis::Phase& of_columns : columns.phases) {
+        Phase phase;
+        list_results(frame, images, strip, read.first, of_rows, of_columns, phase);
+        if (phase.places.empty()) continue;
+        list_steps(frame, channels_at_once, panel.width, of_rows, of_columns, phase);
+        panel.pad(phase.rows);
+        phase.first_row = padded_rows;
+        padded_rows += phase.rows.size();
+        phases.push_back(std::move(phase));
+      }
+    }
+    std::vector<float> sums(panel.sums(padded_rows));
+    std::vector<int64_t> numbers;
+    for (int64_t channel = 0; channel < channels_at_once; ++channel) {
+      for (int64_t tap = 0; tap < taps; ++tap) numbers.push_back(channel * step_pitch + tap);
+    }
+    const int64_t in_block = std::min(panel.width, result_channels - block);
+    Factors factors{work.w + block * column_pitch, work.w + work.filters * work.channels * taps,
+                    column_pitch, in_block};
+    const float* elements = frame.elements();
+    for (int64_t channel = 0; channel < source_channels; channel += channels_at_once) {
+      const int64_t channels = std::min(channels_at_once, source_channels - channel);
+      panel.pack(factors, numbers.data(), channels * taps);
+      for (const Phase& phase : phases) {
+        panel.functions.add_products(
+            elements, phase.rows, phase.steps.data(), channels * phase.steps_per_channel,
+            panel.elements.data(), panel.width, sums.data() + phase.first_row * panel.width);
+      }
+      elements += channels * frame.plane;
+      factors.from += channels * step_pitch;
+    }
+    const int64_t size = rows.result * columns.result;
+    float* to = work.result + (images.first * result_channels + block) * size;
+    for (const Phase& phase : phases) {
+      panel.functions.unpack(
+          sums.data() + phase.first_row * panel.width, phase.places.data(),
+          int64_t(phase.places.size()), work.bias ? work.bias + block : nullptr, in_block,
+          panel.width, size, to);
+    }
+  }
+
+ private:
+  // The elements of the result that the same taps reach.
+  struct Phase {
+    std::vector<int64_t> rows, places;  // the elements' places in the frame, and in the result
+    std::vector<Step> steps;            // of some channels
+    int64_t steps_per_channel;
+    size_t first_row;  // of the sums
+  };
+
+  // The rows of the frame that rows of the result read.
+  Range frame_rows(const Range& strip) const {
+    Range read{axes[0].frame, 0};
+    for (const ResultAxis::Phase& phase : axes[0].phases) {
+      for (int64_t row = phase.first_from(strip.first); row < strip.end; row += phase.stride) {
+        for (const ResultAxis::Tap& tap : phase.taps) {
+          read.first = std::min(read.first, phase.place_of(row) + tap.offset);
+          read.end = std::max(read.end, phase.place_of(row) + tap.offset + 1);
+        }
+      }
+    }
+    return read.end ? read : Range{0, 0};
+  }
+
+  void list_results(
+      const Frame& frame, const Range& images, const Range& strip, int64_t first_row,
+      const ResultAxis::Phase& of_rows, const ResultAxis::Phase& of_columns, Phase& phase) const {
+    const auto& [rows, columns] = axes;
+    for (int64_t image = 0; image < images.size(); ++image) {
+      for (int64_t row = of_rows.first_from(strip.first); row < strip.end; row += of_rows.stride) {
+        const int64_t offset =
+            image * frame.image + (of_rows.place_of(row) - first_row) * frame.pitch;
+        const int64_t place = (image * result_channels * rows.result + row) * columns.result;
+        for (int64_t i = of_columns.first; i < columns.result; i += of_columns.stride) {
+          phase.rows.push_back(offset + of_columns.place_of(i));
+          phase.places.push_back(place + i);
+        }
+      }
+    }
+  }
+
+  void list_steps(
+      const Frame& frame, int64_t channels, int64_t width, const ResultAxis::Phase& of_rows,
+      const ResultAxis::Phase& of_columns, Phase& phase) const {
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      for (const ResultAxis::Tap& row : of_rows.taps) {
+        for (const ResultAxis::Tap& column : of_columns.taps) {
+          const int64_t tap = row.tap * work.axes[1].kernel + column.tap;
+          phase.steps.push_back(
+              {channel * frame.plane + row.offset * frame.pitch + column.offset,
+               (channel * work.taps() + tap) * width});
+        }
+      }
+    }
+    phase.steps_per_channel = int64_t(of_rows.taps.size() * of_columns.taps.size());
+  }
+};
+
+}  // namespace
+
+InstructionSet instruction_set() {
+#ifdef HAS_TILES
+  if (__builtin_cpu_supports("avx512f")) return InstructionSet::AVX512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::AVX2;
+#endif
+  return InstructionSet::NONE;
+}
+
+Tasks tasks_of_convolve(const Work& work) { return Images::forward(work).tasks(); }
+
+Tasks tasks_of_transposed(const Work& work) { return Images::transposed(work).tasks(); }
+
+Tasks tasks_of_weights(const Work& work) {
+  Tasks tasks;
+  tasks.columns_per_block = width_for(work, work.filters);
+  tasks.column_blocks = divide_up(work.filters, tasks.columns_per_block);
+  const int64_t most = MAX_SUMS / (tasks.columns_per_block * work.taps());
+  tasks.rows_per_group = std::clamp<int64_t>(most, 1, work.channels);
+  tasks.row_groups = divide_up(work.channels, tasks.rows_per_group);
+  const int64_t groups = divide_up(TASKS_OF_WEIGHTS, tasks.column_blocks * tasks.row_groups);
+  tasks.images_per_group = divide_up(work.images, std::min(groups, work.images));
+  tasks.image_groups = divide_up(work.images, tasks.images_per_group);
+  return tasks;
+}
+
+void convolve(const Work& work, const Tasks& tasks, int64_t task) {
+  Images::forward(work).run(tasks, task);
+}
+
+void convolve_transposed(const Work& work, const Tasks& tasks, int64_t task) {
+  Images::transposed(work).run(tasks, task);
+}
+
+WeightSums::WeightSums(const Work& w) : work(w), tasks(tasks_of_weights(w)) {
+  const Panel panel(work, tasks.columns_per_block);
+  std::vector<int64_t> rows(size_t(tasks.rows_per_group * work.taps()));
+  panel.pad(rows);
+  elements_of_task = panel.sums(rows.size());
+  elements.resize(size_t(tasks.count()) * elements_of_task);
+}
+
+void WeightSums::add(int64_t task) {
+  const std::array<ResultAxis, 2> axes{
+      ResultAxis::forward(work.axes[0]), ResultAxis::forward(work.axes[1])};
+  const ResultAxis::Phase &of_rows = axes[0].phases[0], &of_columns = axes[1].phases[0];
+  const int64_t windows = axes[0].result * axes[1].result;
+  float* sums = elements.data() + size_t(task) * elements_of_task;
+  const int64_t block = task % tasks.column_blocks * tasks.columns_per_block;
+  task /= tasks.column_blocks;
+  const Range channels = Range::of(task % tasks.row_groups, tasks.rows_per_group, work.channels);
+  const Range images = Range::of(task / tasks.row_groups, tasks.images_per_group, work.images);
+  // Many steps lie behind each other, so that a tile is rarely written.
+  const int64_t images_at_once = std::clamp<int64_t>(STEPS_AT_ONCE / windows, 1, images.size());
+
+  Panel panel(work, tasks.columns_per_block);
+  std::vector<int64_t> rows, numbers;
+  std::vector<Step> steps;
+  const int64_t in_block = std::min(panel.width, work.filters - block);
+  for (int64_t first = images.first; first < images.end; first += images_at_once) {
+    const Range now{first, std::min(first + images_at_once, images.end)};
+    const Frame frame(axes, {0, axes[0].frame}, work.x, work.channels, channels, now);
+    if (rows.empty()) {
+      for (int64_t channel = 0; channel < channels.size(); ++channel) {
+        for (const ResultAxis::Tap& row : of_rows.taps) {
+          for (const ResultAxis::Tap& column : of_columns.taps) {
+            rows.push_back(channel * frame.plane + row.offset * frame.pitch + column.offset);
+          }
+        }
+      }
+      panel.pad(rows);
+      for (int64_t image = 0; image < now.size(); ++image) {
+        for (int64_t window = 0; window < windows; ++window) {
+          const int64_t row = of_rows.place_of(window / axes[1].result);
+          const int64_t column = of_columns.place_of(window % axes[1].result);
+          const int64_t place = int64_t(steps.size()) % STEPS_AT_ONCE * panel.width;
+          steps.push_back({image * frame.image + row * frame.pitch + column, place});
+          numbers.push_back(image * work.filters * windows + window);
+        }
+      }
+    }
+    const Factors factors{work.dy + (first * work.filters + block) * windows,
+                          work.dy + work.images * work.filters * windows, windows, in_block};
+    const int64_t count = now.size() * windows;
+    for (int64_t step = 0; step < count; step += STEPS_AT_ONCE) {
+      const int64_t n = std::min(STEPS_AT_ONCE, count - step);
+      panel.pack(factors, numbers.data() + step, n);
+      panel.functions.add_products(
+          frame.elements(), rows, steps.data() + step, n, panel.elements.data(), panel.width, sums);
+    }
+  }
+}
+
+void WeightSums::write(int64_t task) {
+  const Panel panel(work, tasks.columns_per_block);
+  const int64_t parts = tasks.column_blocks * tasks.row_groups;
+  float* sums = elements.data() + size_t(task) * elements_of_task;
+  for (int64_t group = 1; group < tasks.image_groups; ++group) {
+    const float* more = sums + size_t(group * parts) * elements_of_task;
+    for (size_t i = 0; i < elements_of_task; ++i) sums[i] += more[i];
+  }
+  const int64_t block = task % tasks.column_blocks * tasks.columns_per_block;
+  const Range channels =
+      Range::of(task / tasks.column_blocks, tasks.rows_per_group, work.channels);
+  const int64_t taps = work.taps(), pitch = work.channels * taps;
+  std::vector<int64_t> places;
+  for (int64_t row = channels.first * taps; row < channels.end * taps; ++row) places.push_back(row);
+  panel.functions.unpack(
+      sums, places.data(), int64_t(places.size()), nullptr,
+      std::min(panel.width, work.filters - block), panel.width, pitch, work.result + block * pitch);
+}
+
+}  // namespace dense

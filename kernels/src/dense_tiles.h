@@ -1,0 +1,137 @@
+// The innermost loops of dense.cpp. It includes this file once for each instruction set, with LANES:
+// the numbers in a vector.
+
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
+typedef int32_t Places __attribute__((vector_size(LANES * sizeof(float))));
+
+constexpr int MAX_VECTORS = LANES == 16 ? 4 : 2;  // of a row of a tile
+
+// The rows of a tile: with a vector for each row of a step, it fills the registers.
+constexpr int rows_of_tile(int vectors) { return LANES == 16 ? (vectors < 4 ? 8 : 6) : 6; }
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+inline void store(float* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
+
+// Add to a tile of sums, which is (rows, columns) in memory.
+template <int VECTORS>
+void add_tile(
+    const float* frame, const int64_t* rows, const Step* steps, int64_t count, const float* panel,
+    float* sums) {
+  constexpr int ROWS = rows_of_tile(VECTORS);
+  Vector tile[ROWS][VECTORS] = {};
+  const float* of_row[ROWS];
+  for (int row = 0; row < ROWS; ++row) of_row[row] = frame + rows[row];
+  for (int64_t step = 0; step < count; ++step) {
+    const auto [offset, place] = steps[step];
+    Vector factors[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) factors[i] = load(panel + place + i * LANES);
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 4
+      for (int i = 0; i < VECTORS; ++i) tile[row][i] += factors[i] * of_row[row][offset];
+    }
+  }
+  for (int row = 0; row < ROWS; ++row) {
+    for (int i = 0; i < VECTORS; ++i, sums += LANES) store(sums, load(sums) + tile[row][i]);
+  }
+}
+
+// Transpose LANES vectors: each of log2(LANES) rounds interleaves the first half with the second.
+inline void transpose(Vector* v) {
+  Places low, high;
+  for (int i = 0; i < LANES; ++i) {
+    low[i] = i / 2 + i % 2 * LANES;
+    high[i] = low[i] + LANES / 2;
+  }
+  for (int round = 1; round < LANES; round *= 2) {
+    Vector mixed[LANES];
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES / 2; ++i) {
+      mixed[2 * i] = __builtin_shuffle(v[i], v[i + LANES / 2], low);
+      mixed[2 * i + 1] = __builtin_shuffle(v[i], v[i + LANES / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) v[i] = mixed[i];
+  }
+}
+
+// Write panel[step][column] = from[numbers[step] + column pitch], and 0 in columns that are not
+// there. The array ends at `end`.
+void pack(
+    const float* from, const float* end, const int64_t* numbers, int64_t count, int64_t pitch,
+    int64_t columns, int64_t width, float* panel) {
+  for (int64_t first = 0; first < width; first += LANES) {
+    const int64_t there = std::min<int64_t>(std::max<int64_t>(columns - first, 0), LANES);
+    for (int64_t step = 0; step < count;) {
+      int64_t run = 1;  // of numbers that lie behind each other
+      while (run < LANES && step + run < count && numbers[step + run] == numbers[step] + run) ++run;
+      const float* begin = from + numbers[step] + first * pitch;
+      Vector block[LANES] = {};
+      for (int64_t column = 0; column < there; ++column) {
+        const float* read = begin + column * pitch;
+        if (end - read >= LANES) {
+          block[column] = load(read);
+        } else {
+          std::memcpy(&block[column], read, size_t(run) * sizeof(float));
+        }
+      }
+      transpose(block);
+      float* to = panel + step * width + first;
+      for (int64_t i = 0; i < run; ++i, to += width) store(to, block[i]);
+      step += run;
+    }
+  }
+}
+
+// Write to[places[row] + column pitch] = sums[row][column] + bias[column]. LANES rows of the sums can
+// be read behind each row.
+void unpack(
+    const float* sums, const int64_t* places, int64_t rows, const float* bias, int64_t columns,
+    int64_t width, int64_t pitch, float* to) {
+  for (int64_t first = 0; first < columns; first += LANES) {
+    const int64_t there = std::min<int64_t>(columns - first, LANES);
+    for (int64_t row = 0; row < rows; row += LANES) {
+      const int64_t count = std::min<int64_t>(rows - row, LANES);
+      const bool is_run = places[row + count - 1] == places[row] + count - 1;
+      Vector block[LANES];
+      for (int i = 0; i < LANES; ++i) block[i] = load(sums + (row + i) * width + first);
+      transpose(block);
+      for (int64_t column = 0; column < there; ++column) {
+        const Vector sum = block[column] + (bias ? bias[first + column] : 0.0f);
+        float* write = to + (first + column) * pitch;
+        if (is_run && count == LANES) {
+          store(write + places[row], sum);
+        } else if (is_run) {
+          std::memcpy(write + places[row], &sum, size_t(count) * sizeof(float));
+        } else {
+          for (int64_t i = 0; i < count; ++i) write[places[row + i]] = sum[i];
+        }
+      }
+    }
+  }
+}
+
+template <int VECTORS>
+void add_tiles(
+    const float* frame, const std::vector<int64_t>& rows, const Step* steps, int64_t count,
+    const float* panel, float* sums) {
+  constexpr int ROWS = rows_of_tile(VECTORS);
+  for (size_t row = 0; row < rows.size(); row += ROWS, sums += ROWS * VECTORS * LANES) {
+    add_tile<VECTORS>(frame, rows.data() + row, steps, count, panel, sums);
+  }
+}
+
+void add_products(
+    const float* frame, const std::vector<int64_t>& rows, const Step* steps, int64_t count,
+    const float* panel, int64_t width, float* sums) {
+  switch (width / LANES) {
+    case 1: return add_tiles<1>(frame, rows, steps, count, panel, sums);
+    case 2: return add_tiles<2>(frame, rows, steps, count, panel, sums);
+#if LANES == 16
+    case 3: return add_tiles<3>(frame, rows, steps, count, panel, sums);
+    case 4: return add_tiles<4>(frame, rows, steps, count, panel, sums);
+#endif
+  }
+}
+
+constexpr Functions FUNCTIONS{LANES, MAX_VECTORS, rows_of_tile, pack, add_products, unpack};

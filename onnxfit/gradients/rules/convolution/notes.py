@@ -1,0 +1,35 @@
+"""Notes on the nodes of a gradient: what they compute, for processors with one operator for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from onnxfit.gradients.rules.convolution.spec import ConvSpec
+from onnxfit.graph.values import Value
+
+
+def noted(
+    build: Callable[[], Value], operands: Mapping[str, Value], role: str, spec: ConvSpec
+) -> Value:
+    """Return the value that `build` makes of the operands, with notes in the metadata of its nodes.
+
+    `operands` maps a note's name, such as `names.CONV_SMALL`, to an operand: the first new reader
+    of the operand gets the note. `role` is the note of the node that computes the value. If an
+    operand has no new reader, because a node is reused, there are no notes.
+    """
+    read_before = {use for value in operands.values() for use in value.ir.uses()}
+    result = build()
+    readers = {
+        note: [use for use in value.ir.uses() if use not in read_before]
+        for note, value in operands.items()
+    }
+    producer = result.ir.producer()
+    if result.name is None or producer is None or not all(readers.values()):
+        return result
+    for note, uses in readers.items():
+        uses[0].node.metadata_props[note] = json.dumps([result.name, uses[0].idx])
+    producer.metadata_props[role] = json.dumps(
+        [result.name, spec.strides, spec.dilations, spec.pads_before, spec.group]
+    )
+    return result

@@ -1,0 +1,251 @@
+"""Dense convolutions and their gradients by one operator each: those of the plain operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import onnxfit
+from onnxfit.runtime.kernels import dense, has_dense_convolutions, with_kernels
+from onnxfit.runtime.kernels.library import DOMAIN
+from tests.runtime.kernels.sessions import kernel_types, random_feeds, run
+
+# shape of x, shape of w, attributes
+CONVOLUTIONS = {
+    "3x3": ((2, 16, 5, 6), (16, 16, 3, 3), "pads=[1,1,1,1]"),
+    "four vectors": ((2, 8, 9, 9), (64, 8, 3, 3), "pads=[1,1,1,1]"),
+    "three vectors": ((2, 48, 5, 5), (40, 48, 3, 3), "pads=[1,1,1,1]"),
+    "two blocks": ((1, 70, 5, 4), (130, 70, 2, 2), ""),
+    "one channel": ((3, 1, 9, 8), (1, 1, 3, 3), ""),
+    "halving": ((3, 20, 9, 8), (33, 20, 3, 3), "pads=[1,1,1,1], strides=[2,2]"),
+    "skipping": ((2, 4, 9, 10), (5, 4, 1, 1), "strides=[3,2]"),
+    "larger steps than windows": ((2, 3, 17, 9), (4, 3, 2, 2), "strides=[5,3]"),
+    "no pads": ((2, 17, 8, 7), (6, 17, 3, 3), ""),
+    "one pad": ((2, 9, 7, 6), (7, 9, 3, 2), "strides=[2,1], pads=[0,1,2,1]"),
+    "dilated": ((2, 6, 12, 11), (10, 6, 3, 3), "dilations=[2,3], pads=[1,2,3,4]"),
+    "dilated halving": ((2, 6, 12, 11), (9, 6, 3, 3), "dilations=[2,1], strides=[2,3], pads=[2,1,2,1]"),
+    "patches": ((2, 3, 16, 16), (24, 3, 4, 4), "strides=[4,4]"),
+    "many steps": ((1, 40, 6, 6), (8, 40, 3, 3), "pads=[1,1,1,1]"),
+    "many images": ((37, 5, 4, 4), (18, 5, 3, 3), "pads=[1,1,1,1]"),
+    "strips": ((2, 4, 40, 61), (8, 4, 3, 3), "pads=[1,1,1,1]"),
+    "strips and grids": ((1, 8, 70, 65), (4, 8, 3, 3), "pads=[1,1,1,1], strides=[2,2]"),
+    "many weights": ((2, 70, 5, 5), (64, 70, 5, 5), "pads=[2,2,2,2]"),
+    "one axis": ((3, 9, 128), (12, 9, 5), "pads=[2,2]"),
+    "one axis, halving": ((3, 9, 31), (12, 9, 4), "strides=[2], pads=[1,2]"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sizes take a kernel here, although the plain operators would be faster for some."""
+    monkeypatch.setattr(dense, "_is_faster", lambda convolution: True)
+
+
+@pytest.fixture
+def compiled(kernels: Path) -> Path:
+    """The library, on a processor that it is compiled for."""
+    if not has_dense_convolutions(str(kernels)):
+        pytest.skip("this processor has neither AVX2 nor AVX-512")
+    return kernels
+
+
+def gradient(name: str) -> onnx.ModelProto:
+    """y of x, w and b, and their gradients."""
+    x, w, attributes = CONVOLUTIONS[name]
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float{list(x)} x, float{list(w)} w, float[{w[0]}] b) => (float[] y)
+        {{ y = Conv<{attributes or "group=1"}>(x, w, b) }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model = onnxfit.gradient_model(onnx.shape_inference.infer_shapes(model))
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+def exact(name: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The sums over all taps, in float64."""
+    x, w, b, dy = (feeds[value].astype(np.float64) for value in ("x", "w", "b", "y_grad"))
+    (node,) = onnx.parser.parse_graph(
+        f"g (float x) => (y) {{ y = Conv<k=1, {CONVOLUTIONS[name][2] or 'group=1'}>(x) }}"
+    ).node
+    given = {attribute.name: list(attribute.ints) for attribute in node.attribute}
+    axes = x.ndim - 2
+    strides, dilations = given.get("strides", [1] * axes), given.get("dilations", [1] * axes)
+    pads = given.get("pads", [0] * 2 * axes)
+    around = list(zip(pads[:axes], pads[axes:]))
+    large = np.pad(x, [(0, 0), (0, 0), *around])
+    dlarge, dw = np.zeros_like(large), np.zeros_like(w)
+    y = np.zeros_like(dy) + b.reshape(-1, *[1] * axes)
+    for tap in np.ndindex(w.shape[2:]):
+        read = (slice(None), slice(None), *(
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, s, n in zip(tap, dilations, strides, dy.shape[2:])
+        ))  # fmt: skip
+        factors = w[(slice(None), slice(None), *tap)]
+        y += np.einsum("oc,nc...->no...", factors, large[read])
+        dlarge[read] += np.einsum("oc,no...->nc...", factors, dy)
+        over = [0, *range(2, 2 + axes)]
+        dw[(slice(None), slice(None), *tap)] = np.tensordot(dy, large[read], (over, over))
+    inside = tuple(slice(before, n - after) for (before, after), n in zip(around, large.shape[2:]))
+    return {
+        "y": y,
+        "x_grad": dlarge[(slice(None), slice(None), *inside)],
+        "w_grad": dw,
+        "b_grad": dy.sum((0, *range(2, 2 + axes))),
+    }
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_results_are_those_of_float64(name: str, compiled: Path) -> None:
+    """They are at most 1e-6 of the largest number away."""
+    model = with_kernels(gradient(name))
+    feeds = random_feeds(model)
+    right = exact(name, feeds)
+    for value, found in zip(model.graph.output, run(model, feeds, compiled), strict=True):
+        atol = 1e-6 * np.abs(right[value.name]).max()
+        np.testing.assert_allclose(found, right[value.name], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_results_are_those_of_the_operators(name: str, compiled: Path) -> None:
+    plain = gradient(name)
+    feeds = random_feeds(plain)
+    for found, right in zip(
+        run(with_kernels(plain), feeds, compiled), run(plain, feeds), strict=True
+    ):
+        np.testing.assert_allclose(found, right, rtol=0, atol=2e-6 * np.abs(right).max())
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_three_directions_are_replaced(name: str) -> None:
+    """Nothing is left of the plain forms: a bias's gradient alone has a node besides."""
+    model = with_kernels(gradient(name))
+    types = [node.op_type for node in model.graph.node]
+    assert types.count("ConvWeights") == 1
+    assert types.count("Conv") == 1
+    assert types.count("ConvTranspose") == 1
+    assert all(node.domain == DOMAIN for node in model.graph.node if "Conv" in node.op_type)
+    assert not {"Transpose", "Gather", "Pad"} & set(types)
+
+
+@pytest.mark.parametrize("threads", range(1, 9))
+def test_threads_change_nothing(threads: int, compiled: Path) -> None:
+    for name in ("halving", "many images", "strips and grids", "many weights"):
+        model = with_kernels(gradient(name))
+        feeds = random_feeds(model, threads)
+        found, right = (run(model, feeds, compiled, n) for n in (threads, 1))
+        for value, a, b in zip(model.graph.output, found, right, strict=True):
+            if value.name != "b_grad":  # a sum of onnxruntime's
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "",
+        "strides=[2,2]",
+        "strides=[2,3], dilations=[1,2], pads=[1,0,2,1], output_padding=[1,2]",
+    ],
+)
+def test_the_transposed_convolution_of_a_model(attributes: str, compiled: Path) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[3,5,6,7] x, float[5,9,3,4] w, float[9] b) => (y)
+        {{ y = ConvTranspose<{attributes or "group=1"}>(x, w, b) }}"""
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    assert kernel_types(model) == ["ConvTranspose"]
+    feeds = random_feeds(model)
+    (found,), (right,) = run(with_kernels(model), feeds, compiled), run(model, feeds)
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-6 * np.abs(right).max())
+
+
+def test_a_nan_reaches_the_sums_that_read_it(compiled: Path) -> None:
+    """Also the last row of a tile, and those at the border: no NaN comes from copies."""
+    plain = gradient("3x3")
+    feeds = random_feeds(plain)
+    feeds["x"][1, 3, 4, 5] = np.nan
+    for found, right in zip(
+        run(with_kernels(plain), feeds, compiled), run(plain, feeds), strict=True
+    ):
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(right))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body"),
+    [
+        ("double[2,4,5,5] x, double[4,4,3,3] w", "Conv(x, w)"),
+        ("float[n,4,5,5] x, float[4,4,3,3] w", "Conv(x, w)"),
+        ("float[2,4,5,5] x, float[4,2,3,3] w", "Conv<group=2>(x, w)"),
+        ("float[2,4,5,5,5] x, float[4,4,3,3,3] w", "Conv(x, w)"),
+        ("float[2,4,5,5] x, float[4,4,3,3] w", "Conv<pads=[-1,0,0,0]>(x, w)"),
+        ("float[2,4,5,5] x, float[4,4,3,3] w", 'Conv<auto_pad="SAME_UPPER">(x, w)'),
+        ("float[2,4,5,5] x, float[4,4,3,3] w",
+         "ConvTranspose<strides=[2,2], output_shape=[10,10]>(x, w)"),
+    ],
+)  # fmt: skip
+def test_other_convolutions_keep_their_operators(inputs: str, body: str) -> None:
+    text = f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => (y) {{ y = {body} }}'
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    assert with_kernels(model) is model
+
+
+def test_a_processor_without_the_kernels_keeps_the_operators() -> None:
+    model = gradient("3x3")
+    assert with_kernels(model, dense_convolutions=False) is model
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "attributes", "expected"),
+    [
+        ((2, 16, 16, 16), (16, 16, 3, 3), "", ["Conv", "ConvTranspose", "ConvWeights"]),
+        ((2, 3, 16, 16), (16, 3, 3, 3), "", ["ConvWeights"]),  # few products, few channels
+        ((2, 16, 16, 16), (16, 16, 1, 1), "", ["ConvWeights"]),
+        ((2, 16, 4, 4), (16, 16, 3, 3), "pads=[1,1,1,1]", ["ConvWeights"]),
+        (
+            (2, 16, 32, 32),
+            (120, 16, 3, 3),
+            "strides=[2,2]",
+            ["Conv", "ConvTranspose", "ConvWeights"],
+        ),
+        ((2, 16, 32, 32), (16, 16, 3, 3), "strides=[2,2]", ["Conv", "ConvWeights"]),
+    ],
+)
+def test_sizes_for_which_the_operators_are_faster(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    attributes: str,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()  # of `all_sizes`
+    monkeypatch.setitem(CONVOLUTIONS, "case", (x, w, attributes))
+    assert sorted(kernel_types(gradient("case"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("attribute", "numbers", "message"),
+    [
+        ("kernel_shape", [0, 3], "out of range"),
+        ("kernel_shape", [3, 3, 3], "out of range"),
+        ("kernel_shape", [3, 2], "do not fit"),
+        ("strides", [0, 1], "out of range"),
+        ("strides", [1], "out of range"),
+        ("dilations", [1, -1], "out of range"),
+        ("pads", [-1, 0], "out of range"),
+        ("pads", [2**40, 0], "out of range"),
+        ("sizes", [5], "out of range"),
+        ("sizes", [0, 5], "out of range"),
+    ],
+)
+def test_wrong_attributes_are_refused(
+    attribute: str, numbers: list[int], message: str, compiled: Path
+) -> None:
+    model = with_kernels(gradient("3x3"))
+    node = next(node for node in model.graph.node if node.domain == DOMAIN)
+    for given in node.attribute:
+        if given.name == attribute:
+            given.ints[:] = numbers
+    with pytest.raises(Exception, match=message):
+        run(model, random_feeds(model), compiled)
