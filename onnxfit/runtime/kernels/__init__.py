@@ -39,8 +39,7 @@ def with_kernels(model: onnx.ModelProto, dense_convolutions: bool = True) -> onn
     """
     # Imported late: most programs run without the package.
     from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
-    from onnxfit.runtime.kernels.dense import replace_convolutions
-    from onnxfit.runtime.kernels.depthwise import replace_depthwise
+    from onnxfit.runtime.kernels.convolutions import replace_convolutions
     from onnxfit.runtime.kernels.elementwise import fuse_elementwise
     from onnxfit.runtime.kernels.layer_norm import replace_layer_norm_gradients
     from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
@@ -49,8 +48,7 @@ def with_kernels(model: onnx.ModelProto, dense_convolutions: bool = True) -> onn
     types = declared_types(model.graph)
     outputs = {value.name for value in model.graph.output}
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
-    nodes = replace_depthwise(model.graph, original)
-    nodes = replace_convolutions(model.graph, nodes) if dense_convolutions else nodes
+    nodes = replace_convolutions(model.graph, original, with_dense=dense_convolutions)
     nodes = replace_pool_gradients(nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
     nodes = replace_layer_norm_gradients(model.graph, nodes, types)

@@ -5,7 +5,7 @@ every tap that reads it, and so do the gradients in operators of ONNX. The kerne
 
 Measured (1 to 512 channels, images of 2x2 to 256x256, batches of 1 to 64, one thread and two): a
 convolution takes 0.45 to 1.1 of its time without the kernel, the gradient of its images 0.25 to
-1.2, that of its weights 0.3 to 1.1. The constants below leave out what takes longer.
+1.2, that of its weights 0.3 to 1.1. The constants below exclude sizes for which a kernel is slower.
 """
 
 from __future__ import annotations
@@ -17,33 +17,22 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from onnxfit.runtime.convolutions import AnyConvolution, Convolution, WeightGradient, convolutions
+from onnxfit.runtime.convolutions import AnyConvolution, Convolution, WeightGradient
 from onnxfit.runtime.kernels.library import DOMAIN
 
 MAX_AXES = 2
-# An element of the result is a sum of so many products at least,
+# The smallest number of products whose sum is an element of the result.
 MIN_PRODUCTS = 40
-# or of so many if the steps of windows divide the pixels into several grids.
-MIN_PRODUCTS_OF_GRIDS = 256
-MIN_CHANNELS = 8  # of the result: with fewer, most of a vector's numbers are not used
-MIN_ELEMENTS = 192  # of the result in a channel of all images: all of them share the packed weights
+# The same for the gradient of images with strides: each remainder of a pixel's position, divided by
+# the stride, has its own taps.
+MIN_PRODUCTS_WITH_STRIDES = 256
+MIN_CHANNELS = 8  # of the result; with fewer, most lanes of a vector are not used
+MIN_ELEMENTS = 192  # of a channel of the result in all images; they share the packed weights
 
 
-def replace_convolutions(
-    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]
-) -> Sequence[onnx.NodeProto]:
-    """Return the nodes of a graph, with a kernel in the place of each dense convolution.
-
-    The nodes that are not needed any more are still there. The nodes are returned themselves if
-    there is none.
-    """
-    kernels = {
-        output: kernel
-        for output, convolution in convolutions(graph).items()
-        for kernel in [_kernel(convolution)]
-        if kernel is not None and _is_faster(convolution)
-    }
-    return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
+def kernel_for(convolution: AnyConvolution) -> onnx.NodeProto | None:
+    """Return a kernel for a dense convolution; None if there is none, or it is slower."""
+    return _kernel(convolution) if _is_faster(convolution) else None
 
 
 def _is_faster(convolution: AnyConvolution) -> bool:
@@ -57,12 +46,12 @@ def _is_faster(convolution: AnyConvolution) -> bool:
     else:
         source, result = convolution.positions, convolution.pixels
         strides, is_transposed = convolution.strides, True
-    grids = math.prod(strides) if is_transposed else 1
+    remainders = math.prod(strides) if is_transposed else 1
     taps = math.prod(convolution.kernel)
-    least = MIN_PRODUCTS_OF_GRIDS if grids > 1 else MIN_PRODUCTS
+    least = MIN_PRODUCTS_WITH_STRIDES if remainders > 1 else MIN_PRODUCTS
     return (
         taps > 1  # else it is a product of matrices already
-        and source[1] * taps >= least * grids
+        and source[1] * taps >= least * remainders
         and result[1] >= MIN_CHANNELS
         and result[0] * math.prod(result[2:]) >= MIN_ELEMENTS
     )

@@ -16,9 +16,10 @@ from onnx import helper
 
 from onnxfit.runtime.blocked_convolutions import channel_block
 from onnxfit.runtime.convolutions import (
+    AnyConvolution,
     Convolution,
+    ImageGradient,
     WeightGradient,
-    depthwise_convolutions,
 )
 from onnxfit.runtime.kernels.library import DOMAIN
 
@@ -28,21 +29,13 @@ MAX_TAPS = 49
 MIN_PIXELS = 32 * 32
 
 
-def replace_depthwise(
-    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]
-) -> Sequence[onnx.NodeProto]:
-    """Return the nodes of a graph, with a kernel in the place of each depthwise convolution.
-
-    The nodes that are not needed any more are still there. The nodes are returned themselves if
-    there is none.
-    """
-    kernels = {
-        output: kernel
-        for output, convolution in depthwise_convolutions(graph).items()
-        for kernel in [_kernel(convolution)]
-        if kernel is not None and _is_faster(convolution)
-    }
-    return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
+def kernel_for(convolution: AnyConvolution) -> onnx.NodeProto | None:
+    """Return a kernel for a depthwise convolution; None if there is none, or it is slower."""
+    if isinstance(convolution, ImageGradient) or not convolution.is_depthwise:
+        return None
+    if len(convolution.kernel) != 2:
+        return None
+    return _kernel(convolution) if _is_faster(convolution) else None
 
 
 def _is_faster(convolution: Convolution | WeightGradient) -> bool:

@@ -12,7 +12,8 @@ import pytest
 import onnxfit
 from onnxfit.runtime.kernels import depthwise, with_kernels
 from onnxfit.runtime.kernels.library import DOMAIN
-from tests.runtime.kernels.sessions import kernel_types, run
+from tests.runtime.kernels.convolutions import exact_sums
+from tests.runtime.kernels.sessions import kernel_types, random_feeds, run
 
 # shape of x, rows and columns of the kernel, attributes
 CONVOLUTIONS = {
@@ -52,51 +53,12 @@ def gradient(name: str) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
-def feeds_of(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        value.name: rng.standard_normal(
-            [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        ).astype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
-        for value in model.graph.input
-    }
-
-
-def exact(name: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The sums over all taps, in float64."""
-    x, w, b, dy = (feeds[value].astype(np.float64) for value in ("x", "w", "b", "y_grad"))
-    (node,) = onnx.parser.parse_graph(
-        f"g (float x) => (y) {{ y = Conv<k=1, {CONVOLUTIONS[name][2] or 'group=1'}>(x) }}"
-    ).node
-    given = {attribute.name: list(attribute.ints) for attribute in node.attribute}
-    strides, dilations = given.get("strides", [1, 1]), given.get("dilations", [1, 1])
-    pads = given.get("pads", [0] * 4)
-    padding = [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])]
-    large = np.pad(x, padding)
-    dlarge = np.zeros_like(large)
-    y = np.zeros_like(dy) + b[:, None, None]
-    dw = np.zeros_like(w)
-    for i, j in np.ndindex(w.shape[2:]):
-        taps = (slice(None), slice(None), *(
-            slice(t * d, t * d + (n - 1) * s + 1, s)
-            for t, d, s, n in zip((i, j), dilations, strides, dy.shape[2:])
-        ))  # fmt: skip
-        factor = w[:, 0, i, j, None, None]
-        y += factor * large[taps]
-        dlarge[taps] += factor * dy
-        dw[:, 0, i, j] = (large[taps] * dy).sum((0, 2, 3))
-    (top, bottom), (left, right) = padding[2:]
-    rows, columns = dlarge.shape[2:]
-    dx = dlarge[:, :, top : rows - bottom, left : columns - right]
-    return {"y": y, "x_grad": dx, "w_grad": dw, "b_grad": dy.sum((0, 2, 3))}
-
-
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_results_are_those_of_float64(name: str, kernels: Path) -> None:
     """They are at most 1e-6 of the largest number away."""
     model = with_kernels(gradient(name))
-    feeds = feeds_of(model)
-    right = exact(name, feeds)
+    feeds = random_feeds(model)
+    right = exact_sums(CONVOLUTIONS[name][2], feeds, depthwise=True)
     for value, found in zip(model.graph.output, run(model, feeds, kernels), strict=True):
         atol = 1e-6 * np.abs(right[value.name]).max()
         np.testing.assert_allclose(found, right[value.name], rtol=0, atol=atol)
@@ -105,7 +67,7 @@ def test_results_are_those_of_float64(name: str, kernels: Path) -> None:
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_results_are_those_of_the_operators(name: str, kernels: Path) -> None:
     plain = gradient(name)
-    feeds = feeds_of(plain)
+    feeds = random_feeds(plain)
     for found, right in zip(
         run(with_kernels(plain), feeds, kernels), run(plain, feeds), strict=True
     ):
@@ -125,7 +87,7 @@ def test_three_directions_are_replaced(name: str) -> None:
 def test_threads_change_nothing(threads: int, kernels: Path) -> None:
     for name in ("halving", "many images"):
         model = with_kernels(gradient(name))
-        feeds = feeds_of(model, threads)
+        feeds = random_feeds(model, threads)
         found, right = (run(model, feeds, kernels, n) for n in (threads, 1))
         for a, b in zip(found, right, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -138,7 +100,7 @@ def test_the_transposed_convolution_of_a_model(kernels: Path) -> None:
                             output_padding=[1,2]>(x, w, b) }"""
     model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
     assert kernel_types(model) == ["DepthwiseConvTranspose"]
-    feeds = feeds_of(model)
+    feeds = random_feeds(model)
     (found,), (right,) = run(with_kernels(model), feeds, kernels), run(model, feeds)
     np.testing.assert_allclose(found, right, rtol=0, atol=1e-6 * np.abs(right).max())
 
@@ -203,4 +165,4 @@ def test_wrong_attributes_are_refused(
         if given.name == attribute:
             given.ints[:] = numbers
     with pytest.raises(Exception, match=message):
-        run(model, feeds_of(model), kernels)
+        run(model, random_feeds(model), kernels)

@@ -1,0 +1,28 @@
+"""Convolutions and their gradients as one operator each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from onnxfit.runtime.convolutions import convolutions
+from onnxfit.runtime.kernels import dense, depthwise
+
+
+def replace_convolutions(
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], *, with_dense: bool
+) -> Sequence[onnx.NodeProto]:
+    """Return the nodes of a graph, with a kernel in the place of each convolution that has one.
+
+    The nodes that are not needed any more are still there. The nodes are returned themselves if
+    there is no kernel to use. `with_dense`: whether the kernels for dense convolutions can be used.
+    """
+    kernels = {}
+    for output, convolution in convolutions(graph).items():
+        kernel = depthwise.kernel_for(convolution)
+        if kernel is None and with_dense:
+            kernel = dense.kernel_for(convolution)
+        if kernel is not None:
+            kernels[output] = kernel
+    return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
