@@ -31,7 +31,7 @@ struct Conv {
   size_t inputs = 0;
 
   ort::Status* read(const ort::KernelInfo* info) {
-    if (!IS_DEPTHWISE && dense::instruction_set() == dense::InstructionSet::NONE) {
+    if (!IS_DEPTHWISE && tiles::instruction_set() == tiles::InstructionSet::NONE) {
       return api->error("This processor has no kernel for dense convolutions.");
     }
     RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));

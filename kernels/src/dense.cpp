@@ -15,68 +15,10 @@ constexpr int64_t STEPS_AT_ONCE = 256;   // a panel of so many rows stays in the
 constexpr int64_t MAX_SUMS = 1 << 16;    // of a task, which stay in the second cache
 constexpr int64_t TASKS_OF_WEIGHTS = 16;  // at least, if there are as many images
 
-int64_t divide_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
-int64_t round_up(int64_t n, int64_t factor) { return divide_up(n, factor) * factor; }
-
-// The offsets of a step in the frame and in the panel.
-struct Step {
-  int64_t frame, panel;
-};
-
-// The innermost loops, compiled for one instruction set.
-struct Functions {
-  int lanes, max_vectors;
-  int (*rows_of_tile)(int vectors);
-  void (*pack)(
-      const float* from, const float* end, const int64_t* numbers, int64_t count, int64_t pitch,
-      int64_t columns, int64_t width, float* panel);
-  void (*add_products)(
-      const float* frame, const std::vector<int64_t>& rows, const Step* steps, int64_t count,
-      const float* panel, int64_t width, float* sums);
-  void (*unpack)(
-      const float* sums, const int64_t* places, int64_t rows, const float* bias, int64_t columns,
-      int64_t width, int64_t pitch, float* to);
-};
-
-// Products and sums are fused, as in the products of matrices of onnxruntime.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define HAS_TILES
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#define LANES 8
-#include "dense_tiles.h"
-#undef LANES
-}  // namespace avx2
-#pragma GCC target("avx512f,fma")
-namespace avx512 {
-#define LANES 16
-#include "dense_tiles.h"
-#undef LANES
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
-
-const Functions& functions_of([[maybe_unused]] const Work& work) {
-#ifdef HAS_TILES
-  return work.instructions == InstructionSet::AVX512 ? avx512::FUNCTIONS : avx2::FUNCTIONS;
-#else
-  static const Functions none{};
-  return none;
-#endif
-}
-
-// The numbers of a row of tiles: as few as possible beyond the columns, then as many as possible.
-int64_t width_for(const Work& work, int64_t columns) {
-  const Functions& functions = functions_of(work);
-  int64_t best = 0;
-  for (int vectors = 1; vectors <= functions.max_vectors; ++vectors) {
-    const int64_t width = vectors * functions.lanes;
-    if (!best || round_up(columns, width) <= round_up(columns, best)) best = width;
-  }
-  return best;
-}
+using tiles::divide_up;
+using tiles::Functions;
+using tiles::round_up;
+using tiles::Step;
 
 // How one axis of the result reads a frame.
 struct ResultAxis {
@@ -197,7 +139,7 @@ struct Panel {
   std::vector<float> elements;
 
   Panel(const Work& work, int64_t panel_width)
-      : functions(functions_of(work)), width(panel_width) {}
+      : functions(tiles::functions_of(work.instructions)), width(panel_width) {}
 
   void pack(const Factors& factors, const int64_t* numbers, int64_t steps) {
     elements.resize(std::max(elements.size(), size_t(steps * width)));
@@ -207,10 +149,7 @@ struct Panel {
   }
 
   // Fill up the last tile with copies of a row.
-  void pad(std::vector<int64_t>& rows) const {
-    const int64_t tile = functions.rows_of_tile(int(width / functions.lanes));
-    rows.resize(size_t(round_up(int64_t(rows.size()), tile)), rows.empty() ? 0 : rows.back());
-  }
+  void pad(std::vector<int64_t>& rows) const { functions.pad(rows, width); }
 
   // The elements of the sums of so many rows: `unpack` reads more.
   size_t sums(size_t padded_rows) const {
@@ -241,7 +180,7 @@ struct Images {
   Tasks tasks() const {
     const auto& [rows, columns] = axes;
     Tasks tasks;
-    tasks.columns_per_block = width_for(work, result_channels);
+    tasks.columns_per_block = tiles::functions_of(work.instructions).width_for(result_channels);
     tasks.rows_per_group = std::clamp<int64_t>(ROWS_PER_TASK / columns.result, 1, rows.result);
     const int64_t elements = rows.result * columns.result;
     tasks.images_per_group = std::clamp<int64_t>(ROWS_PER_TASK / elements, 1, work.images);
@@ -367,21 +306,13 @@ struct Images {
 
 }  // namespace
 
-InstructionSet instruction_set() {
-#ifdef HAS_TILES
-  if (__builtin_cpu_supports("avx512f")) return InstructionSet::AVX512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::AVX2;
-#endif
-  return InstructionSet::NONE;
-}
-
 Tasks tasks_of_convolve(const Work& work) { return Images::forward(work).tasks(); }
 
 Tasks tasks_of_transposed(const Work& work) { return Images::transposed(work).tasks(); }
 
 Tasks tasks_of_weights(const Work& work) {
   Tasks tasks;
-  tasks.columns_per_block = width_for(work, work.filters);
+  tasks.columns_per_block = tiles::functions_of(work.instructions).width_for(work.filters);
   tasks.column_blocks = divide_up(work.filters, tasks.columns_per_block);
   const int64_t most = MAX_SUMS / (tasks.columns_per_block * work.taps());
   tasks.rows_per_group = std::clamp<int64_t>(most, 1, work.channels);

@@ -9,10 +9,7 @@
 //     transposed   pixels              channels   filters and taps    dy      w
 //     weights      channels and taps   filters    windows             x       dy
 //
-// The frame holds the images with zeros around them. A tile of sums stays in registers for many
-// steps; a step reads some vectors of the panel and one number of the frame for each row of the tile
-// (Georganas et al. 2018, "Anatomy of high-performance deep learning convolutions on SIMD
-// architectures"; Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication").
+// The frame holds the images with zeros around them. The innermost loops are those of tiles.h.
 #pragma once
 
 #include <cstddef>
@@ -20,23 +17,20 @@
 #include <vector>
 
 #include "axes.h"
+#include "tiles.h"
 
 namespace dense {
 
 using convolution::Axes;
 using convolution::Axis;
-
-enum class InstructionSet { NONE, AVX2, AVX512 };
-
-// Return the newest instruction set that this library is compiled for and this processor has.
-InstructionSet instruction_set();
+using tiles::InstructionSet;
 
 struct Work {
   Axes axes;
   int64_t images, channels, filters;
   const float *x, *w, *bias, *dy;  // those that a direction reads; bias may be missing
   float* result;
-  InstructionSet instructions = instruction_set();
+  InstructionSet instructions = tiles::instruction_set();
 
   int64_t taps() const { return axes[0].kernel * axes[1].kernel; }
 };

@@ -67,46 +67,62 @@ const char* Program::problem() const {
 
 namespace {
 
+// Rows of a block: of Elementwise, one; of Scan, several, which lie `pitch` apart.
 template <typename T>
 struct Operand {
-  T* data;  // of the current block; inputs are not written
+  T* data;  // inputs are not written
   bool is_scalar;
+  int64_t pitch;
 };
 
-// One loop for each combination of blocks and scalars, so that the compiler vectorizes all of them.
-// The result may be the block of an operand: each element is read before it is written.
+struct Size {
+  int64_t rows, columns;
+};
+
+// One loop for each combination of rows and scalars, so that the compiler vectorizes all of them. The
+// result may be an operand: each element is read before it is written.
 template <typename T, typename F>
-ALWAYS_INLINE void apply(F f, Operand<T> a, Operand<T> b, T* result, size_t n) {
-  const T *x = a.data, *y = b.data;
-  if (a.is_scalar && b.is_scalar) {
-    const T value = f(*x, *y);
-    std::fill_n(result, n, value);
-  } else if (a.is_scalar) {
-    const T value = *x;
-    INDEPENDENT for (size_t j = 0; j < n; ++j) result[j] = f(value, y[j]);
-  } else if (b.is_scalar) {
-    const T value = *y;
-    INDEPENDENT for (size_t j = 0; j < n; ++j) result[j] = f(x[j], value);
-  } else {
-    INDEPENDENT for (size_t j = 0; j < n; ++j) result[j] = f(x[j], y[j]);
+ALWAYS_INLINE void apply(F f, Operand<T> a, Operand<T> b, Operand<T> result, Size size) {
+  const int64_t n = size.columns;
+  for (int64_t row = 0; row < size.rows; ++row) {
+    const T* x = a.data + row * a.pitch;
+    const T* y = b.data + row * b.pitch;
+    T* r = result.data + row * result.pitch;
+    if (a.is_scalar && b.is_scalar) {
+      const T value = f(*x, *y);
+      std::fill_n(r, n, value);
+    } else if (a.is_scalar) {
+      const T value = *x;
+      INDEPENDENT for (int64_t j = 0; j < n; ++j) r[j] = f(value, y[j]);
+    } else if (b.is_scalar) {
+      const T value = *y;
+      INDEPENDENT for (int64_t j = 0; j < n; ++j) r[j] = f(x[j], value);
+    } else {
+      INDEPENDENT for (int64_t j = 0; j < n; ++j) r[j] = f(x[j], y[j]);
+    }
   }
 }
 
 template <typename T, typename F>
-ALWAYS_INLINE void apply(F f, Operand<T> a, T* result, size_t n) {
-  apply([f](T x, T) INLINE { return f(x); }, a, a, result, n);
+ALWAYS_INLINE void apply(F f, Operand<T> a, Operand<T> result, Size size) {
+  apply([f](T x, T) INLINE { return f(x); }, a, a, result, size);
 }
 
-// Instructions of several operators know which of their operands are scalars.
-template <typename T, typename F>
-ALWAYS_INLINE void apply_each(F f, T* result, size_t n) {
-  INDEPENDENT for (size_t j = 0; j < n; ++j) result[j] = f(j);
+// Instructions of several operators know which of their operands are scalars. `make` returns the
+// function of an element for the operands of a row.
+template <typename T, typename Make>
+ALWAYS_INLINE void apply_each(Make make, const Operand<T>* of, Operand<T> result, Size size) {
+  for (int64_t row = 0; row < size.rows; ++row) {
+    const auto f = make([of, row](size_t i) INLINE -> const T* { return of[i].data + row * of[i].pitch; });
+    T* r = result.data + row * result.pitch;
+    INDEPENDENT for (int64_t j = 0; j < size.columns; ++j) r[j] = f(j);
+  }
 }
 
 template <typename T>
-ALWAYS_INLINE void run_instruction(int64_t code, const Operand<T>* of, T* r, size_t n) {
+ALWAYS_INLINE void run_instruction(
+    int64_t code, const Operand<T>* of, const Operand<T>& r, Size n) {
   const Operand<T>&a = of[0], &b = of[1];
-  const auto block = [of](size_t i) INLINE -> const T* { return of[i].data; };
   const auto scalar = [of](size_t i) INLINE -> T { return *of[i].data; };
   switch (code) {
     case ADD: return apply([](T x, T y) INLINE { return x + y; }, a, b, r, n);
@@ -133,28 +149,42 @@ ALWAYS_INLINE void run_instruction(int64_t code, const Operand<T>* of, T* r, siz
     }
     case SCALE_ADD: {
       const T s = scalar(0);
-      const T *x = block(1), *y = block(2);
-      return apply_each([=](size_t j) INLINE { return s * x[j] + y[j]; }, r, n);
+      const auto make = [s](auto row) INLINE {
+        return [s, x = row(1), y = row(2)](int64_t j) INLINE { return s * x[j] + y[j]; };
+      };
+      return apply_each(make, of, r, n);
     }
     case SUB_SCALED: {
       const T s = scalar(1);
-      const T *x = block(0), *y = block(2);
-      return apply_each([=](size_t j) INLINE { return x[j] - s * y[j]; }, r, n);
+      const auto make = [s](auto row) INLINE {
+        return [s, x = row(0), y = row(2)](int64_t j) INLINE { return x[j] - s * y[j]; };
+      };
+      return apply_each(make, of, r, n);
     }
     case AVERAGE: {
       const T s = scalar(0), t = scalar(2);
-      const T *x = block(1), *y = block(3);
-      return apply_each([=](size_t j) INLINE { return s * x[j] + t * y[j]; }, r, n);
+      const auto make = [s, t](auto row) INLINE {
+        return [s, t, x = row(1), y = row(3)](int64_t j) INLINE { return s * x[j] + t * y[j]; };
+      };
+      return apply_each(make, of, r, n);
     }
     case AVERAGE_OF_SQUARES: {
       const T s = scalar(0), t = scalar(2);
-      const T *x = block(1), *y = block(3);
-      return apply_each([=](size_t j) INLINE { return s * x[j] + t * (y[j] * y[j]); }, r, n);
+      const auto make = [s, t](auto row) INLINE {
+        return [s, t, x = row(1), y = row(3)](int64_t j) INLINE {
+          return s * x[j] + t * (y[j] * y[j]);
+        };
+      };
+      return apply_each(make, of, r, n);
     }
     case NORMALIZED_STEP: {
       const T s = scalar(1), t = scalar(4);
-      const T *w = block(0), *x = block(2), *y = block(3);
-      return apply_each([=](size_t j) INLINE { return w[j] - s * x[j] / (std::sqrt(y[j]) + t); }, r, n);
+      const auto make = [s, t](auto row) INLINE {
+        return [s, t, w = row(0), x = row(2), y = row(3)](int64_t j) INLINE {
+          return w[j] - s * x[j] / (std::sqrt(y[j]) + t);
+        };
+      };
+      return apply_each(make, of, r, n);
     }
   }
 }
@@ -167,11 +197,11 @@ ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
     size_t i = static_cast<size_t>(number);
     if (i < program.inputs) {
       T* data = const_cast<T*>(work.inputs[i]);
-      return program.is_scalar(i) ? Operand<T>{data, true} : Operand<T>{data + begin, false};
+      return program.is_scalar(i) ? Operand<T>{data, true, 0} : Operand<T>{data + begin, false, 0};
     }
     i -= program.inputs;
-    if (i < program.outputs) return {work.outputs[i] + begin, false};
-    return {temporaries[i - program.outputs], false};
+    if (i < program.outputs) return {work.outputs[i] + begin, false, 0};
+    return {temporaries[i - program.outputs], false, 0};
   };
   const size_t end = std::min((task + 1) * ELEMENTS_PER_TASK, work.elements);
   for (size_t begin = task * ELEMENTS_PER_TASK; begin < end; begin += BLOCK) {
@@ -180,12 +210,29 @@ ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
       Operand<T> operands[MAX_OPERANDS] = {};
       const size_t count = signature(i.code).operands();
       for (size_t j = 0; j < count; ++j) operands[j] = operand(i.operands[j], begin);
-      run_instruction(i.code, operands, operand(i.result, begin).data, n);
+      run_instruction(i.code, operands, operand(i.result, begin), Size{1, int64_t(n)});
     }
   }
 }
 
 }  // namespace
+
+MULTIVERSIONED void run_rows(
+    int64_t code, const std::array<Rows, MAX_OPERANDS>& operands, const Rows& result, int64_t rows,
+    int64_t columns) {
+  bool is_block = result.pitch == columns;
+  Operand<float> of[MAX_OPERANDS] = {};
+  for (size_t j = 0; j < signature(code).operands(); ++j) {
+    const Rows& all = operands[j];
+    of[j] = {all.data, all.is_scalar, all.is_scalar ? 0 : all.pitch};
+    is_block = is_block && (all.is_scalar || all.pitch == columns);
+  }
+  if (is_block) {  // the rows lie behind each other
+    columns *= rows;
+    rows = 1;
+  }
+  run_instruction(code, of, Operand<float>{result.data, false, result.pitch}, Size{rows, columns});
+}
 
 MULTIVERSIONED void run(const Work<float>& work, size_t task) { run_task(work, task); }
 MULTIVERSIONED void run(const Work<double>& work, size_t task) { run_task(work, task); }

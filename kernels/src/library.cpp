@@ -7,6 +7,7 @@
 #include "elementwise_operator.h"
 #include "layer_norm_operator.h"
 #include "max_pool_operator.h"
+#include "scan_operator.h"
 #include "softmax_operator.h"
 
 namespace {
@@ -81,6 +82,7 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<BatchNorm<batch_norm::Forward>, float>([](const CustomOp*) { return "BatchNorm"; }),
       describe<BatchNorm<batch_norm::Gradient>, float>(
           [](const CustomOp*) { return "BatchNormGradient"; }),
+      describe<Scan, float>([](const CustomOp*) { return "Scan"; }),
       describe<LayerNormGradient, float>([](const CustomOp*) { return "LayerNormGradient"; }),
       describe<SoftmaxGradient, float>([](const CustomOp*) { return "SoftmaxGradient"; }),
   };
@@ -108,12 +110,12 @@ extern "C" EXPORTED ort::Status* ORT_CALL RegisterCustomOps(
   return api->call<ort::Status*>(ort::ADD_CUSTOM_OP_DOMAIN, options, domain);
 }
 
-// Return the floats of a vector of the instruction set that dense convolutions use here: 0 if they
-// are not compiled for this processor.
-extern "C" EXPORTED int dense_convolution_lanes() {
-  switch (dense::instruction_set()) {
-    case dense::InstructionSet::AVX512: return 16;
-    case dense::InstructionSet::AVX2: return 8;
+// Return the floats of a vector of the instruction set that products use here: 0 if they are not
+// compiled for this processor. Dense convolutions and loops need them.
+extern "C" EXPORTED int product_lanes() {
+  switch (tiles::instruction_set()) {
+    case tiles::InstructionSet::AVX512: return 16;
+    case tiles::InstructionSet::AVX2: return 8;
     default: return 0;
   }
 }

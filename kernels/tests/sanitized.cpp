@@ -15,6 +15,7 @@
 #include "elementwise.h"
 #include "layer_norm.h"
 #include "max_pool.h"
+#include "scan.h"
 #include "softmax.h"
 
 namespace {
@@ -139,9 +140,9 @@ int run_convolutions() {
 
 // All instruction sets that this processor has, whose results are the same but for rounding.
 int run_dense_convolutions() {
-  using dense::InstructionSet;
+  using tiles::InstructionSet;
   constexpr int trials = 600;
-  const InstructionSet newest = dense::instruction_set();
+  const InstructionSet newest = tiles::instruction_set();
   if (newest == InstructionSet::NONE) return 0;
   for (int trial = 0; trial < trials; ++trial) {
     dense::Work work{{}, 1 + number_below(5), 1 + number_below(40), 1 + number_below(90),
@@ -234,15 +235,112 @@ int run_rows() {
   return trials;
 }
 
+// A place of so many columns in a random buffer. Some places do not exist.
+scan::Place random_place(const scan::Program& program, int64_t columns) {
+  const int64_t buffer = number_below(int64_t(program.columns.size()));
+  const int64_t beyond = number_below(20) == 0 ? 2 : 0;
+  const int64_t last = program.columns[buffer] - columns + beyond;
+  return {buffer - (number_below(40) == 0), last > 0 ? number_below(last + 1) : 0};
+}
+
+// A program of random instructions; most are refused.
+scan::Program random_scan() {
+  scan::Program program{1 + number_below(2), 1 + number_below(2), 1, 1, 0, number_below(3), {}, {}, {}, false};
+  program.inputs = program.states + program.slices + 3;
+  const int64_t temporaries = 1 + number_below(3);
+  const int64_t columns = 1 + number_below(40);
+  for (int64_t i = 0; i < program.inputs + program.outputs + temporaries; ++i) {
+    program.columns.push_back(number_below(3) ? columns : 2 * columns);
+  }
+  program.columns[program.inputs - 1] = 1;  // the scalar
+  const int64_t instructions = 2 + number_below(4);
+  std::vector<int64_t> numbers;
+  const auto write = [&](scan::Place place) {
+    numbers.push_back(place.buffer);
+    numbers.push_back(place.column);
+  };
+  for (int64_t i = 0; i < instructions; ++i) {
+    const int64_t code = number_below(scan::PRODUCT + 1);
+    const int64_t result = program.inputs + number_below(program.outputs + temporaries);
+    const int64_t n = number_below(4) ? program.columns[result] : columns;
+    numbers.push_back(code);
+    numbers.push_back(n);
+    write({result, number_below(4) || n == program.columns[result] ? 0 : n});
+    scan::Instruction instruction{code, n, {}, {}};
+    for (size_t j = 0; j < instruction.count(); ++j) {
+      scan::Place place = random_place(program, n);
+      if (code == scan::PRODUCT && j == 1) place = {program.states + program.slices, 0};
+      if (code == scan::PRODUCT && j == 2 && number_below(2)) place = {scan::NOTHING, 0};
+      write(place);
+    }
+  }
+  if (!scan::read(numbers, program.instructions)) std::abort();
+  numbers.resize(number_below(static_cast<int64_t>(numbers.size())));
+  std::vector<scan::Instruction> cut;
+  scan::read(numbers, cut);  // must not read beyond the end
+  for (int64_t i = 0; i < program.states; ++i) {
+    program.next.push_back(random_place(program, program.columns[i]));
+  }
+  program.is_reverse = number_below(2);
+  return program;
+}
+
+int run_scans() {
+  using tiles::InstructionSet;
+  using Kind = scan::Program::Kind;
+  const InstructionSet newest = tiles::instruction_set();
+  if (newest == InstructionSet::NONE) return 0;
+  int run = 0;
+  for (int trial = 0; trial < 200000; ++trial) {
+    const scan::Program program = random_scan();
+    if (program.problem()) continue;
+    for (InstructionSet set : {InstructionSet::AVX2, newest}) {
+      scan::Work work{program, number_below(4), number_below(run % 8 ? 12 : 300), {}, {}, {}, {}, set};
+      std::vector<std::unique_ptr<float[]>> arrays;
+      const auto make = [&](int64_t elements) {
+        arrays.push_back(random_array<float>(size_t(elements)));
+        return arrays.back().get();
+      };
+      for (int64_t i = 0; i < program.inputs; ++i) {
+        const int64_t columns = program.columns[i];
+        switch (program.kind(i)) {
+          case Kind::STATE:
+            work.inputs.push_back(make(work.rows * columns));
+            work.last.push_back(make(work.rows * columns));
+            break;
+          case Kind::SLICE: work.inputs.push_back(make(work.times * work.rows * columns)); break;
+          case Kind::MATRIX: {
+            const int64_t rows = number_below(program.columns[program.states] + 1);
+            work.inputs.push_back(make(rows * columns));
+            work.panels.emplace_back(work.inputs.back(), rows, columns, set);
+            break;
+          }
+          default: work.inputs.push_back(make(columns));
+        }
+      }
+      for (int64_t i = 0; i < program.outputs; ++i) {
+        work.outputs.push_back(make(work.times * work.rows * program.columns[program.inputs + i]));
+      }
+      if (work.problem()) continue;
+      for (int64_t task = 0; task < work.tasks(); ++task) scan::run(work, task);
+      ++run;
+    }
+  }
+  return run;
+}
+
 }  // namespace
 
 int main() {
+  const int scans = run_scans();
   const int rows = run_rows();
   const int norms = run_batch_norms();
   const int convolutions = run_convolutions() + run_dense_convolutions();
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
-  std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows\n",
-              programs, pools, convolutions, norms, rows);
-  return programs > 100 ? 0 : 1;
+  std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows, "
+              "%d random loops\n",
+              programs, pools, convolutions, norms, rows, scans);
+  const bool has_products = tiles::instruction_set() != tiles::InstructionSet::NONE;
+  return programs > 100 && (scans > 100 || !has_products) ? 0 : 1;
 }

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
-from onnxfit.runtime.kernels.library import DOMAIN, has_dense_convolutions, library_path
+from onnxfit.runtime.kernels.library import DOMAIN, has_products, library_path
 from onnxfit.runtime.kernels.types import declared_types
 
 __all__ = ["library_path", "use_kernels", "with_kernels"]
@@ -26,16 +26,17 @@ def use_kernels(model: onnx.ModelProto, options: Any) -> onnx.ModelProto:
     used, the model itself is returned.
     """
     library = library_path()
-    faster = model if library is None else with_kernels(model, has_dense_convolutions(library))
+    faster = model if library is None else with_kernels(model, has_products(library))
     if faster is not model:
         options.register_custom_ops_library(library)
     return faster
 
 
-def with_kernels(model: onnx.ModelProto, dense_convolutions: bool = True) -> onnx.ModelProto:
-    """Return a copy of a model with operators of the library, such as those for dense convolutions.
+def with_kernels(model: onnx.ModelProto, products: bool = True) -> onnx.ModelProto:
+    """Return a copy of a model with operators of the library.
 
-    A model in which none can be used is returned itself.
+    `products`: whether the operators that multiply matrices can be used, those for dense
+    convolutions and for loops. A model in which no operator can be used is returned itself.
     """
     # Imported late: most programs run without the package.
     from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
@@ -43,12 +44,14 @@ def with_kernels(model: onnx.ModelProto, dense_convolutions: bool = True) -> onn
     from onnxfit.runtime.kernels.elementwise import fuse_elementwise
     from onnxfit.runtime.kernels.layer_norm import replace_layer_norm_gradients
     from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
+    from onnxfit.runtime.kernels.scan import replace_scans
     from onnxfit.runtime.kernels.softmax import replace_softmax_gradients
 
     types = declared_types(model.graph)
     outputs = {value.name for value in model.graph.output}
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
-    nodes = replace_convolutions(model.graph, original, with_dense=dense_convolutions)
+    nodes = replace_convolutions(model.graph, original, with_dense=products)
+    nodes = replace_scans(model.graph, nodes, types) if products else nodes
     nodes = replace_pool_gradients(nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
     nodes = replace_layer_norm_gradients(model.graph, nodes, types)

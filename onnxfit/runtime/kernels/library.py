@@ -17,7 +17,7 @@ from onnx import helper
 from onnxfit.errors import warn_user
 
 DOMAIN = "onnxfit.kernels"
-INTERFACE = 5  # of the library: the operators and their attributes
+INTERFACE = 6  # of the library: the operators and their attributes
 SWITCH = "ONNXFIT_KERNELS"  # "off" in this variable of the environment: operators of ONNX alone
 UPGRADE = 'Install the newest version: pip install --upgrade "onnxfit[fast]".'
 
@@ -49,9 +49,9 @@ def usable_library() -> str | None:
 
 
 @cache
-def has_dense_convolutions(path: str) -> bool:
-    """Return whether a library has its dense convolutions compiled for this processor."""
-    lanes = ctypes.CDLL(path).dense_convolution_lanes
+def has_products(path: str) -> bool:
+    """Return whether a library has its products of matrices compiled for this processor."""
+    lanes = ctypes.CDLL(path).product_lanes
     lanes.restype = ctypes.c_int
     return bool(lanes())
 

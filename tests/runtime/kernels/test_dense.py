@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 import onnxfit
-from onnxfit.runtime.kernels import dense, has_dense_convolutions, with_kernels
+from onnxfit.runtime.kernels import dense, has_products, with_kernels
 from onnxfit.runtime.kernels.library import DOMAIN
 from tests.runtime.kernels.convolutions import exact_sums
 from tests.runtime.kernels.sessions import kernel_types, random_feeds, run
@@ -49,7 +49,7 @@ def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def compiled(kernels: Path) -> Path:
     """The library, on a processor that it is compiled for."""
-    if not has_dense_convolutions(str(kernels)):
+    if not has_products(str(kernels)):
         pytest.skip("this processor has neither AVX2 nor AVX-512")
     return kernels
 
@@ -161,7 +161,7 @@ def test_other_convolutions_keep_their_operators(inputs: str, body: str) -> None
 
 def test_a_processor_without_the_kernels_keeps_the_operators() -> None:
     model = gradient("3x3")
-    assert with_kernels(model, dense_convolutions=False) is model
+    assert with_kernels(model, products=False) is model
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-// The innermost loops of dense.cpp. It includes this file once for each instruction set, with LANES:
+// The innermost loops. tiles.cpp includes this file once for each instruction set, with LANES:
 // the numbers in a vector.
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
