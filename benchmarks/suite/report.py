@@ -56,18 +56,29 @@ def cores() -> int:
 
 
 def machine() -> str:
-    model = platform.processor() or platform.machine()
+    return f"{platform.machine()} {processor()}, {cores()} cores, {platform.system()}"
+
+
+def processor() -> str:
+    """The processor's name, and what else tells generations of one name apart."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        model = next(
-            (
-                line.split(":", 1)[1].strip()
-                for line in cpuinfo.read_text().splitlines()
-                if "model name" in line
-            ),
-            model,
-        )
-    return f"{platform.machine()} {model}, {cores()} cores, {platform.system()}"
+    if not cpuinfo.exists():
+        return platform.processor() or platform.machine()
+    first = cpuinfo.read_text().split("\n\n")[0]
+    fields = {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in first.splitlines())
+    }
+    name = fields.get("model name", platform.machine())
+    if "cpu family" not in fields:
+        return name
+    instructions = [
+        title
+        for flag, title in (("avx512f", "AVX-512"), ("avx2", "AVX2"))
+        if flag in fields.get("flags", "").split()
+    ]
+    details = [f"family {fields['cpu family']}", f"model {fields['model']}", *instructions[:1]]
+    return f"{name} ({', '.join(details)})"
 
 
 def micro(seconds: float) -> str:
