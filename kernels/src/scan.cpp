@@ -125,9 +125,10 @@ int64_t width_for(const tiles::Functions& functions, int64_t columns) {
   return best;
 }
 
-MULTIVERSIONED void copy_rows(const Rows& from, const Rows& to, int64_t rows, int64_t columns) {
+// The two may overlap, though no program of onnxfit lets them.
+void copy_rows(const Rows& from, const Rows& to, int64_t rows, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row) {
-    std::memcpy(
+    std::memmove(
         to.data + row * to.pitch, from.data + row * from.pitch, size_t(columns) * sizeof(float));
   }
 }
