@@ -106,12 +106,20 @@ class _Loop:
         self._outside: dict[str, list[str]] = {"matrix": [], "vector": [], "scalar": []}
         self._program: list[_Instruction] = []
         for name in (*self._states, *self._slices):
-            self._places[name] = self._add_buffer(name, self._shape(name, 2)[1])
+            rows, columns = self._shape(name, 2)
+            if rows != self._rows:
+                raise _UnsupportedError
+            self._places[name] = self._add_buffer(name, columns)
         for inner in body.node:
             self._run(inner)
         results = [self._operand(value.name) for value in body.output]
         self._next_states = results[:states]
         if any(place.buffer in self._inputs() for place in self._next_states):
+            raise _UnsupportedError
+        if any(map(self._is_outside, results)):
+            raise _UnsupportedError
+        columns_after = [place.columns for place in self._next_states]
+        if columns_after != [self._columns[name] for name in self._states]:
             raise _UnsupportedError
         self._outputs: list[str] = []  # buffers
         for place in results[states:]:
@@ -204,6 +212,9 @@ class _Loop:
         self._places[name] = self._add_buffer(name, columns)
         self._outside[kind].append(name)
 
+    def _is_outside(self, place: _Place) -> bool:
+        return any(place.buffer in names for names in self._outside.values())
+
     def _is_scalar(self, place: _Place) -> bool:
         return place.buffer in self._outside["scalar"]
 
@@ -228,7 +239,7 @@ class _Loop:
     def _compute(self, node: onnx.NodeProto) -> _Place:
         places = [self._operand(name) for name in node.input]
         columns = {place.columns for place in places if not self._is_scalar(place)}
-        if len(columns) != 1:
+        if len(columns) != 1 or all(map(self._is_outside, places)):
             raise _UnsupportedError
         result = self._add_buffer(node.output[0], columns.pop())
         self._program.append(_Instruction(CODES[node.op_type], result, places))
@@ -236,7 +247,7 @@ class _Loop:
 
     def _concatenate(self, node: onnx.NodeProto) -> _Place:
         places = [self._operand(name) for name in node.input]
-        if any(map(self._is_scalar, places)):
+        if any(map(self._is_scalar, places)) or all(map(self._is_outside, places)):
             raise _UnsupportedError
         result = self._add_buffer(node.output[0], sum(place.columns for place in places))
         column = 0
@@ -270,9 +281,9 @@ class _Loop:
         added = self._operand(more[0]) if more and more[0] else None
         if self._rows < MIN_ROWS and math.prod(self._shape(right, 2)) > MAX_ELEMENTS_OF_FEW_ROWS:
             raise _UnsupportedError
-        if self._is_scalar(place) or place.columns != self._shape(right, 2)[0]:
+        if self._is_outside(place) or place.columns != self._shape(right, 2)[0]:
             raise _UnsupportedError
-        if added is not None and added.columns != matrix.columns:
+        if added is not None and (added.columns != matrix.columns or self._is_scalar(added)):
             raise _UnsupportedError
         result = self._add_buffer(node.output[0], matrix.columns)
         self._program.append(_Instruction(PRODUCT, result, [place, matrix, added]))

@@ -151,6 +151,39 @@ def test_other_scans_keep_their_operator(body: str, attributes: str) -> None:
     assert layer_types(loop(body, attributes)) == []
 
 
+@pytest.mark.parametrize(
+    ("sizes", "body"),
+    [
+        (
+            "float[5,3] h, float[4,3] w, float[3] v",
+            "p = MatMul(x, w) next = Add(p, h) y = Mul(v, v)",
+        ),
+        (
+            "float[5,3] h, float[4,3] w, float[3] v",
+            "p = MatMul(x, w) next = Add(p, h) y = Identity(v)",
+        ),
+        ("float[5,3] h, float[3,2] w, float[3] v", "next = Neg(h) y = MatMul(v, w)"),
+        ("float[1,3] h, float[4,3] w, float[3] v", "next = Neg(h) p = MatMul(x, w) y = Add(p, h)"),
+        ("float[5,1] h, float[4,1] w, float[1] v", "next = Neg(h) y = Gemm(x, w, v)"),
+    ],
+    ids=["vectors alone", "a vector", "a vector as a row", "one row for all", "one column"],
+)
+def test_results_that_are_no_rows_keep_their_operator(
+    sizes: str, body: str, compiled: Path
+) -> None:
+    state, weights, vector = (text.split() for text in sizes.split(", "))
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({state[0]} h0, float[6,5,4] xs, {" ".join(weights)}, {" ".join(vector)})
+        => ({state[0]} last, float[] ys) {{
+            last, ys = Scan<num_scan_inputs = 1, body = steps ({state[0]} h, float[5,4] x)
+                => ({state[0]} next, float[] y) {{ {body} }}>(h0, xs)
+        }}""")
+    feeds = random_feeds(model)
+    expected = run(model, feeds)
+    for found, right in zip(run(with_kernels(model), feeds, compiled), expected, strict=True):
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+
+
 def test_sequences_of_different_lengths(compiled: Path) -> None:
     text = """g (float[4,3,2] x, float[1,8,2] w, float[1,8,2] r) => (float[4,1,3,2] y)
         <float[1,16] b = {0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}, int32[3] lengths = {4, 2, 1}>
