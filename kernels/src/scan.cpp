@@ -114,17 +114,6 @@ const char* Program::problem() const {
 
 namespace {
 
-// The vectors of a row of tiles: not more than leave room for tall tiles.
-int64_t width_for(const tiles::Functions& functions, int64_t columns) {
-  int64_t best = 0;
-  for (int vectors = 1; vectors <= functions.max_vectors; ++vectors) {
-    if (functions.rows_of_tile(vectors) < functions.rows_of_tile(1)) break;
-    const int64_t width = vectors * functions.lanes;
-    if (!best || tiles::round_up(columns, width) <= tiles::round_up(columns, best)) best = width;
-  }
-  return best;
-}
-
 // The two may overlap, though no program of onnxfit lets them.
 void copy_rows(const Rows& from, const Rows& to, int64_t rows, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -245,7 +234,7 @@ Panel::Panel(
     tiles::InstructionSet instructions)
     : rows(matrix_rows),
       columns(matrix_columns),
-      width(width_for(tiles::functions_of(instructions), matrix_columns)),
+      width(tiles::functions_of(instructions).width_for(matrix_columns, true)),
       elements(size_t(tiles::round_up(columns, width) * rows)) {
   for (int64_t row = 0; row < rows; ++row) {
     steps.push_back({row, row * width});
