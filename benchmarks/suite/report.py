@@ -61,15 +61,16 @@ def machine() -> str:
 
 def processor() -> str:
     """The processor's name, and what else tells generations of one name apart."""
+    unknown = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
-        return platform.processor() or platform.machine()
+        return unknown
     first = cpuinfo.read_text().split("\n\n")[0]
     fields = {
         name.strip(): value.strip()
         for name, _, value in (line.partition(":") for line in first.splitlines())
     }
-    name = fields.get("model name", platform.machine())
+    name = fields.get("model name", unknown)
     if "cpu family" not in fields:
         return name
     instructions = [
