@@ -67,14 +67,6 @@ const char* Program::problem() const {
 
 namespace {
 
-// Rows of a block: of Elementwise, one; of Scan, several, which lie `pitch` apart.
-template <typename T>
-struct Operand {
-  T* data;  // inputs are not written
-  bool is_scalar;
-  int64_t pitch;
-};
-
 struct Size {
   int64_t rows, columns;
 };
@@ -82,7 +74,7 @@ struct Size {
 // One loop for each combination of rows and scalars, so that the compiler vectorizes all of them. The
 // result may be an operand: each element is read before it is written.
 template <typename T, typename F>
-ALWAYS_INLINE void apply(F f, Operand<T> a, Operand<T> b, Operand<T> result, Size size) {
+ALWAYS_INLINE void apply(F f, Rows<T> a, Rows<T> b, Rows<T> result, Size size) {
   const int64_t n = size.columns;
   for (int64_t row = 0; row < size.rows; ++row) {
     const T* x = a.data + row * a.pitch;
@@ -104,14 +96,14 @@ ALWAYS_INLINE void apply(F f, Operand<T> a, Operand<T> b, Operand<T> result, Siz
 }
 
 template <typename T, typename F>
-ALWAYS_INLINE void apply(F f, Operand<T> a, Operand<T> result, Size size) {
+ALWAYS_INLINE void apply(F f, Rows<T> a, Rows<T> result, Size size) {
   apply([f](T x, T) INLINE { return f(x); }, a, a, result, size);
 }
 
 // Instructions of several operators know which of their operands are scalars. `make` returns the
 // function of an element for the operands of a row.
 template <typename T, typename Make>
-ALWAYS_INLINE void apply_each(Make make, const Operand<T>* of, Operand<T> result, Size size) {
+ALWAYS_INLINE void apply_each(Make make, const Rows<T>* of, Rows<T> result, Size size) {
   for (int64_t row = 0; row < size.rows; ++row) {
     const auto f = make([of, row](size_t i) INLINE -> const T* { return of[i].data + row * of[i].pitch; });
     T* r = result.data + row * result.pitch;
@@ -121,8 +113,8 @@ ALWAYS_INLINE void apply_each(Make make, const Operand<T>* of, Operand<T> result
 
 template <typename T>
 ALWAYS_INLINE void run_instruction(
-    int64_t code, const Operand<T>* of, const Operand<T>& r, Size n) {
-  const Operand<T>&a = of[0], &b = of[1];
+    int64_t code, const Rows<T>* of, const Rows<T>& r, Size n) {
+  const Rows<T>&a = of[0], &b = of[1];
   const auto scalar = [of](size_t i) INLINE -> T { return *of[i].data; };
   switch (code) {
     case ADD: return apply([](T x, T y) INLINE { return x + y; }, a, b, r, n);
@@ -193,21 +185,21 @@ template <typename T>
 ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
   const Program& program = *work.program;
   alignas(64) T temporaries[MAX_TEMPORARIES][BLOCK];
-  const auto operand = [&](int64_t number, size_t begin) INLINE -> Operand<T> {
+  const auto operand = [&](int64_t number, size_t begin) INLINE -> Rows<T> {
     size_t i = static_cast<size_t>(number);
     if (i < program.inputs) {
       T* data = const_cast<T*>(work.inputs[i]);
-      return program.is_scalar(i) ? Operand<T>{data, true, 0} : Operand<T>{data + begin, false, 0};
+      return program.is_scalar(i) ? Rows<T>{data, 0, true} : Rows<T>{data + begin, 0, false};
     }
     i -= program.inputs;
-    if (i < program.outputs) return {work.outputs[i] + begin, false, 0};
-    return {temporaries[i - program.outputs], false, 0};
+    if (i < program.outputs) return {work.outputs[i] + begin, 0, false};
+    return {temporaries[i - program.outputs], 0, false};
   };
   const size_t end = std::min((task + 1) * ELEMENTS_PER_TASK, work.elements);
   for (size_t begin = task * ELEMENTS_PER_TASK; begin < end; begin += BLOCK) {
     const size_t n = std::min(BLOCK, end - begin);
     for (const Instruction& i : program.instructions) {
-      Operand<T> operands[MAX_OPERANDS] = {};
+      Rows<T> operands[MAX_OPERANDS] = {};
       const size_t count = signature(i.code).operands();
       for (size_t j = 0; j < count; ++j) operands[j] = operand(i.operands[j], begin);
       run_instruction(i.code, operands, operand(i.result, begin), Size{1, int64_t(n)});
@@ -218,20 +210,15 @@ ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
 }  // namespace
 
 MULTIVERSIONED void run_rows(
-    int64_t code, const std::array<Rows, MAX_OPERANDS>& operands, const Rows& result, int64_t rows,
-    int64_t columns) {
+    int64_t code, const std::array<Rows<float>, MAX_OPERANDS>& operands, const Rows<float>& result,
+    int64_t rows, int64_t columns) {
   bool is_block = result.pitch == columns;
-  Operand<float> of[MAX_OPERANDS] = {};
   for (size_t j = 0; j < signature(code).operands(); ++j) {
-    const Rows& all = operands[j];
-    of[j] = {all.data, all.is_scalar, all.is_scalar ? 0 : all.pitch};
-    is_block = is_block && (all.is_scalar || all.pitch == columns);
+    is_block = is_block && (operands[j].is_scalar || operands[j].pitch == columns);
   }
-  if (is_block) {  // the rows lie behind each other
-    columns *= rows;
-    rows = 1;
-  }
-  run_instruction(code, of, Operand<float>{result.data, false, result.pitch}, Size{rows, columns});
+  // Rows that lie behind each other are one row.
+  const Size size = is_block ? Size{1, rows * columns} : Size{rows, columns};
+  run_instruction(code, operands.data(), result, size);
 }
 
 MULTIVERSIONED void run(const Work<float>& work, size_t task) { run_task(work, task); }

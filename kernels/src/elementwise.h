@@ -87,16 +87,17 @@ struct Work {
 void run(const Work<float>& work, size_t task);
 void run(const Work<double>& work, size_t task);
 
-// Rows of numbers, `pitch` apart: 0 if there is only one row, for all rows of the result.
+// Rows of numbers, `pitch` apart: 0 for a scalar, or for one row that all rows of the result read.
+template <typename T>
 struct Rows {
-  float* data;  // of operands, it is not written
+  T* data;  // of operands, it is not written
   int64_t pitch;
   bool is_scalar;
 };
 
 // Run one instruction on rows of `columns` numbers. The result may be an operand.
 void run_rows(
-    int64_t code, const std::array<Rows, MAX_OPERANDS>& operands, const Rows& result, int64_t rows,
-    int64_t columns);
+    int64_t code, const std::array<Rows<float>, MAX_OPERANDS>& operands, const Rows<float>& result,
+    int64_t rows, int64_t columns);
 
 }  // namespace elementwise

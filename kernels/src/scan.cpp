@@ -7,7 +7,7 @@
 
 namespace scan {
 
-using elementwise::Rows;
+using Rows = elementwise::Rows<float>;
 using Kind = Program::Kind;
 
 size_t Instruction::count() const {
