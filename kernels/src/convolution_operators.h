@@ -6,7 +6,8 @@
 // channel
 //
 // The attributes are those of Conv, with the pads before the first pixel, and `sizes`: those of the
-// result. Dense convolutions have one axis or two, depthwise ones two.
+// result. Dense convolutions have one axis or two, depthwise ones two. They have another attribute,
+// `winograd`: 1 if they are computed by fewer products.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 
 namespace {
 
-enum class Direction { FORWARD, TRANSPOSED, WEIGHTS };
+using dense::Direction;
 
 template <bool IS_DEPTHWISE, Direction DIRECTION>
 struct Conv {
@@ -29,6 +30,7 @@ struct Conv {
   convolution::Axes axes;  // without sizes
   std::vector<int64_t> sizes;
   size_t inputs = 0;
+  int64_t winograd = 0;
 
   ort::Status* read(const ort::KernelInfo* info) {
     if (!IS_DEPTHWISE && tiles::instruction_set() == tiles::InstructionSet::NONE) {
@@ -57,6 +59,10 @@ struct Conv {
     }
     for (size_t i = 0; i < rank; ++i) {
       axes[2 - rank + i] = {kernel[i], strides[i], dilations[i], pads[i], 1, 1};
+    }
+    if (!IS_DEPTHWISE) RETURN_IF_FAILED(get_integer(info, "winograd", winograd));
+    if (winograd && !(rank == 2 && dense::has_winograd(axes))) {
+      return api->error("Fewer products compute only convolutions of 3 x 3 taps without strides.");
     }
     return nullptr;
   }
@@ -112,7 +118,7 @@ struct Conv {
     return run_tasks_that_throw(context, count, no_memory, function);
   }
 
-  static ort::Status* run(ort::KernelContext* context, const depthwise::Work& work) {
+  ort::Status* run(ort::KernelContext* context, const depthwise::Work& work) const {
     const int64_t groups = has_weights ? work.image_groups() : 1;
     return run_all(context, groups * work.channel_groups(), [&work](int64_t task) {
       if constexpr (DIRECTION == Direction::FORWARD) {
@@ -125,18 +131,14 @@ struct Conv {
     });
   }
 
-  static ort::Status* run(ort::KernelContext* context, const dense::Work& work) {
-    if constexpr (has_weights) {
-      const dense::Tasks tasks = is_transposed ? tasks_of_transposed(work) : tasks_of_convolve(work);
-      return run_all(context, tasks.count(), [&](int64_t task) {
-        is_transposed ? convolve_transposed(work, tasks, task) : convolve(work, tasks, task);
-      });
-    } else {
-      dense::WeightSums sums(work);
-      RETURN_IF_FAILED(
-          run_all(context, sums.tasks.count(), [&sums](int64_t task) { sums.add(task); }));
-      return run_all(context, sums.writes(), [&sums](int64_t task) { sums.write(task); });
+  ort::Status* run(ort::KernelContext* context, const dense::Work& work) const {
+    const auto algorithm = winograd ? dense::winograd(work, DIRECTION) : direct(work, DIRECTION);
+    const std::vector<int64_t> tasks = algorithm->tasks_of_stages();
+    for (size_t stage = 0; stage < tasks.size(); ++stage) {
+      const auto run_task = [&](int64_t task) { algorithm->run(stage, task); };
+      RETURN_IF_FAILED(run_all(context, tasks[stage], run_task));
     }
+    return nullptr;
   }
 };
 

@@ -1,19 +1,17 @@
 // Convolutions of images and their gradients: each filter reads all channels.
 //
-// All three directions are sums of products of two tables,
+// All three directions are sums of products of two tables, whose innermost loops are those of tiles.h:
 //
-//     sums[row][column] = sum over steps of frame[offset of step + offset of row] panel[step][column]
-//
-//                  rows                columns    steps               frame   panel
-//     convolve     windows             filters    channels and taps   x       w
-//     transposed   pixels              channels   filters and taps    dy      w
-//     weights      channels and taps   filters    windows             x       dy
-//
-// The frame holds the images with zeros around them. The innermost loops are those of tiles.h.
+//                  rows                columns    steps               table of rows   of columns
+//     forward      windows             filters    channels and taps   x               w
+//     transposed   pixels              channels   filters and taps    dy              w
+//     weights      channels and taps   filters    windows             x               dy
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "axes.h"
@@ -25,6 +23,8 @@ using convolution::Axes;
 using convolution::Axis;
 using tiles::InstructionSet;
 
+enum class Direction { FORWARD, TRANSPOSED, WEIGHTS };  // y of x, w, bias; dx of dy, w, bias; dw of x, dy
+
 struct Work {
   Axes axes;
   int64_t images, channels, filters;
@@ -35,37 +35,33 @@ struct Work {
   int64_t taps() const { return axes[0].kernel * axes[1].kernel; }
 };
 
-// How a direction is divided into tasks. The results do not depend on the number of threads.
-struct Tasks {
-  int64_t column_blocks, image_groups, row_groups;
-  int64_t columns_per_block, images_per_group, rows_per_group;  // rows: of results, or channels
+// How a direction is computed: in stages, whose tasks can run at the same time. The results do not
+// depend on the number of threads.
+class Algorithm {
+ public:
+  virtual ~Algorithm() = default;
 
-  int64_t count() const { return column_blocks * image_groups * row_groups; }
+  virtual std::vector<int64_t> tasks_of_stages() const = 0;
+  // Run one task. It may throw std::bad_alloc.
+  virtual void run(size_t stage, int64_t task) = 0;
 };
 
-Tasks tasks_of_convolve(const Work& work);
-Tasks tasks_of_transposed(const Work& work);
+// Each product of a number of one table and a number of the other is computed.
+std::unique_ptr<Algorithm> direct(const Work& work, Direction direction);
 
-// Compute the result of one task. They may throw std::bad_alloc.
-void convolve(const Work& work, const Tasks& tasks, int64_t task);             // y of x, w, bias
-void convolve_transposed(const Work& work, const Tasks& tasks, int64_t task);  // dx of dy, w, bias
+// Fewer products, of sums of the numbers.
+std::unique_ptr<Algorithm> winograd(const Work& work, Direction direction);
+bool has_winograd(const Axes& axes);  // the pixels and windows do not matter
 
-// The gradient of weights, dw of x and dy: first the sums over each group of images, then over all.
-struct WeightSums {
-  const Work& work;
-  Tasks tasks;
+// The first element of a part of a range, and the one after its last.
+struct Range {
+  int64_t first, end;
 
-  explicit WeightSums(const Work& work);
+  static Range of(int64_t group, int64_t size, int64_t total) {
+    return {group * size, std::min((group + 1) * size, total)};
+  }
 
-  // Compute the sums of one task of `tasks`.
-  void add(int64_t task);
-  // Add the sums of all groups of images, and write a part of dw.
-  void write(int64_t task);
-  int64_t writes() const { return tasks.column_blocks * tasks.row_groups; }
-
- private:
-  std::vector<float> elements;
-  size_t elements_of_task;
+  int64_t size() const { return end - first; }
 };
 
 }  // namespace dense

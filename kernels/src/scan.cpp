@@ -212,10 +212,9 @@ class Block {
     const bool has_more = i.operands[2].buffer != NOTHING;
     const Rows more = has_more ? at(i.operands[2]) : Rows{};
     for (int64_t block = 0; block < i.columns; block += panel.width) {
-      std::fill(sums.begin(), sums.end(), 0.0f);
       functions.add_products(
           left.data, offsets, panel.steps.data(), panel.rows,
-          panel.elements.data() + block * panel.rows, panel.width, sums.data());
+          panel.elements.data() + block * panel.rows, panel.width, true, sums.data());
       const int64_t n = std::min(panel.width, i.columns - block);
       const Rows part{result.data + block, result.pitch, false};
       if (has_more) {

@@ -1,22 +1,15 @@
-// The innermost loops. tiles.cpp includes this file once for each instruction set, with LANES:
-// the numbers in a vector.
-
-typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
-typedef int32_t Places __attribute__((vector_size(LANES * sizeof(float))));
+// The innermost loops of tiles.cpp. They are compiled once for each instruction set.
 
 constexpr int MAX_VECTORS = LANES == 16 ? 4 : 2;  // of a row of a tile
 
 // The rows of a tile: with a vector for each row of a step, it fills the registers.
 constexpr int rows_of_tile(int vectors) { return LANES == 16 ? (vectors < 4 ? 8 : 6) : 6; }
 
-inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-inline void store(float* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
-
-// Add to a tile of sums, which is (rows, columns) in memory.
+// Add to a tile of sums, which is (rows, columns) in memory. The first products replace them.
 template <int VECTORS>
 void add_tile(
     const float* frame, const int64_t* rows, const Step* steps, int64_t count, const float* panel,
-    float* sums) {
+    bool are_first, float* sums) {
   constexpr int ROWS = rows_of_tile(VECTORS);
   Vector tile[ROWS][VECTORS] = {};
   const float* of_row[ROWS];
@@ -32,26 +25,9 @@ void add_tile(
     }
   }
   for (int row = 0; row < ROWS; ++row) {
-    for (int i = 0; i < VECTORS; ++i, sums += LANES) store(sums, load(sums) + tile[row][i]);
-  }
-}
-
-// Transpose LANES vectors: each of log2(LANES) rounds interleaves the first half with the second.
-inline void transpose(Vector* v) {
-  Places low, high;
-  for (int i = 0; i < LANES; ++i) {
-    low[i] = i / 2 + i % 2 * LANES;
-    high[i] = low[i] + LANES / 2;
-  }
-  for (int round = 1; round < LANES; round *= 2) {
-    Vector mixed[LANES];
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; ++i) {
-      mixed[2 * i] = __builtin_shuffle(v[i], v[i + LANES / 2], low);
-      mixed[2 * i + 1] = __builtin_shuffle(v[i], v[i + LANES / 2], high);
+    for (int i = 0; i < VECTORS; ++i, sums += LANES) {
+      store(sums, are_first ? tile[row][i] : load(sums) + tile[row][i]);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) v[i] = mixed[i];
   }
 }
 
@@ -114,22 +90,22 @@ void unpack(
 template <int VECTORS>
 void add_tiles(
     const float* frame, const std::vector<int64_t>& rows, const Step* steps, int64_t count,
-    const float* panel, float* sums) {
+    const float* panel, bool are_first, float* sums) {
   constexpr int ROWS = rows_of_tile(VECTORS);
   for (size_t row = 0; row < rows.size(); row += ROWS, sums += ROWS * VECTORS * LANES) {
-    add_tile<VECTORS>(frame, rows.data() + row, steps, count, panel, sums);
+    add_tile<VECTORS>(frame, rows.data() + row, steps, count, panel, are_first, sums);
   }
 }
 
 void add_products(
     const float* frame, const std::vector<int64_t>& rows, const Step* steps, int64_t count,
-    const float* panel, int64_t width, float* sums) {
+    const float* panel, int64_t width, bool are_first, float* sums) {
   switch (width / LANES) {
-    case 1: return add_tiles<1>(frame, rows, steps, count, panel, sums);
-    case 2: return add_tiles<2>(frame, rows, steps, count, panel, sums);
+    case 1: return add_tiles<1>(frame, rows, steps, count, panel, are_first, sums);
+    case 2: return add_tiles<2>(frame, rows, steps, count, panel, are_first, sums);
 #if LANES == 16
-    case 3: return add_tiles<3>(frame, rows, steps, count, panel, sums);
-    case 4: return add_tiles<4>(frame, rows, steps, count, panel, sums);
+    case 3: return add_tiles<3>(frame, rows, steps, count, panel, are_first, sums);
+    case 4: return add_tiles<4>(frame, rows, steps, count, panel, are_first, sums);
 #endif
   }
 }

@@ -7,30 +7,13 @@ namespace tiles {
 
 namespace {
 
-// Products and sums are fused, as in the products of matrices of onnxruntime.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define HAS_TILES
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#define LANES 8
-#include "tile_loops.h"
-#undef LANES
-}  // namespace avx2
-#pragma GCC target("avx512f,fma")
-namespace avx512 {
-#define LANES 16
-#include "tile_loops.h"
-#undef LANES
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
+#define LOOPS "tile_loops.h"
+#include "each_instruction_set.h"
 
 }  // namespace
 
 InstructionSet instruction_set() {
-#ifdef HAS_TILES
+#ifdef HAS_LOOPS
   if (__builtin_cpu_supports("avx512f")) return InstructionSet::AVX512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::AVX2;
 #endif
@@ -38,7 +21,7 @@ InstructionSet instruction_set() {
 }
 
 const Functions& functions_of([[maybe_unused]] InstructionSet instructions) {
-#ifdef HAS_TILES
+#ifdef HAS_LOOPS
   return instructions == InstructionSet::AVX512 ? avx512::FUNCTIONS : avx2::FUNCTIONS;
 #else
   static const Functions none{};

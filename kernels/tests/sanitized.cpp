@@ -138,7 +138,8 @@ int run_convolutions() {
   return trials;
 }
 
-// All instruction sets that this processor has, whose results are the same but for rounding.
+// All instruction sets that this processor has, and both algorithms, whose results are the same but
+// for rounding.
 int run_dense_convolutions() {
   using tiles::InstructionSet;
   constexpr int trials = 600;
@@ -150,6 +151,9 @@ int run_dense_convolutions() {
     for (convolution::Axis& axis : work.axes) {
       axis = {1 + number_below(4), 1 + number_below(3), 1 + number_below(3), number_below(6),
               1 + number_below(trial % 8 == 0 ? 60 : 16), 1 + number_below(20)};
+      if (trial % 2 == 0) {  // one that Winograd's algorithm computes
+        axis = {3, 1, 1, number_below(3), axis.pixels, axis.windows};
+      }
     }
     const auto& [rows, columns] = work.axes;
     const int64_t pixels = work.images * work.channels * rows.pixels * columns.pixels;
@@ -166,25 +170,30 @@ int run_dense_convolutions() {
     for (InstructionSet set : {InstructionSet::AVX2, newest}) {
       work.instructions = set;
       std::unique_ptr<float[]> y(new float[windows]), dx(new float[pixels]), dw(new float[weights]);
-      work.result = y.get();
-      const dense::Tasks forward = dense::tasks_of_convolve(work);
-      for (int64_t task = 0; task < forward.count(); ++task) dense::convolve(work, forward, task);
-      work.result = dx.get();
-      const dense::Tasks transposed = dense::tasks_of_transposed(work);
-      for (int64_t task = 0; task < transposed.count(); ++task) {
-        dense::convolve_transposed(work, transposed, task);
+      const bool has_winograd = dense::has_winograd(work.axes);
+      for (bool is_winograd : {false, true}) {
+        if (is_winograd && !has_winograd) continue;
+        const auto run = [&](dense::Direction direction, float* result) {
+          work.result = result;
+          const auto algorithm = (is_winograd ? dense::winograd : dense::direct)(work, direction);
+          const std::vector<int64_t> tasks = algorithm->tasks_of_stages();
+          for (size_t stage = 0; stage < tasks.size(); ++stage) {
+            for (int64_t task = 0; task < tasks[stage]; ++task) algorithm->run(stage, task);
+          }
+        };
+        run(dense::Direction::FORWARD, y.get());
+        run(dense::Direction::TRANSPOSED, dx.get());
+        run(dense::Direction::WEIGHTS, dw.get());
+        std::vector<float> all(y.get(), y.get() + windows);
+        all.insert(all.end(), dx.get(), dx.get() + pixels);
+        all.insert(all.end(), dw.get(), dw.get() + weights);
+        results.push_back(all);
       }
-      work.result = dw.get();
-      dense::WeightSums sums(work);
-      for (int64_t task = 0; task < sums.tasks.count(); ++task) sums.add(task);
-      for (int64_t task = 0; task < sums.writes(); ++task) sums.write(task);
-      std::vector<float> all(y.get(), y.get() + windows);
-      all.insert(all.end(), dx.get(), dx.get() + pixels);
-      all.insert(all.end(), dw.get(), dw.get() + weights);
-      results.push_back(all);
     }
-    for (size_t i = 0; i < results[0].size(); ++i) {
-      if (!(std::abs(results[0][i] - results[1][i]) <= 1e-3f)) std::abort();
+    for (const std::vector<float>& result : results) {
+      for (size_t i = 0; i < result.size(); ++i) {
+        if (!(std::abs(result[i] - results[0][i]) <= 1e-3f)) std::abort();
+      }
     }
   }
   return trials;

@@ -35,15 +35,44 @@ CONVOLUTIONS = {
     "strips": ((2, 4, 40, 61), (8, 4, 3, 3), "pads=[1,1,1,1]"),
     "strips and grids": ((1, 8, 70, 65), (4, 8, 3, 3), "pads=[1,1,1,1], strides=[2,2]"),
     "many weights": ((2, 70, 5, 5), (64, 70, 5, 5), "pads=[2,2,2,2]"),
+    "Winograd, odd sizes": ((3, 18, 7, 9), (70, 18, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, no pads": ((2, 33, 6, 5), (24, 33, 3, 3), ""),
+    "Winograd, wide pads": ((5, 9, 4, 3), (17, 9, 3, 3), "pads=[2,0,1,2]"),
+    "Winograd, one pixel": ((3, 8, 1, 1), (8, 8, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, strips": ((1, 8, 41, 66), (8, 8, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, many channels": ((2, 150, 5, 5), (140, 150, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, many images": ((67, 8, 4, 4), (16, 8, 3, 3), "pads=[1,1,1,1]"),
     "one axis": ((3, 9, 128), (12, 9, 5), "pads=[2,2]"),
     "one axis, halving": ((3, 9, 31), (12, 9, 4), "strides=[2], pads=[1,2]"),
 }  # fmt: skip
+
+
+DIRECTIONS = {"Conv", "ConvTranspose", "ConvWeights"}
+
+
+def winograd_types(model: onnx.ModelProto) -> set[str]:
+    """The types of the nodes that compute fewer products."""
+    return {
+        node.op_type
+        for node in model.graph.node
+        for attribute in node.attribute
+        if attribute.name == "winograd" and attribute.i
+    }
 
 
 @pytest.fixture(autouse=True)
 def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All sizes take a kernel here, although the plain operators would be faster for some."""
     monkeypatch.setattr(dense, "_is_faster", lambda convolution: True)
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: False)
+
+
+@pytest.fixture(params=CONVOLUTIONS)
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A convolution; one with Winograd in its name is computed so in all directions."""
+    is_winograd = request.param.startswith("Winograd")
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: is_winograd)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -66,7 +95,6 @@ def gradient(name: str) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_results_are_those_of_float64(name: str, compiled: Path) -> None:
     """They are at most 1e-6 of the largest number away."""
     model = with_kernels(gradient(name))
@@ -77,7 +105,6 @@ def test_results_are_those_of_float64(name: str, compiled: Path) -> None:
         np.testing.assert_allclose(found, right[value.name], rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_results_are_those_of_the_operators(name: str, compiled: Path) -> None:
     plain = gradient(name)
     feeds = random_feeds(plain)
@@ -87,10 +114,10 @@ def test_results_are_those_of_the_operators(name: str, compiled: Path) -> None:
         np.testing.assert_allclose(found, right, rtol=0, atol=2e-6 * np.abs(right).max())
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_three_directions_are_replaced(name: str) -> None:
     """Nothing is left of the plain forms: a bias's gradient alone has a node besides."""
     model = with_kernels(gradient(name))
+    assert winograd_types(model) == (DIRECTIONS if name.startswith("Winograd") else set())
     types = [node.op_type for node in model.graph.node]
     assert types.count("ConvWeights") == 1
     assert types.count("Conv") == 1
@@ -100,8 +127,13 @@ def test_three_directions_are_replaced(name: str) -> None:
 
 
 @pytest.mark.parametrize("threads", range(1, 9))
-def test_threads_change_nothing(threads: int, compiled: Path) -> None:
-    for name in ("halving", "many images", "strips and grids", "many weights"):
+def test_threads_change_nothing(
+    threads: int, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["halving", "many images", "strips and grids", "many weights"]
+    for name in [*names, *(name for name in CONVOLUTIONS if name.startswith("Winograd"))]:
+        is_winograd = name.startswith("Winograd")
+        monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda _, taken=is_winograd: taken)
         model = with_kernels(gradient(name))
         feeds = random_feeds(model, threads)
         found, right = (run(model, feeds, compiled, n) for n in (threads, 1))
@@ -127,6 +159,23 @@ def test_the_transposed_convolution_of_a_model(attributes: str, compiled: Path) 
     feeds = random_feeds(model)
     (found,), (right,) = run(with_kernels(model), feeds, compiled), run(model, feeds)
     np.testing.assert_allclose(found, right, rtol=0, atol=1e-6 * np.abs(right).max())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_reach_the_windows_of_their_tile(
+    value: float, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Winograd's sums also reach the other windows of a tile of 2x2, and no others."""
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: True)
+    plain = gradient("Winograd, odd sizes")
+    feeds = random_feeds(plain)
+    feeds["x"][1, 3, 4, 5] = value
+    found, right = run(with_kernels(plain), feeds, compiled), run(plain, feeds)
+    assert not np.isfinite(found[0][~np.isfinite(right[0])]).any()
+    reached = np.argwhere(~np.isfinite(found[0][:, 0]))
+    assert {(image, y // 2, x // 2) for image, y, x in reached} == {
+        (1, y, x) for y in (1, 2) for x in (2, 3)
+    }
 
 
 def test_a_nan_reaches_the_sums_that_read_it(compiled: Path) -> None:
@@ -193,6 +242,33 @@ def test_sizes_for_which_the_operators_are_faster(
 
 
 @pytest.mark.parametrize(
+    ("x", "w", "attributes", "expected"),
+    [
+        ((2, 24, 16, 16), (24, 24, 3, 3), "", DIRECTIONS),
+        ((2, 16, 16, 16), (24, 16, 3, 3), "", {"ConvWeights"}),
+        ((1, 24, 8, 8), (24, 24, 3, 3), "pads=[1,1,1,1]", set()),  # few tiles
+        ((16, 24, 4, 4), (24, 24, 3, 3), "pads=[1,1,1,1]", {"ConvWeights"}),
+        ((16, 64, 4, 4), (64, 64, 3, 3), "pads=[1,1,1,1]", DIRECTIONS),
+        ((16, 3, 16, 16), (64, 3, 3, 3), "pads=[1,1,1,1]", set()),
+        ((2, 24, 16, 16), (24, 24, 3, 3), "strides=[2,2]", set()),
+        ((2, 24, 16, 16), (24, 24, 3, 3), "dilations=[2,1]", set()),
+        ((2, 24, 16, 16), (24, 24, 3, 3), "pads=[3,0,0,0]", set()),
+        ((2, 24, 16, 16), (24, 24, 3, 2), "", set()),
+    ],
+)
+def test_sizes_for_which_fewer_products_are_faster(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    attributes: str,
+    expected: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()  # of `all_sizes`
+    monkeypatch.setitem(CONVOLUTIONS, "case", (x, w, attributes))
+    assert winograd_types(with_kernels(gradient("case"))) == expected
+
+
+@pytest.mark.parametrize(
     ("attribute", "numbers", "message"),
     [
         ("kernel_shape", [0, 3], "out of range"),
@@ -205,15 +281,18 @@ def test_sizes_for_which_the_operators_are_faster(
         ("pads", [2**40, 0], "out of range"),
         ("sizes", [5], "out of range"),
         ("sizes", [0, 5], "out of range"),
+        ("winograd", [1], "Fewer products compute only convolutions of 3 x 3 taps"),
     ],
 )
 def test_wrong_attributes_are_refused(
     attribute: str, numbers: list[int], message: str, compiled: Path
 ) -> None:
-    model = with_kernels(gradient("3x3"))
+    model = with_kernels(gradient("dilated" if attribute == "winograd" else "3x3"))
     node = next(node for node in model.graph.node if node.domain == DOMAIN)
     for given in node.attribute:
-        if given.name == attribute:
+        if given.name == attribute == "winograd":
+            (given.i,) = numbers
+        elif given.name == attribute:
             given.ints[:] = numbers
     with pytest.raises(Exception, match=message):
         run(model, random_feeds(model), compiled)

@@ -1,9 +1,13 @@
-#include "dense.h"
-
-#include <algorithm>
+// Each product of a number of one table and a number of the other is computed:
+//
+//     sums[row][column] = sum over steps of frame[offset of step + offset of row] panel[step][column]
+//
+// The frame holds the images with zeros around them.
 #include <cstring>
 #include <utility>
 
+#include "buffer.h"
+#include "dense.h"
 #include "rows.h"
 
 namespace dense {
@@ -19,6 +23,14 @@ using tiles::divide_up;
 using tiles::Functions;
 using tiles::round_up;
 using tiles::Step;
+
+// How a direction is divided into tasks.
+struct Tasks {
+  int64_t column_blocks, image_groups, row_groups;
+  int64_t columns_per_block, images_per_group, rows_per_group;  // rows: of results, or channels
+
+  int64_t count() const { return column_blocks * image_groups * row_groups; }
+};
 
 // How one axis of the result reads a frame.
 struct ResultAxis {
@@ -69,17 +81,6 @@ struct ResultAxis {
   }
 };
 
-// The first element of a part of a range, and the one after its last.
-struct Range {
-  int64_t first, end;
-
-  static Range of(int64_t group, int64_t size, int64_t total) {
-    return {group * size, std::min((group + 1) * size, total)};
-  }
-
-  int64_t size() const { return end - first; }
-};
-
 // Some channels of some images with zeros around them: some rows of each frame.
 class Frame {
  public:
@@ -102,7 +103,8 @@ class Frame {
     pitch = columns.frame;
     plane = frame_rows.size() * pitch;
     image = read_channels.size() * plane;
-    copy_.resize(size_t(images.size() * image));
+    copy_ = Buffer(images.size() * image);
+    std::memset(copy_.data(), 0, size_t(images.size() * image) * sizeof(float));
     elements_ = copy_.data();
     const int64_t first = std::max<int64_t>(frame_rows.first - rows.ahead, 0);
     const int64_t end = std::min(frame_rows.end - rows.ahead, rows.source);
@@ -122,7 +124,7 @@ class Frame {
   const float* elements() const { return elements_; }
 
  private:
-  std::vector<float> copy_;
+  Buffer copy_;
   const float* elements_;
 };
 
@@ -136,13 +138,13 @@ struct Factors {
 struct Panel {
   const Functions& functions;
   int64_t width;
-  std::vector<float> elements;
+  Buffer elements;
 
   Panel(const Work& work, int64_t panel_width)
       : functions(tiles::functions_of(work.instructions)), width(panel_width) {}
 
   void pack(const Factors& factors, const int64_t* numbers, int64_t steps) {
-    elements.resize(std::max(elements.size(), size_t(steps * width)));
+    if (!elements.data()) elements = Buffer(std::max(steps, STEPS_AT_ONCE) * width);
     functions.pack(
         factors.from, factors.end, numbers, steps, factors.pitch, factors.columns, width,
         elements.data());
@@ -152,45 +154,27 @@ struct Panel {
   void pad(std::vector<int64_t>& rows) const { functions.pad(rows, width); }
 
   // The elements of the sums of so many rows: `unpack` reads more.
-  size_t sums(size_t padded_rows) const {
-    return (padded_rows + size_t(functions.lanes)) * size_t(width);
+  int64_t sums(size_t padded_rows) const {
+    return (int64_t(padded_rows) + functions.lanes) * width;
   }
 };
 
 // Images that are computed from images: y of x, or dx of dy.
-struct Images {
-  const Work& work;
-  const float* source;
-  int64_t source_channels, result_channels;
-  int64_t step_pitch, column_pitch;  // of the weights: of channels of the source and of the result
-  std::array<ResultAxis, 2> axes;
+class Images final : public Algorithm {
+ public:
+  Images(const Work& w, bool is_transposed)
+      : work(w),
+        source(is_transposed ? w.dy : w.x),
+        source_channels(is_transposed ? w.filters : w.channels),
+        result_channels(is_transposed ? w.channels : w.filters),
+        step_pitch((is_transposed ? w.channels : 1) * w.taps()),
+        column_pitch((is_transposed ? 1 : w.channels) * w.taps()),
+        axes{axis_of(w.axes[0], is_transposed), axis_of(w.axes[1], is_transposed)},
+        tasks(divide()) {}
 
-  static Images forward(const Work& work) {
-    const int64_t taps = work.taps();
-    return {work, work.x, work.channels, work.filters, taps, work.channels * taps,
-            {ResultAxis::forward(work.axes[0]), ResultAxis::forward(work.axes[1])}};
-  }
+  std::vector<int64_t> tasks_of_stages() const override { return {tasks.count()}; }
 
-  static Images transposed(const Work& work) {
-    const int64_t taps = work.taps();
-    return {work, work.dy, work.filters, work.channels, work.channels * taps, taps,
-            {ResultAxis::transposed(work.axes[0]), ResultAxis::transposed(work.axes[1])}};
-  }
-
-  Tasks tasks() const {
-    const auto& [rows, columns] = axes;
-    Tasks tasks;
-    tasks.columns_per_block = tiles::functions_of(work.instructions).width_for(result_channels);
-    tasks.rows_per_group = std::clamp<int64_t>(ROWS_PER_TASK / columns.result, 1, rows.result);
-    const int64_t elements = rows.result * columns.result;
-    tasks.images_per_group = std::clamp<int64_t>(ROWS_PER_TASK / elements, 1, work.images);
-    tasks.column_blocks = divide_up(result_channels, tasks.columns_per_block);
-    tasks.row_groups = divide_up(rows.result, tasks.rows_per_group);
-    tasks.image_groups = divide_up(work.images, tasks.images_per_group);
-    return tasks;
-  }
-
-  void run(const Tasks& tasks, int64_t task) const {
+  void run(size_t, int64_t task) override {
     const auto& [rows, columns] = axes;
     const int64_t block = task % tasks.column_blocks * tasks.columns_per_block;
     task /= tasks.column_blocks;
@@ -217,7 +201,7 @@ struct Images {
         phases.push_back(std::move(phase));
       }
     }
-    std::vector<float> sums(panel.sums(padded_rows));
+    const Buffer sums(panel.sums(padded_rows));
     std::vector<int64_t> numbers;
     for (int64_t channel = 0; channel < channels_at_once; ++channel) {
       for (int64_t tap = 0; tap < taps; ++tap) numbers.push_back(channel * step_pitch + tap);
@@ -232,7 +216,8 @@ struct Images {
       for (const Phase& phase : phases) {
         panel.functions.add_products(
             elements, phase.rows, phase.steps.data(), channels * phase.steps_per_channel,
-            panel.elements.data(), panel.width, sums.data() + phase.first_row * panel.width);
+            panel.elements.data(), panel.width, channel == 0,
+            sums.data() + int64_t(phase.first_row) * panel.width);
       }
       elements += channels * frame.plane;
       factors.from += channels * step_pitch;
@@ -241,7 +226,7 @@ struct Images {
     float* to = work.result + (images.first * result_channels + block) * size;
     for (const Phase& phase : phases) {
       panel.functions.unpack(
-          sums.data() + phase.first_row * panel.width, phase.places.data(),
+          sums.data() + int64_t(phase.first_row) * panel.width, phase.places.data(),
           int64_t(phase.places.size()), work.bias ? work.bias + block : nullptr, in_block,
           panel.width, size, to);
     }
@@ -255,6 +240,30 @@ struct Images {
     int64_t steps_per_channel;
     size_t first_row;  // of the sums
   };
+
+  const Work work;
+  const float* source;
+  const int64_t source_channels, result_channels;
+  const int64_t step_pitch, column_pitch;  // of the weights: of channels of the source and of the result
+  const std::array<ResultAxis, 2> axes;
+  const Tasks tasks;
+
+  static ResultAxis axis_of(const Axis& axis, bool is_transposed) {
+    return is_transposed ? ResultAxis::transposed(axis) : ResultAxis::forward(axis);
+  }
+
+  Tasks divide() const {
+    const auto& [rows, columns] = axes;
+    Tasks tasks;
+    tasks.columns_per_block = tiles::functions_of(work.instructions).width_for(result_channels);
+    tasks.rows_per_group = std::clamp<int64_t>(ROWS_PER_TASK / columns.result, 1, rows.result);
+    const int64_t elements = rows.result * columns.result;
+    tasks.images_per_group = std::clamp<int64_t>(ROWS_PER_TASK / elements, 1, work.images);
+    tasks.column_blocks = divide_up(result_channels, tasks.columns_per_block);
+    tasks.row_groups = divide_up(rows.result, tasks.rows_per_group);
+    tasks.image_groups = divide_up(work.images, tasks.images_per_group);
+    return tasks;
+  }
 
   // The rows of the frame that rows of the result read.
   Range frame_rows(const Range& strip) const {
@@ -304,109 +313,122 @@ struct Images {
   }
 };
 
-}  // namespace
+// The gradient of weights, dw of x and dy: first the sums over each group of images, then over all.
+class WeightSums final : public Algorithm {
+ public:
+  explicit WeightSums(const Work& w) : work(w), tasks(divide()) {
+    const Panel panel(work, tasks.columns_per_block);
+    std::vector<int64_t> rows(size_t(tasks.rows_per_group * work.taps()));
+    panel.pad(rows);
+    elements_of_task = panel.sums(rows.size());
+    elements = Buffer(tasks.count() * elements_of_task);
+  }
 
-Tasks tasks_of_convolve(const Work& work) { return Images::forward(work).tasks(); }
+  std::vector<int64_t> tasks_of_stages() const override {
+    return {tasks.count(), tasks.column_blocks * tasks.row_groups};
+  }
 
-Tasks tasks_of_transposed(const Work& work) { return Images::transposed(work).tasks(); }
+  void run(size_t stage, int64_t task) override { stage ? write(task) : add(task); }
 
-Tasks tasks_of_weights(const Work& work) {
-  Tasks tasks;
-  tasks.columns_per_block = tiles::functions_of(work.instructions).width_for(work.filters);
-  tasks.column_blocks = divide_up(work.filters, tasks.columns_per_block);
-  const int64_t most = MAX_SUMS / (tasks.columns_per_block * work.taps());
-  tasks.rows_per_group = std::clamp<int64_t>(most, 1, work.channels);
-  tasks.row_groups = divide_up(work.channels, tasks.rows_per_group);
-  const int64_t groups = divide_up(TASKS_OF_WEIGHTS, tasks.column_blocks * tasks.row_groups);
-  tasks.images_per_group = divide_up(work.images, std::min(groups, work.images));
-  tasks.image_groups = divide_up(work.images, tasks.images_per_group);
-  return tasks;
-}
+ private:
+  const Work work;
+  const Tasks tasks;
+  Buffer elements;
+  int64_t elements_of_task;
 
-void convolve(const Work& work, const Tasks& tasks, int64_t task) {
-  Images::forward(work).run(tasks, task);
-}
+  Tasks divide() const {
+    Tasks tasks;
+    tasks.columns_per_block = tiles::functions_of(work.instructions).width_for(work.filters);
+    tasks.column_blocks = divide_up(work.filters, tasks.columns_per_block);
+    const int64_t most = MAX_SUMS / (tasks.columns_per_block * work.taps());
+    tasks.rows_per_group = std::clamp<int64_t>(most, 1, work.channels);
+    tasks.row_groups = divide_up(work.channels, tasks.rows_per_group);
+    const int64_t groups = divide_up(TASKS_OF_WEIGHTS, tasks.column_blocks * tasks.row_groups);
+    tasks.images_per_group = divide_up(work.images, std::min(groups, work.images));
+    tasks.image_groups = divide_up(work.images, tasks.images_per_group);
+    return tasks;
+  }
 
-void convolve_transposed(const Work& work, const Tasks& tasks, int64_t task) {
-  Images::transposed(work).run(tasks, task);
-}
+  // Compute the sums of one task.
+  void add(int64_t task) {
+    const std::array<ResultAxis, 2> axes{
+        ResultAxis::forward(work.axes[0]), ResultAxis::forward(work.axes[1])};
+    const ResultAxis::Phase &of_rows = axes[0].phases[0], &of_columns = axes[1].phases[0];
+    const int64_t windows = axes[0].result * axes[1].result;
+    float* sums = elements.data() + task * elements_of_task;
+    const int64_t block = task % tasks.column_blocks * tasks.columns_per_block;
+    task /= tasks.column_blocks;
+    const Range channels = Range::of(task % tasks.row_groups, tasks.rows_per_group, work.channels);
+    const Range images = Range::of(task / tasks.row_groups, tasks.images_per_group, work.images);
+    // Many steps lie behind each other, so that a tile is rarely written.
+    const int64_t images_at_once = std::clamp<int64_t>(STEPS_AT_ONCE / windows, 1, images.size());
 
-WeightSums::WeightSums(const Work& w) : work(w), tasks(tasks_of_weights(w)) {
-  const Panel panel(work, tasks.columns_per_block);
-  std::vector<int64_t> rows(size_t(tasks.rows_per_group * work.taps()));
-  panel.pad(rows);
-  elements_of_task = panel.sums(rows.size());
-  elements.resize(size_t(tasks.count()) * elements_of_task);
-}
-
-void WeightSums::add(int64_t task) {
-  const std::array<ResultAxis, 2> axes{
-      ResultAxis::forward(work.axes[0]), ResultAxis::forward(work.axes[1])};
-  const ResultAxis::Phase &of_rows = axes[0].phases[0], &of_columns = axes[1].phases[0];
-  const int64_t windows = axes[0].result * axes[1].result;
-  float* sums = elements.data() + size_t(task) * elements_of_task;
-  const int64_t block = task % tasks.column_blocks * tasks.columns_per_block;
-  task /= tasks.column_blocks;
-  const Range channels = Range::of(task % tasks.row_groups, tasks.rows_per_group, work.channels);
-  const Range images = Range::of(task / tasks.row_groups, tasks.images_per_group, work.images);
-  // Many steps lie behind each other, so that a tile is rarely written.
-  const int64_t images_at_once = std::clamp<int64_t>(STEPS_AT_ONCE / windows, 1, images.size());
-
-  Panel panel(work, tasks.columns_per_block);
-  std::vector<int64_t> rows, numbers;
-  std::vector<Step> steps;
-  const int64_t in_block = std::min(panel.width, work.filters - block);
-  for (int64_t first = images.first; first < images.end; first += images_at_once) {
-    const Range now{first, std::min(first + images_at_once, images.end)};
-    const Frame frame(axes, {0, axes[0].frame}, work.x, work.channels, channels, now);
-    if (rows.empty()) {
-      for (int64_t channel = 0; channel < channels.size(); ++channel) {
-        for (const ResultAxis::Tap& row : of_rows.taps) {
-          for (const ResultAxis::Tap& column : of_columns.taps) {
-            rows.push_back(channel * frame.plane + row.offset * frame.pitch + column.offset);
+    Panel panel(work, tasks.columns_per_block);
+    std::vector<int64_t> rows, numbers;
+    std::vector<Step> steps;
+    const int64_t in_block = std::min(panel.width, work.filters - block);
+    for (int64_t first = images.first; first < images.end; first += images_at_once) {
+      const Range now{first, std::min(first + images_at_once, images.end)};
+      const Frame frame(axes, {0, axes[0].frame}, work.x, work.channels, channels, now);
+      if (rows.empty()) {
+        for (int64_t channel = 0; channel < channels.size(); ++channel) {
+          for (const ResultAxis::Tap& row : of_rows.taps) {
+            for (const ResultAxis::Tap& column : of_columns.taps) {
+              rows.push_back(channel * frame.plane + row.offset * frame.pitch + column.offset);
+            }
+          }
+        }
+        panel.pad(rows);
+        for (int64_t image = 0; image < now.size(); ++image) {
+          for (int64_t window = 0; window < windows; ++window) {
+            const int64_t row = of_rows.place_of(window / axes[1].result);
+            const int64_t column = of_columns.place_of(window % axes[1].result);
+            const int64_t place = int64_t(steps.size()) % STEPS_AT_ONCE * panel.width;
+            steps.push_back({image * frame.image + row * frame.pitch + column, place});
+            numbers.push_back(image * work.filters * windows + window);
           }
         }
       }
-      panel.pad(rows);
-      for (int64_t image = 0; image < now.size(); ++image) {
-        for (int64_t window = 0; window < windows; ++window) {
-          const int64_t row = of_rows.place_of(window / axes[1].result);
-          const int64_t column = of_columns.place_of(window % axes[1].result);
-          const int64_t place = int64_t(steps.size()) % STEPS_AT_ONCE * panel.width;
-          steps.push_back({image * frame.image + row * frame.pitch + column, place});
-          numbers.push_back(image * work.filters * windows + window);
-        }
+      const Factors factors{work.dy + (first * work.filters + block) * windows,
+                            work.dy + work.images * work.filters * windows, windows, in_block};
+      const int64_t count = now.size() * windows;
+      for (int64_t step = 0; step < count; step += STEPS_AT_ONCE) {
+        const int64_t n = std::min(STEPS_AT_ONCE, count - step);
+        panel.pack(factors, numbers.data() + step, n);
+        panel.functions.add_products(
+            frame.elements(), rows, steps.data() + step, n, panel.elements.data(), panel.width,
+            first == images.first && step == 0, sums);
       }
     }
-    const Factors factors{work.dy + (first * work.filters + block) * windows,
-                          work.dy + work.images * work.filters * windows, windows, in_block};
-    const int64_t count = now.size() * windows;
-    for (int64_t step = 0; step < count; step += STEPS_AT_ONCE) {
-      const int64_t n = std::min(STEPS_AT_ONCE, count - step);
-      panel.pack(factors, numbers.data() + step, n);
-      panel.functions.add_products(
-          frame.elements(), rows, steps.data() + step, n, panel.elements.data(), panel.width, sums);
-    }
   }
-}
 
-void WeightSums::write(int64_t task) {
-  const Panel panel(work, tasks.columns_per_block);
-  const int64_t parts = tasks.column_blocks * tasks.row_groups;
-  float* sums = elements.data() + size_t(task) * elements_of_task;
-  for (int64_t group = 1; group < tasks.image_groups; ++group) {
-    const float* more = sums + size_t(group * parts) * elements_of_task;
-    for (size_t i = 0; i < elements_of_task; ++i) sums[i] += more[i];
+  // Add the sums of all groups of images, and write a part of dw.
+  void write(int64_t task) {
+    const Panel panel(work, tasks.columns_per_block);
+    const int64_t parts = tasks.column_blocks * tasks.row_groups;
+    const int64_t written = elements_of_task - panel.sums(0);
+    float* sums = elements.data() + task * elements_of_task;
+    for (int64_t group = 1; group < tasks.image_groups; ++group) {
+      const float* more = sums + group * parts * elements_of_task;
+      for (int64_t i = 0; i < written; ++i) sums[i] += more[i];
+    }
+    const int64_t block = task % tasks.column_blocks * tasks.columns_per_block;
+    const Range channels =
+        Range::of(task / tasks.column_blocks, tasks.rows_per_group, work.channels);
+    const int64_t taps = work.taps(), pitch = work.channels * taps;
+    std::vector<int64_t> places;
+    for (int64_t row = channels.first * taps; row < channels.end * taps; ++row) places.push_back(row);
+    panel.functions.unpack(
+        sums, places.data(), int64_t(places.size()), nullptr,
+        std::min(panel.width, work.filters - block), panel.width, pitch, work.result + block * pitch);
   }
-  const int64_t block = task % tasks.column_blocks * tasks.columns_per_block;
-  const Range channels =
-      Range::of(task / tasks.column_blocks, tasks.rows_per_group, work.channels);
-  const int64_t taps = work.taps(), pitch = work.channels * taps;
-  std::vector<int64_t> places;
-  for (int64_t row = channels.first * taps; row < channels.end * taps; ++row) places.push_back(row);
-  panel.functions.unpack(
-      sums, places.data(), int64_t(places.size()), nullptr,
-      std::min(panel.width, work.filters - block), panel.width, pitch, work.result + block * pitch);
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> direct(const Work& work, Direction direction) {
+  if (direction == Direction::WEIGHTS) return std::make_unique<WeightSums>(work);
+  return std::make_unique<Images>(work, direction == Direction::TRANSPOSED);
 }
 
 }  // namespace dense

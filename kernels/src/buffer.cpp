@@ -1,0 +1,83 @@
+#include "buffer.h"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int64_t MAX_KEPT = 8 << 20;  // numbers in all
+constexpr int64_t MAX_EXCESS = 4;      // times as many numbers as a buffer needs
+constexpr int64_t LEAST = 1 << 14;
+
+struct Block {
+  float* data;
+  int64_t size;
+};
+
+// The blocks that no buffer has.
+class Kept {
+ public:
+  // Return the smallest block of at least that size: none if all are much larger.
+  Block take(int64_t size) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    size_t best = blocks_.size();
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const bool fits = blocks_[i].size >= size && blocks_[i].size / MAX_EXCESS <= size;
+      if (fits && (best == blocks_.size() || blocks_[i].size < blocks_[best].size)) best = i;
+    }
+    if (best == blocks_.size()) return {nullptr, 0};
+    const Block found = blocks_[best];
+    blocks_.erase(blocks_.begin() + int64_t(best));
+    total_ -= found.size;
+    return found;
+  }
+
+  // Keep a block, and return whether there is room for it.
+  bool keep(const Block& block) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (total_ + block.size > MAX_KEPT) return false;
+    try {
+      blocks_.push_back(block);
+    } catch (...) {
+      return false;
+    }
+    total_ += block.size;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Block> blocks_;
+  int64_t total_ = 0;
+};
+
+Kept& kept() {
+  static Kept& blocks = *new Kept;  // threads may use it until the process ends
+  return blocks;
+}
+
+}  // namespace
+
+Buffer::Buffer(int64_t size) {
+#ifdef SANITIZED  // which sees only what lies outside of a block
+  data_ = new float[size_t(size)];
+#else
+  size = size < LEAST ? LEAST : size;
+  const Block block = kept().take(size);
+  data_ = block.data ? block.data : new float[size_t(size)];
+  size_ = block.data ? block.size : size;
+#endif
+}
+
+Buffer::~Buffer() {
+  if (data_ && (!size_ || !kept().keep({data_, size_}))) delete[] data_;
+}
+
+Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}

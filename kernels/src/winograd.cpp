@@ -1,0 +1,467 @@
+// Convolutions of 3 x 3 taps by fewer products (Lavin and Gray 2016, "Fast algorithms for
+// convolutional neural networks", F(2 x 2, 3 x 3)).
+//
+// Windows are computed in tiles of 2 x 2, each from 4 x 4 pixels d and the filter g:
+//
+//     y = A^T ((G g G^T) * (B^T d B)) A         * of elements, summed over the channels
+//
+// which takes 16 products where the windows have 36. The gradient of the pixels is such a
+// convolution, too; that of the filter is
+//
+//     dg = G^T ((A dy A^T) * (B^T d B)) G       summed over the tiles
+#include <cstring>
+
+#include "buffer.h"
+#include "dense.h"
+#include "rows.h"
+
+namespace dense {
+
+namespace {
+
+constexpr int64_t ELEMENTS = 16;  // of a transformed tile or filter
+constexpr int64_t TAPS = 9;
+constexpr int64_t TILES_AT_ONCE = 96;             // about so many
+constexpr int64_t MAX_TRANSFORMED = 1 << 19;      // pixels of a task, which stay in the second cache
+constexpr int64_t MAX_SUMS = 1 << 22;             // of all groups of tiles, unless there is one
+constexpr int64_t CHANNELS_OF_SUMS = 72;          // at most, whose sums stay there, too
+constexpr int64_t CHANNELS_AT_ONCE = 64;          // of transforms
+constexpr int64_t TASKS = 16;                     // at least, if there are as many tiles
+
+// The distance of the elements of so many transformed tiles or filters. Elements that lie a multiple of
+// 4 kB apart would have the same places in the first cache.
+constexpr int64_t distance_of(int64_t numbers) { return numbers + 16; }
+
+using tiles::divide_up;
+using tiles::Functions;
+using tiles::round_up;
+using tiles::Step;
+
+// The loops of winograd_loops.h.
+struct Transforms {
+  int lanes;
+  void (*pixels)(
+      const float* even_rows, const float* odd_rows, int64_t pitch, int64_t tiles, float* to,
+      int64_t distance);
+  void (*filters)(
+      const float* from, int64_t channels, int64_t width, bool are_flipped, float* to,
+      int64_t distance);
+  void (*sums)(
+      const float* sums, int64_t distance, const int64_t* places, int64_t tiles, int64_t width,
+      float* to);
+  void (*gradients)(
+      const float* from, const int64_t* places, int64_t tiles, int64_t width, float* to,
+      int64_t distance);
+  void (*filter_sums)(
+      const float* sums, int64_t distance, int64_t channels, int64_t width, float* to);
+};
+
+#define LOOPS "winograd_loops.h"
+#include "each_instruction_set.h"
+
+const Transforms& transforms_of([[maybe_unused]] InstructionSet instructions) {
+#ifdef HAS_LOOPS
+  return instructions == InstructionSet::AVX512 ? avx512::TRANSFORMS : avx2::TRANSFORMS;
+#else
+  static const Transforms none{};
+  return none;
+#endif
+}
+
+// The tiles of all images, row by row.
+struct Tiles {
+  int64_t images, windows_of_rows, windows_of_columns;
+
+  int64_t rows_of_image() const { return divide_up(windows_of_rows, 2); }
+  int64_t rows() const { return images * rows_of_image(); }
+  int64_t columns() const { return divide_up(windows_of_columns, 2); }
+  int64_t count(const Range& rows) const { return rows.size() * columns(); }
+
+  // The rows of about so many tiles: whole images, if they have fewer.
+  int64_t rows_at_once(int64_t count) const {
+    const int64_t rows_of_count = std::max<int64_t>(count / columns(), 1);
+    if (rows_of_count < rows_of_image()) return rows_of_count;
+    return std::min(rows_of_count / rows_of_image(), images) * rows_of_image();
+  }
+};
+
+// The windows in some rows of tiles.
+struct Windows {
+  std::vector<int64_t> places;    // in images of so many channels
+  std::vector<int64_t> of_tiles;  // the number of each tile's windows, places.size() if it has fewer
+
+  Windows(const Tiles& tiles, const Range& rows, int64_t channels) {
+    const int64_t height = tiles.windows_of_rows, width = tiles.windows_of_columns;
+    of_tiles.resize(size_t(4 * tiles.count(rows)));
+    for (int64_t row = rows.first; row < rows.end; ++row) {
+      const int64_t image = row / tiles.rows_of_image();
+      int64_t* numbers = of_tiles.data() + 4 * (row - rows.first) * tiles.columns();
+      for (int64_t i = 0; i < 2; ++i) {
+        const int64_t y = row % tiles.rows_of_image() * 2 + i;
+        for (int64_t x = 0; y < height && x < width; ++x) {
+          numbers[4 * (x / 2) + 2 * i + x % 2] = int64_t(places.size());
+          places.push_back((image * channels * height + y) * width + x);
+        }
+      }
+    }
+    mark_missing(tiles, rows);
+  }
+
+ private:
+  void mark_missing(const Tiles& tiles, const Range& rows) {
+    const int64_t none = int64_t(places.size()), columns = tiles.columns();
+    for (int64_t tile = 0; tile < tiles.count(rows); ++tile) {
+      const int64_t row = (rows.first + tile / columns) % tiles.rows_of_image();
+      for (int64_t i = 0; i < 4; ++i) {
+        const bool is_there = 2 * row + i / 2 < tiles.windows_of_rows &&
+                              tile % columns * 2 + i % 2 < tiles.windows_of_columns;
+        if (!is_there) of_tiles[size_t(4 * tile + i)] = none;
+      }
+    }
+  }
+};
+
+// Pixels in tiles of 4 x 4, two of which lie 2 pixels apart.
+//
+// Some rows of tiles are transformed at once, as if they were one row: behind the last tile of each
+// row, and behind the last row of each image, lie tiles that nobody reads.
+struct Pixels {
+  const Transforms& transforms;
+  Tiles tiles;
+  const float* source;
+  int64_t channels, rows, columns, rows_ahead, columns_ahead;  // ahead: zeros before the first pixel
+
+  // The tiles of so many rows, if those that nobody reads are counted.
+  int64_t slots(int64_t tile_rows) const {
+    const int64_t in_image = tiles.rows_of_image();
+    const int64_t images = tile_rows % in_image ? tile_rows / in_image + 2 : tile_rows / in_image;
+    return round_up((tile_rows + images) * (tiles.columns() + 1), transforms.lanes);
+  }
+
+  // The places of the tiles that are read.
+  std::vector<int64_t> places(const Range& tile_rows) const {
+    std::vector<int64_t> found;
+    int64_t first = 0;
+    for (int64_t row = tile_rows.first; row < tile_rows.end; ++row) {
+      if (row % tiles.rows_of_image() == 0 && row > tile_rows.first) first += tiles.columns() + 1;
+      for (int64_t i = 0; i < tiles.columns(); ++i) found.push_back(first + i);
+      first += tiles.columns() + 1;
+    }
+    return found;
+  }
+
+  // Write element k of the tile at a place, of a channel, to to[k distance + channel pitch + place].
+  void transform(
+      const Range& tile_rows, const Range& of_channels, float* to, int64_t pitch,
+      int64_t distance) const {
+    const std::vector<Part> parts = parts_of(tile_rows);
+    const int64_t width = 2 * tiles.columns() + 2, copied = std::min(columns, width - columns_ahead);
+    const int64_t count = parts.back().first_row + parts.back().tile_rows;  // of rows
+    const int64_t size = round_up((count + 1) * width, 2 * transforms.lanes) + width + 2;
+    std::vector<float> frame(size_t(2 * size));  // the even rows, and the odd ones
+    for (int64_t channel = of_channels.first; channel < of_channels.end; ++channel) {
+      for (const Part& part : parts) {
+        const float* from = source + (part.image * channels + channel) * rows * columns;
+        for (int64_t is_odd = 0; is_odd < 2; ++is_odd) {
+          // row i of the part is row 2 i + is_odd - before of the image
+          const int64_t before = part.before - is_odd;
+          const int64_t first = divide_up(std::max<int64_t>(before, 0), 2);
+          const int64_t end = std::min(divide_up(rows + before, 2), part.tile_rows + 1);
+          convolution::copy_rows(
+              from + (2 * first - before) * columns, 2 * columns,
+              frame.data() + is_odd * size + (part.first_row + first) * width + columns_ahead, width,
+              end - first, copied);
+        }
+      }
+      transforms.pixels(
+          frame.data(), frame.data() + size, width, count * width / 2,
+          to + (channel - of_channels.first) * pitch, distance);
+    }
+  }
+
+ private:
+  // Rows of tiles of one image.
+  struct Part {
+    int64_t image, tile_rows;
+    int64_t before;     // the rows of zeros before the first pixel; negative: of pixels that are left out
+    int64_t first_row;  // the even rows of the frame before it
+  };
+
+  std::vector<Part> parts_of(const Range& tile_rows) const {
+    std::vector<Part> parts;
+    const int64_t in_image = tiles.rows_of_image();
+    for (int64_t row = tile_rows.first, first_row = 0; row < tile_rows.end;) {
+      const int64_t count = std::min(in_image - row % in_image, tile_rows.end - row);
+      parts.push_back({row / in_image, count, rows_ahead - 2 * (row % in_image), first_row});
+      first_row += count + 1;
+      row += count;
+    }
+    return parts;
+  }
+};
+
+// Images that are computed from images: y of x, or dx of dy.
+class Images final : public Algorithm {
+ public:
+  Images(const Work& work, bool is_transposed)
+      : work_(work),
+        is_transposed_(is_transposed),
+        channels_(is_transposed ? work.filters : work.channels),
+        results_(is_transposed ? work.channels : work.filters),
+        functions_(tiles::functions_of(work.instructions)),
+        width_(functions_.width_for(results_)),
+        pixels_(pixels_of(work, is_transposed)),
+        filters_(divide_up(results_, width_) * filters_of_block()) {
+    const Tiles& tiles = pixels_.tiles;
+    rows_at_once_ =
+        tiles.rows_at_once(std::min(TILES_AT_ONCE, MAX_TRANSFORMED / (ELEMENTS * channels_)));
+    row_groups_ = divide_up(tiles.rows(), rows_at_once_);
+    const int64_t blocks = divide_up(results_, width_);
+    blocks_at_once_ = divide_up(blocks, std::clamp<int64_t>(TASKS / row_groups_, 1, blocks));
+    block_groups_ = divide_up(blocks, blocks_at_once_);
+    if (is_shared()) shared_ = Buffer(row_groups_ * transformed_size());
+  }
+
+  std::vector<int64_t> tasks_of_stages() const override {
+    const int64_t transforms = filter_tasks() + (is_shared() ? row_groups_ * channel_groups() : 0);
+    return {transforms, row_groups_ * block_groups_};
+  }
+
+  void run(size_t stage, int64_t task) override {
+    if (stage == 1) {
+      multiply(task);
+    } else if (task < filter_tasks()) {
+      transform_filters(task);
+    } else {
+      task -= filter_tasks();
+      const int64_t group = task / channel_groups();
+      transform_pixels(
+          group, Range::of(task % channel_groups(), CHANNELS_AT_ONCE, channels_),
+          shared_.data() + group * transformed_size());
+    }
+  }
+
+ private:
+  const Work work_;
+  const bool is_transposed_;
+  const int64_t channels_, results_;  // of the source, and of the result
+  const Functions& functions_;
+  const int64_t width_;  // of a block of the result's channels
+  const Pixels pixels_;
+  int64_t rows_at_once_, row_groups_;      // of tiles
+  int64_t blocks_at_once_, block_groups_;  // of the result's channels
+  Buffer filters_;                         // transformed: (blocks, ELEMENTS, channels, width)
+  Buffer shared_;  // transformed pixels, if several tasks read the same
+
+  static Pixels pixels_of(const Work& work, bool is_transposed) {
+    const auto& [rows, columns] = work.axes;
+    const Transforms& transforms = transforms_of(work.instructions);
+    if (is_transposed) {
+      return {transforms, {work.images, rows.pixels, columns.pixels}, work.dy, work.filters,
+              rows.windows, columns.windows, 2 - rows.pad, 2 - columns.pad};
+    }
+    return {transforms, {work.images, rows.windows, columns.windows}, work.x, work.channels,
+            rows.pixels, columns.pixels, rows.pad, columns.pad};
+  }
+
+  bool is_shared() const { return block_groups_ > 1; }
+  int64_t channel_groups() const { return divide_up(channels_, CHANNELS_AT_ONCE); }
+  int64_t filter_tasks() const { return divide_up(results_, width_) * channel_groups(); }
+
+  Range tile_rows(int64_t group) const {
+    return Range::of(group, rows_at_once_, pixels_.tiles.rows());
+  }
+
+  int64_t pitch() const { return pixels_.slots(rows_at_once_); }
+  int64_t pixel_distance() const { return distance_of(channels_ * pitch()); }
+  int64_t transformed_size() const { return ELEMENTS * pixel_distance(); }
+  int64_t filter_distance() const { return distance_of(channels_ * width_); }
+  int64_t filters_of_block() const { return ELEMENTS * filter_distance(); }
+
+  void transform_filters(int64_t task) {
+    const int64_t block = task / channel_groups();
+    const Range channels = Range::of(task % channel_groups(), CHANNELS_AT_ONCE, channels_);
+    const int64_t step_pitch = is_transposed_ ? work_.channels * TAPS : TAPS;
+    const int64_t column_pitch = is_transposed_ ? TAPS : work_.channels * TAPS;
+    std::vector<int64_t> numbers;
+    for (int64_t channel = 0; channel < channels.size(); ++channel) {
+      for (int64_t tap = 0; tap < TAPS; ++tap) numbers.push_back(channel * step_pitch + tap);
+    }
+    const Buffer taps(channels.size() * TAPS * width_);
+    functions_.pack(
+        work_.w + channels.first * step_pitch + block * width_ * column_pitch,
+        work_.w + work_.filters * work_.channels * TAPS, numbers.data(), int64_t(numbers.size()),
+        column_pitch, std::min(width_, results_ - block * width_), width_, taps.data());
+    pixels_.transforms.filters(
+        taps.data(), channels.size(), width_, is_transposed_,
+        filters_.data() + block * filters_of_block() + channels.first * width_,
+        filter_distance());
+  }
+
+  void transform_pixels(int64_t group, const Range& channels, float* to) const {
+    pixels_.transform(
+        tile_rows(group), channels, to + channels.first * pitch(), pitch(), pixel_distance());
+  }
+
+  void multiply(int64_t task) const {
+    const int64_t group = task / block_groups_, blocks = divide_up(results_, width_);
+    const Range of_blocks = Range::of(task % block_groups_, blocks_at_once_, blocks);
+    const Buffer own = is_shared() ? Buffer() : Buffer(transformed_size());
+    if (!is_shared()) transform_pixels(group, {0, channels_}, own.data());
+    const float* transformed =
+        is_shared() ? shared_.data() + group * transformed_size() : own.data();
+    const int64_t count = pixels_.tiles.count(tile_rows(group));
+    std::vector<int64_t> rows = pixels_.places(tile_rows(group));
+    functions_.pad(rows, width_);
+    std::vector<Step> steps;
+    for (int64_t channel = 0; channel < channels_; ++channel) {
+      steps.push_back({channel * pitch(), channel * width_});
+    }
+    const Windows windows(pixels_.tiles, tile_rows(group), results_);
+    const int64_t distance = distance_of(int64_t(rows.size()) * width_);
+    const int64_t places = int64_t(windows.places.size());
+    const Buffer sums(ELEMENTS * distance);
+    const Buffer results((places + 1 + functions_.lanes) * width_);
+    const int64_t size = pixels_.tiles.windows_of_rows * pixels_.tiles.windows_of_columns;
+    for (int64_t block = of_blocks.first; block < of_blocks.end; ++block) {
+      for (int64_t k = 0; k < ELEMENTS; ++k) {
+        functions_.add_products(
+            transformed + k * pixel_distance(), rows, steps.data(), channels_,
+            filters_.data() + block * filters_of_block() + k * filter_distance(), width_, true,
+            sums.data() + k * distance);
+      }
+      pixels_.transforms.sums(
+          sums.data(), distance, windows.of_tiles.data(), count, width_, results.data());
+      const int64_t first = block * width_;
+      functions_.unpack(
+          results.data(), windows.places.data(), places, work_.bias ? work_.bias + first : nullptr,
+          std::min(width_, results_ - first), width_, size, work_.result + first * size);
+    }
+  }
+};
+
+// The gradient of filters: first the sums over each group of tiles, then over all.
+class Filters final : public Algorithm {
+ public:
+  explicit Filters(const Work& work)
+      : work_(work),
+        functions_(tiles::functions_of(work.instructions)),
+        width_(functions_.width_for(work.filters)),
+        blocks_(divide_up(work.filters, width_)),
+        pixels_{transforms_of(work.instructions),
+                {work.images, work.axes[0].windows, work.axes[1].windows},
+                work.x,
+                work.channels,
+                work.axes[0].pixels,
+                work.axes[1].pixels,
+                work.axes[0].pad,
+                work.axes[1].pad} {
+    const Tiles& tiles = pixels_.tiles;
+    channels_at_once_ = divide_up(work.channels, divide_up(work.channels, CHANNELS_OF_SUMS));
+    channel_groups_ = divide_up(work.channels, channels_at_once_);
+    std::vector<int64_t> rows(static_cast<size_t>(channels_at_once_));
+    functions_.pad(rows, width_);
+    distance_ = distance_of(int64_t(rows.size()) * width_);
+    rows_at_once_ = tiles.rows_at_once(TILES_AT_ONCE);
+    const int64_t chunks = divide_up(tiles.rows(), rows_at_once_);
+    const int64_t most = std::max<int64_t>(MAX_SUMS / (channel_groups_ * sums_of_task()), 1);
+    const int64_t groups = std::min({divide_up(TASKS, channel_groups_), chunks, most});
+    rows_per_group_ = divide_up(chunks, groups) * rows_at_once_;
+    row_groups_ = divide_up(tiles.rows(), rows_per_group_);
+    sums_ = Buffer(row_groups_ * channel_groups_ * sums_of_task());
+  }
+
+  std::vector<int64_t> tasks_of_stages() const override {
+    return {row_groups_ * channel_groups_, blocks_ * channel_groups_};
+  }
+
+  void run(size_t stage, int64_t task) override { stage ? write(task) : add(task); }
+
+ private:
+  const Work work_;
+  const Functions& functions_;
+  const int64_t width_, blocks_;  // of filters
+  const Pixels pixels_;
+  int64_t channels_at_once_, channel_groups_;
+  int64_t rows_at_once_, rows_per_group_, row_groups_;  // of tiles
+  int64_t distance_;                                    // of the elements of sums
+  Buffer sums_;  // (row groups, channel groups, blocks, ELEMENTS, channels, width)
+
+  int64_t sums_of_task() const { return blocks_ * ELEMENTS * distance_; }
+
+  void add(int64_t task) const {
+    float* sums = sums_.data() + task * sums_of_task();
+    const Tiles& tiles = pixels_.tiles;
+    const Range channels =
+        Range::of(task % channel_groups_, channels_at_once_, work_.channels);
+    const Range group = Range::of(task / channel_groups_, rows_per_group_, tiles.rows());
+    const int64_t most = rows_at_once_ * tiles.columns(), pitch = pixels_.slots(rows_at_once_);
+    const int64_t of_pixels = distance_of(channels.size() * pitch);
+    const int64_t of_gradients = distance_of(most * width_);
+    const Buffer pixels(ELEMENTS * of_pixels), gradients(ELEMENTS * of_gradients);
+    const Buffer dy((4 * most + 1) * width_);
+    std::vector<int64_t> rows;
+    for (int64_t channel = 0; channel < channels.size(); ++channel) rows.push_back(channel * pitch);
+    functions_.pad(rows, width_);
+    const int64_t size = tiles.windows_of_rows * tiles.windows_of_columns;
+    for (int64_t row = group.first; row < group.end; row += rows_at_once_) {
+      const Range now{row, std::min(row + rows_at_once_, group.end)};
+      pixels_.transform(now, channels, pixels.data(), pitch, of_pixels);
+      std::vector<Step> steps;
+      for (int64_t place : pixels_.places(now)) {
+        steps.push_back({place, int64_t(steps.size()) * width_});
+      }
+      const Windows windows(tiles, now, work_.filters);
+      const int64_t count = int64_t(windows.places.size());
+      std::memset(dy.data() + count * width_, 0, size_t(width_) * sizeof(float));
+      for (int64_t block = 0; block < blocks_; ++block) {
+        functions_.pack(
+            work_.dy + block * width_ * size, work_.dy + work_.images * work_.filters * size,
+            windows.places.data(), count, size, std::min(width_, work_.filters - block * width_),
+            width_, dy.data());
+        pixels_.transforms.gradients(
+            dy.data(), windows.of_tiles.data(), tiles.count(now), width_, gradients.data(),
+            of_gradients);
+        for (int64_t k = 0; k < ELEMENTS; ++k) {
+          functions_.add_products(
+              pixels.data() + k * of_pixels, rows, steps.data(), tiles.count(now),
+              gradients.data() + k * of_gradients, width_, row == group.first,
+              sums + (block * ELEMENTS + k) * distance_);
+        }
+      }
+    }
+  }
+
+  void write(int64_t task) const {
+    const int64_t block = task / channel_groups_, group = task % channel_groups_;
+    const Range channels = Range::of(group, channels_at_once_, work_.channels);
+    float* sums = sums_.data() + group * sums_of_task() + block * ELEMENTS * distance_;
+    for (int64_t rows = 1; rows < row_groups_; ++rows) {
+      const float* more = sums + rows * channel_groups_ * sums_of_task();
+      for (int64_t i = 0; i < ELEMENTS * distance_; ++i) sums[i] += more[i];
+    }
+    const Buffer taps((channels.size() * TAPS + functions_.lanes) * width_);
+    pixels_.transforms.filter_sums(sums, distance_, channels.size(), width_, taps.data());
+    std::vector<int64_t> places;
+    for (int64_t i = channels.first * TAPS; i < channels.end * TAPS; ++i) places.push_back(i);
+    const int64_t pitch = work_.channels * TAPS, first = block * width_;
+    functions_.unpack(
+        taps.data(), places.data(), int64_t(places.size()), nullptr,
+        std::min(width_, work_.filters - first), width_, pitch, work_.result + first * pitch);
+  }
+};
+
+}  // namespace
+
+bool has_winograd(const Axes& axes) {
+  return std::all_of(axes.begin(), axes.end(), [](const Axis& axis) {
+    return axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1 && axis.pad <= 2;
+  });
+}
+
+std::unique_ptr<Algorithm> winograd(const Work& work, Direction direction) {
+  if (direction == Direction::WEIGHTS) return std::make_unique<Filters>(work);
+  return std::make_unique<Images>(work, direction == Direction::TRANSPOSED);
+}
+
+}  // namespace dense
