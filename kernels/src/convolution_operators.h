@@ -61,8 +61,8 @@ struct Conv {
       axes[2 - rank + i] = {kernel[i], strides[i], dilations[i], pads[i], 1, 1};
     }
     if (!IS_DEPTHWISE) RETURN_IF_FAILED(get_integer(info, "winograd", winograd));
-    if (winograd && !(rank == 2 && dense::has_winograd(axes))) {
-      return api->error("Fewer products compute only convolutions of 3 x 3 taps without strides.");
+    if (winograd && !dense::has_winograd(axes)) {
+      return api->error("Fewer products compute only convolutions of 3 x 3, 3 or 5 taps without strides.");
     }
     return nullptr;
   }

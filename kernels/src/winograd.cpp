@@ -1,11 +1,11 @@
-// Convolutions of 3 x 3 taps by fewer products (Lavin and Gray 2016, "Fast algorithms for
-// convolutional neural networks", F(2 x 2, 3 x 3)).
+// Convolutions by fewer products (Lavin and Gray 2016, "Fast algorithms for convolutional neural
+// networks": Winograd's F(2 x 2, 3 x 3), and along one axis F(2, 3) and F(2, 5)).
 //
-// Windows are computed in tiles of 2 x 2, each from 4 x 4 pixels d and the filter g:
+// Windows are computed in tiles of 2 x 2, each from its pixels d and the filter g:
 //
 //     y = A^T ((G g G^T) * (B^T d B)) A         * of elements, summed over the channels
 //
-// which takes 16 products where the windows have 36. The gradient of the pixels is such a
+// which takes 16 products where windows of 3 x 3 taps have 36. The gradient of the pixels is such a
 // convolution, too; that of the filter is
 //
 //     dg = G^T ((A dy A^T) * (B^T d B)) G       summed over the tiles
@@ -14,13 +14,12 @@
 #include "buffer.h"
 #include "dense.h"
 #include "rows.h"
+#include "winograd_schemes.h"
 
 namespace dense {
 
 namespace {
 
-constexpr int64_t ELEMENTS = 16;  // of a transformed tile or filter
-constexpr int64_t TAPS = 9;
 constexpr int64_t TILES_AT_ONCE = 96;             // about so many
 constexpr int64_t MAX_TRANSFORMED = 1 << 19;      // pixels of a task, which stay in the second cache
 constexpr int64_t MAX_SUMS = 1 << 22;             // of all groups of tiles, unless there is one
@@ -36,12 +35,20 @@ using tiles::divide_up;
 using tiles::Functions;
 using tiles::round_up;
 using tiles::Step;
+using winograd::OfFilters;
+using winograd::OfPixels;
+using winograd::OfSums;
+using winograd::Transposed;
 
 // The loops of winograd_loops.h.
 struct Transforms {
   int lanes;
+  int64_t elements, taps;  // of a transformed tile or filter, and of a filter
+  struct {
+    int64_t windows, pixels;  // of a tile
+  } axes[2];
   void (*pixels)(
-      const float* even_rows, const float* odd_rows, int64_t pitch, int64_t tiles, float* to,
+      const float* frame, int64_t plane, int64_t pitch, int64_t tiles, float* to,
       int64_t distance);
   void (*filters)(
       const float* from, int64_t channels, int64_t width, bool are_flipped, float* to,
@@ -54,27 +61,36 @@ struct Transforms {
       int64_t distance);
   void (*filter_sums)(
       const float* sums, int64_t distance, int64_t channels, int64_t width, float* to);
+
+  // The rows and columns of tiles behind the last one whose pixels it reads, too.
+  int64_t rows_behind() const { return (axes[0].pixels - 1) / axes[0].windows; }
+  int64_t columns_behind() const { return (axes[1].pixels - 1) / axes[1].windows; }
 };
 
 #define LOOPS "winograd_loops.h"
 #include "each_instruction_set.h"
 
-const Transforms& transforms_of([[maybe_unused]] InstructionSet instructions) {
+// Return the transforms for filters of so many taps; none if there are none.
+const Transforms* transforms_of(
+    [[maybe_unused]] InstructionSet instructions, [[maybe_unused]] const Axes& axes) {
 #ifdef HAS_LOOPS
-  return instructions == InstructionSet::AVX512 ? avx512::TRANSFORMS : avx2::TRANSFORMS;
+  const int64_t rows = axes[0].kernel, columns = axes[1].kernel;
+  return instructions == InstructionSet::AVX512 ? avx512::transforms_of(rows, columns)
+                                                : avx2::transforms_of(rows, columns);
 #else
-  static const Transforms none{};
-  return none;
+  return nullptr;
 #endif
 }
 
 // The tiles of all images, row by row.
 struct Tiles {
+  int64_t height, width;  // in windows
   int64_t images, windows_of_rows, windows_of_columns;
 
-  int64_t rows_of_image() const { return divide_up(windows_of_rows, 2); }
+  int64_t windows() const { return height * width; }
+  int64_t rows_of_image() const { return divide_up(windows_of_rows, height); }
   int64_t rows() const { return images * rows_of_image(); }
-  int64_t columns() const { return divide_up(windows_of_columns, 2); }
+  int64_t columns() const { return divide_up(windows_of_columns, width); }
   int64_t count(const Range& rows) const { return rows.size() * columns(); }
 
   // The rows of about so many tiles: whole images, if they have fewer.
@@ -92,36 +108,26 @@ struct Windows {
 
   Windows(const Tiles& tiles, const Range& rows, int64_t channels) {
     const int64_t height = tiles.windows_of_rows, width = tiles.windows_of_columns;
-    of_tiles.resize(size_t(4 * tiles.count(rows)));
+    constexpr int64_t none = -1;
+    of_tiles.assign(size_t(tiles.windows() * tiles.count(rows)), none);
     for (int64_t row = rows.first; row < rows.end; ++row) {
       const int64_t image = row / tiles.rows_of_image();
-      int64_t* numbers = of_tiles.data() + 4 * (row - rows.first) * tiles.columns();
-      for (int64_t i = 0; i < 2; ++i) {
-        const int64_t y = row % tiles.rows_of_image() * 2 + i;
+      int64_t* numbers =
+          of_tiles.data() + tiles.windows() * (row - rows.first) * tiles.columns();
+      for (int64_t i = 0; i < tiles.height; ++i) {
+        const int64_t y = row % tiles.rows_of_image() * tiles.height + i;
         for (int64_t x = 0; y < height && x < width; ++x) {
-          numbers[4 * (x / 2) + 2 * i + x % 2] = int64_t(places.size());
+          numbers[tiles.windows() * (x / tiles.width) + i * tiles.width + x % tiles.width] =
+              int64_t(places.size());
           places.push_back((image * channels * height + y) * width + x);
         }
       }
     }
-    mark_missing(tiles, rows);
-  }
-
- private:
-  void mark_missing(const Tiles& tiles, const Range& rows) {
-    const int64_t none = int64_t(places.size()), columns = tiles.columns();
-    for (int64_t tile = 0; tile < tiles.count(rows); ++tile) {
-      const int64_t row = (rows.first + tile / columns) % tiles.rows_of_image();
-      for (int64_t i = 0; i < 4; ++i) {
-        const bool is_there = 2 * row + i / 2 < tiles.windows_of_rows &&
-                              tile % columns * 2 + i % 2 < tiles.windows_of_columns;
-        if (!is_there) of_tiles[size_t(4 * tile + i)] = none;
-      }
-    }
+    std::replace(of_tiles.begin(), of_tiles.end(), none, int64_t(places.size()));
   }
 };
 
-// Pixels in tiles of 4 x 4, two of which lie 2 pixels apart.
+// Pixels in tiles that overlap.
 //
 // Some rows of tiles are transformed at once, as if they were one row: behind the last tile of each
 // row, and behind the last row of each image, lie tiles that nobody reads.
@@ -135,7 +141,8 @@ struct Pixels {
   int64_t slots(int64_t tile_rows) const {
     const int64_t in_image = tiles.rows_of_image();
     const int64_t images = tile_rows % in_image ? tile_rows / in_image + 2 : tile_rows / in_image;
-    return round_up((tile_rows + images) * (tiles.columns() + 1), transforms.lanes);
+    const int64_t rows_in_all = tile_rows + images * transforms.rows_behind();
+    return round_up(rows_in_all * slots_of_row(), transforms.lanes);
   }
 
   // The places of the tiles that are read.
@@ -143,9 +150,10 @@ struct Pixels {
     std::vector<int64_t> found;
     int64_t first = 0;
     for (int64_t row = tile_rows.first; row < tile_rows.end; ++row) {
-      if (row % tiles.rows_of_image() == 0 && row > tile_rows.first) first += tiles.columns() + 1;
+      const bool is_next_image = row % tiles.rows_of_image() == 0 && row > tile_rows.first;
+      if (is_next_image) first += transforms.rows_behind() * slots_of_row();
       for (int64_t i = 0; i < tiles.columns(); ++i) found.push_back(first + i);
-      first += tiles.columns() + 1;
+      first += slots_of_row();
     }
     return found;
   }
@@ -155,26 +163,29 @@ struct Pixels {
       const Range& tile_rows, const Range& of_channels, float* to, int64_t pitch,
       int64_t distance) const {
     const std::vector<Part> parts = parts_of(tile_rows);
-    const int64_t width = 2 * tiles.columns() + 2, copied = std::min(columns, width - columns_ahead);
-    const int64_t count = parts.back().first_row + parts.back().tile_rows;  // of rows
-    const int64_t size = round_up((count + 1) * width, 2 * transforms.lanes) + width + 2;
-    std::vector<float> frame(size_t(2 * size));  // the even rows, and the odd ones
+    const int64_t width = slots_of_row() * tiles.width;
+    const int64_t copied = std::min(columns, width - columns_ahead);
+    const int64_t count = parts.back().first_line + parts.back().tile_rows;  // of lines
+    const int64_t plane = round_up(count * width, tiles.width * transforms.lanes) +
+                          transforms.rows_behind() * width + transforms.axes[1].pixels;
+    std::vector<float> frame(size_t(tiles.height * plane));
     for (int64_t channel = of_channels.first; channel < of_channels.end; ++channel) {
       for (const Part& part : parts) {
         const float* from = source + (part.image * channels + channel) * rows * columns;
-        for (int64_t is_odd = 0; is_odd < 2; ++is_odd) {
-          // row i of the part is row 2 i + is_odd - before of the image
-          const int64_t before = part.before - is_odd;
-          const int64_t first = divide_up(std::max<int64_t>(before, 0), 2);
-          const int64_t end = std::min(divide_up(rows + before, 2), part.tile_rows + 1);
+        for (int64_t i = 0; i < tiles.height; ++i) {
+          // line l of the part is row `tiles.height l - before` of the image
+          const int64_t before = part.before - i;
+          const int64_t first = divide_up(std::max<int64_t>(before, 0), tiles.height);
+          const int64_t end = std::min(
+              divide_up(rows + before, tiles.height), part.tile_rows + transforms.rows_behind());
           convolution::copy_rows(
-              from + (2 * first - before) * columns, 2 * columns,
-              frame.data() + is_odd * size + (part.first_row + first) * width + columns_ahead, width,
+              from + (tiles.height * first - before) * columns, tiles.height * columns,
+              frame.data() + i * plane + (part.first_line + first) * width + columns_ahead, width,
               end - first, copied);
         }
       }
       transforms.pixels(
-          frame.data(), frame.data() + size, width, count * width / 2,
+          frame.data(), plane, width, count * slots_of_row(),
           to + (channel - of_channels.first) * pitch, distance);
     }
   }
@@ -183,22 +194,33 @@ struct Pixels {
   // Rows of tiles of one image.
   struct Part {
     int64_t image, tile_rows;
-    int64_t before;     // the rows of zeros before the first pixel; negative: of pixels that are left out
-    int64_t first_row;  // the even rows of the frame before it
+    int64_t before;  // the rows of zeros before the first pixel; negative: of pixels that are left out
+    int64_t first_line;
   };
+
+  int64_t slots_of_row() const { return tiles.columns() + transforms.columns_behind(); }
 
   std::vector<Part> parts_of(const Range& tile_rows) const {
     std::vector<Part> parts;
     const int64_t in_image = tiles.rows_of_image();
-    for (int64_t row = tile_rows.first, first_row = 0; row < tile_rows.end;) {
-      const int64_t count = std::min(in_image - row % in_image, tile_rows.end - row);
-      parts.push_back({row / in_image, count, rows_ahead - 2 * (row % in_image), first_row});
-      first_row += count + 1;
+    for (int64_t row = tile_rows.first, line = 0; row < tile_rows.end;) {
+      const int64_t of_image = row % in_image;
+      const int64_t count = std::min(in_image - of_image, tile_rows.end - row);
+      parts.push_back({row / in_image, count, rows_ahead - tiles.height * of_image, line});
+      line += count + transforms.rows_behind();
       row += count;
     }
     return parts;
   }
 };
+
+Pixels pixels_of_x(const Work& work) {
+  const auto& [rows, columns] = work.axes;
+  const Transforms& transforms = *transforms_of(work.instructions, work.axes);
+  return {transforms, {transforms.axes[0].windows, transforms.axes[1].windows, work.images,
+                       rows.windows, columns.windows},
+          work.x, work.channels, rows.pixels, columns.pixels, rows.pad, columns.pad};
+}
 
 // Images that are computed from images: y of x, or dx of dy.
 class Images final : public Algorithm {
@@ -211,10 +233,12 @@ class Images final : public Algorithm {
         functions_(tiles::functions_of(work.instructions)),
         width_(functions_.width_for(results_)),
         pixels_(pixels_of(work, is_transposed)),
+        elements_(pixels_.transforms.elements),
+        taps_(pixels_.transforms.taps),
         filters_(divide_up(results_, width_) * filters_of_block()) {
     const Tiles& tiles = pixels_.tiles;
     rows_at_once_ =
-        tiles.rows_at_once(std::min(TILES_AT_ONCE, MAX_TRANSFORMED / (ELEMENTS * channels_)));
+        tiles.rows_at_once(std::min(TILES_AT_ONCE, MAX_TRANSFORMED / (elements_ * channels_)));
     row_groups_ = divide_up(tiles.rows(), rows_at_once_);
     const int64_t blocks = divide_up(results_, width_);
     blocks_at_once_ = divide_up(blocks, std::clamp<int64_t>(TASKS / row_groups_, 1, blocks));
@@ -248,20 +272,20 @@ class Images final : public Algorithm {
   const Functions& functions_;
   const int64_t width_;  // of a block of the result's channels
   const Pixels pixels_;
+  const int64_t elements_, taps_;  // of a transformed tile or filter, and of a filter
   int64_t rows_at_once_, row_groups_;      // of tiles
   int64_t blocks_at_once_, block_groups_;  // of the result's channels
-  Buffer filters_;                         // transformed: (blocks, ELEMENTS, channels, width)
+  Buffer filters_;                         // transformed: (blocks, elements, channels, width)
   Buffer shared_;  // transformed pixels, if several tasks read the same
 
   static Pixels pixels_of(const Work& work, bool is_transposed) {
+    if (!is_transposed) return pixels_of_x(work);
     const auto& [rows, columns] = work.axes;
-    const Transforms& transforms = transforms_of(work.instructions);
-    if (is_transposed) {
-      return {transforms, {work.images, rows.pixels, columns.pixels}, work.dy, work.filters,
-              rows.windows, columns.windows, 2 - rows.pad, 2 - columns.pad};
-    }
-    return {transforms, {work.images, rows.windows, columns.windows}, work.x, work.channels,
-            rows.pixels, columns.pixels, rows.pad, columns.pad};
+    const Transforms& transforms = *transforms_of(work.instructions, work.axes);
+    return {transforms, {transforms.axes[0].windows, transforms.axes[1].windows, work.images,
+                         rows.pixels, columns.pixels},
+            work.dy, work.filters, rows.windows, columns.windows, rows.kernel - 1 - rows.pad,
+            columns.kernel - 1 - columns.pad};
   }
 
   bool is_shared() const { return block_groups_ > 1; }
@@ -274,23 +298,23 @@ class Images final : public Algorithm {
 
   int64_t pitch() const { return pixels_.slots(rows_at_once_); }
   int64_t pixel_distance() const { return distance_of(channels_ * pitch()); }
-  int64_t transformed_size() const { return ELEMENTS * pixel_distance(); }
+  int64_t transformed_size() const { return elements_ * pixel_distance(); }
   int64_t filter_distance() const { return distance_of(channels_ * width_); }
-  int64_t filters_of_block() const { return ELEMENTS * filter_distance(); }
+  int64_t filters_of_block() const { return elements_ * filter_distance(); }
 
   void transform_filters(int64_t task) {
     const int64_t block = task / channel_groups();
     const Range channels = Range::of(task % channel_groups(), CHANNELS_AT_ONCE, channels_);
-    const int64_t step_pitch = is_transposed_ ? work_.channels * TAPS : TAPS;
-    const int64_t column_pitch = is_transposed_ ? TAPS : work_.channels * TAPS;
+    const int64_t step_pitch = is_transposed_ ? work_.channels * taps_ : taps_;
+    const int64_t column_pitch = is_transposed_ ? taps_ : work_.channels * taps_;
     std::vector<int64_t> numbers;
     for (int64_t channel = 0; channel < channels.size(); ++channel) {
-      for (int64_t tap = 0; tap < TAPS; ++tap) numbers.push_back(channel * step_pitch + tap);
+      for (int64_t tap = 0; tap < taps_; ++tap) numbers.push_back(channel * step_pitch + tap);
     }
-    const Buffer taps(channels.size() * TAPS * width_);
+    const Buffer taps(channels.size() * taps_ * width_);
     functions_.pack(
         work_.w + channels.first * step_pitch + block * width_ * column_pitch,
-        work_.w + work_.filters * work_.channels * TAPS, numbers.data(), int64_t(numbers.size()),
+        work_.w + work_.filters * work_.channels * taps_, numbers.data(), int64_t(numbers.size()),
         column_pitch, std::min(width_, results_ - block * width_), width_, taps.data());
     pixels_.transforms.filters(
         taps.data(), channels.size(), width_, is_transposed_,
@@ -320,11 +344,11 @@ class Images final : public Algorithm {
     const Windows windows(pixels_.tiles, tile_rows(group), results_);
     const int64_t distance = distance_of(int64_t(rows.size()) * width_);
     const int64_t places = int64_t(windows.places.size());
-    const Buffer sums(ELEMENTS * distance);
+    const Buffer sums(elements_ * distance);
     const Buffer results((places + 1 + functions_.lanes) * width_);
     const int64_t size = pixels_.tiles.windows_of_rows * pixels_.tiles.windows_of_columns;
     for (int64_t block = of_blocks.first; block < of_blocks.end; ++block) {
-      for (int64_t k = 0; k < ELEMENTS; ++k) {
+      for (int64_t k = 0; k < elements_; ++k) {
         functions_.add_products(
             transformed + k * pixel_distance(), rows, steps.data(), channels_,
             filters_.data() + block * filters_of_block() + k * filter_distance(), width_, true,
@@ -348,14 +372,9 @@ class Filters final : public Algorithm {
         functions_(tiles::functions_of(work.instructions)),
         width_(functions_.width_for(work.filters)),
         blocks_(divide_up(work.filters, width_)),
-        pixels_{transforms_of(work.instructions),
-                {work.images, work.axes[0].windows, work.axes[1].windows},
-                work.x,
-                work.channels,
-                work.axes[0].pixels,
-                work.axes[1].pixels,
-                work.axes[0].pad,
-                work.axes[1].pad} {
+        pixels_(pixels_of_x(work)),
+        elements_(pixels_.transforms.elements),
+        taps_(pixels_.transforms.taps) {
     const Tiles& tiles = pixels_.tiles;
     channels_at_once_ = divide_up(work.channels, divide_up(work.channels, CHANNELS_OF_SUMS));
     channel_groups_ = divide_up(work.channels, channels_at_once_);
@@ -382,12 +401,13 @@ class Filters final : public Algorithm {
   const Functions& functions_;
   const int64_t width_, blocks_;  // of filters
   const Pixels pixels_;
+  const int64_t elements_, taps_;  // of a transformed tile or filter, and of a filter
   int64_t channels_at_once_, channel_groups_;
   int64_t rows_at_once_, rows_per_group_, row_groups_;  // of tiles
   int64_t distance_;                                    // of the elements of sums
-  Buffer sums_;  // (row groups, channel groups, blocks, ELEMENTS, channels, width)
+  Buffer sums_;  // (row groups, channel groups, blocks, elements, channels, width)
 
-  int64_t sums_of_task() const { return blocks_ * ELEMENTS * distance_; }
+  int64_t sums_of_task() const { return blocks_ * elements_ * distance_; }
 
   void add(int64_t task) const {
     float* sums = sums_.data() + task * sums_of_task();
@@ -398,8 +418,8 @@ class Filters final : public Algorithm {
     const int64_t most = rows_at_once_ * tiles.columns(), pitch = pixels_.slots(rows_at_once_);
     const int64_t of_pixels = distance_of(channels.size() * pitch);
     const int64_t of_gradients = distance_of(most * width_);
-    const Buffer pixels(ELEMENTS * of_pixels), gradients(ELEMENTS * of_gradients);
-    const Buffer dy((4 * most + 1) * width_);
+    const Buffer pixels(elements_ * of_pixels), gradients(elements_ * of_gradients);
+    const Buffer dy((tiles.windows() * most + 1) * width_);
     std::vector<int64_t> rows;
     for (int64_t channel = 0; channel < channels.size(); ++channel) rows.push_back(channel * pitch);
     functions_.pad(rows, width_);
@@ -422,11 +442,11 @@ class Filters final : public Algorithm {
         pixels_.transforms.gradients(
             dy.data(), windows.of_tiles.data(), tiles.count(now), width_, gradients.data(),
             of_gradients);
-        for (int64_t k = 0; k < ELEMENTS; ++k) {
+        for (int64_t k = 0; k < elements_; ++k) {
           functions_.add_products(
               pixels.data() + k * of_pixels, rows, steps.data(), tiles.count(now),
               gradients.data() + k * of_gradients, width_, row == group.first,
-              sums + (block * ELEMENTS + k) * distance_);
+              sums + (block * elements_ + k) * distance_);
         }
       }
     }
@@ -435,16 +455,16 @@ class Filters final : public Algorithm {
   void write(int64_t task) const {
     const int64_t block = task / channel_groups_, group = task % channel_groups_;
     const Range channels = Range::of(group, channels_at_once_, work_.channels);
-    float* sums = sums_.data() + group * sums_of_task() + block * ELEMENTS * distance_;
+    float* sums = sums_.data() + group * sums_of_task() + block * elements_ * distance_;
     for (int64_t rows = 1; rows < row_groups_; ++rows) {
       const float* more = sums + rows * channel_groups_ * sums_of_task();
-      for (int64_t i = 0; i < ELEMENTS * distance_; ++i) sums[i] += more[i];
+      for (int64_t i = 0; i < elements_ * distance_; ++i) sums[i] += more[i];
     }
-    const Buffer taps((channels.size() * TAPS + functions_.lanes) * width_);
+    const Buffer taps((channels.size() * taps_ + functions_.lanes) * width_);
     pixels_.transforms.filter_sums(sums, distance_, channels.size(), width_, taps.data());
     std::vector<int64_t> places;
-    for (int64_t i = channels.first * TAPS; i < channels.end * TAPS; ++i) places.push_back(i);
-    const int64_t pitch = work_.channels * TAPS, first = block * width_;
+    for (int64_t i = channels.first * taps_; i < channels.end * taps_; ++i) places.push_back(i);
+    const int64_t pitch = work_.channels * taps_, first = block * width_;
     functions_.unpack(
         taps.data(), places.data(), int64_t(places.size()), nullptr,
         std::min(width_, work_.filters - first), width_, pitch, work_.result + first * pitch);
@@ -454,9 +474,10 @@ class Filters final : public Algorithm {
 }  // namespace
 
 bool has_winograd(const Axes& axes) {
-  return std::all_of(axes.begin(), axes.end(), [](const Axis& axis) {
-    return axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1 && axis.pad <= 2;
-  });
+  const bool has_taps = transforms_of(tiles::instruction_set(), axes);
+  return has_taps && std::all_of(axes.begin(), axes.end(), [](const Axis& axis) {
+           return axis.stride == 1 && axis.dilation == 1 && axis.pad < axis.kernel;
+         });
 }
 
 std::unique_ptr<Algorithm> winograd(const Work& work, Direction direction) {

@@ -151,8 +151,13 @@ int run_dense_convolutions() {
     for (convolution::Axis& axis : work.axes) {
       axis = {1 + number_below(4), 1 + number_below(3), 1 + number_below(3), number_below(6),
               1 + number_below(trial % 8 == 0 ? 60 : 16), 1 + number_below(20)};
-      if (trial % 2 == 0) {  // one that Winograd's algorithm computes
-        axis = {3, 1, 1, number_below(3), axis.pixels, axis.windows};
+    }
+    if (trial % 2 == 0) {  // one that Winograd's algorithm computes
+      const int64_t taps[3][2] = {{3, 3}, {1, 3}, {1, 5}};
+      for (size_t i = 0; i < 2; ++i) {
+        const int64_t kernel = taps[trial / 2 % 3][i];
+        const convolution::Axis axis = work.axes[i];
+        work.axes[i] = {kernel, 1, 1, number_below(kernel), axis.pixels, axis.windows};
       }
     }
     const auto& [rows, columns] = work.axes;

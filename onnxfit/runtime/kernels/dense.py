@@ -36,16 +36,19 @@ MIN_PRODUCTS_WITH_STRIDES = 256
 MIN_CHANNELS = 8  # of the result; with fewer, most lanes of a vector are not used
 MIN_ELEMENTS = 192  # of a channel of the result in all images; they share the packed weights
 
-# Winograd's algorithm computes 2x2 elements of a result by 16 products instead of 36, of sums of
-# pixels and sums of taps, whose rounding errors are about as large. Measured on the same sizes, it
-# takes 0.5 to 1.15 of the time of all products (of the weights' gradient: 0.4 to 1.15).
-WINOGRAD_KERNEL = (3, 3)
-MAX_WINOGRAD_PAD = 2
+# Winograd's algorithm computes tiles of two elements along each axis by fewer products, of sums: 16
+# instead of 36 for 3x3 taps, 4 instead of 6 for 3, 6 instead of 10 for 5. Measured on the same
+# sizes, it takes 0.5 to 1.2 of the time of all products. The rounding errors are about as large,
+# but for the gradient of 5 taps, for which they are several times as large.
+WINOGRAD_KERNELS = {(3, 3), (3,), (5,), (1, 3), (1, 5)}
+WINOGRAD_KERNELS_OF_WEIGHTS = WINOGRAD_KERNELS - {(5,), (1, 5)}
 MIN_WINOGRAD_TILES = 32  # in all images
 MIN_WINOGRAD_CHANNELS = 20
+MIN_WINOGRAD_CHANNELS_OF_ONE_AXIS = 48
 MIN_WINOGRAD_PIXELS = 7  # along each axis; in smaller images tiles at the border are half empty
 MIN_WINOGRAD_CHANNELS_OF_SMALL_IMAGES = 64
-MIN_WINOGRAD_CHANNELS_OF_WEIGHTS = 8  # of the gradient of weights
+MIN_WINOGRAD_CHANNELS_OF_WEIGHTS = 8
+MIN_WINOGRAD_CHANNELS_OF_WEIGHTS_OF_ONE_AXIS = 16
 
 
 def kernel_for(convolution: AnyConvolution) -> onnx.NodeProto | None:
@@ -87,21 +90,25 @@ def _is_faster(convolution: AnyConvolution) -> bool:
 
 
 def _is_faster_by_winograd(convolution: AnyConvolution) -> bool:
-    """Return whether fewer products, of sums, are faster than all products.
-
-    Both numbers of channels are compared with the same bounds, since the sums cost as much for
-    each.
-    """
+    """Return whether fewer products, of sums, are faster than all products."""
+    is_of_weights = isinstance(convolution, WeightGradient)
     if isinstance(convolution, WeightGradient):
-        images = convolution.positions
-        channels, least = min(images[1], convolution.channels), MIN_WINOGRAD_CHANNELS_OF_WEIGHTS
+        source, images = convolution.pixels, convolution.positions
     else:
         source, images, _, _ = _Images.of(convolution)
-        is_small = min(images[2:]) < MIN_WINOGRAD_PIXELS
-        channels = min(source[1], images[1])
-        least = MIN_WINOGRAD_CHANNELS_OF_SMALL_IMAGES if is_small else MIN_WINOGRAD_CHANNELS
-    tiles = images[0] * math.prod(-(-size // 2) for size in images[2:])
-    return channels >= least and tiles >= MIN_WINOGRAD_TILES
+    wide = [(size, taps) for size, taps in zip(images[2:], convolution.kernel) if taps > 1]
+    least = {
+        (False, True): MIN_WINOGRAD_CHANNELS,
+        (False, False): MIN_WINOGRAD_CHANNELS_OF_ONE_AXIS,
+        (True, True): MIN_WINOGRAD_CHANNELS_OF_WEIGHTS,
+        (True, False): MIN_WINOGRAD_CHANNELS_OF_WEIGHTS_OF_ONE_AXIS,
+    }[is_of_weights, len(wide) > 1]
+    if not is_of_weights and min(size for size, _ in wide) < MIN_WINOGRAD_PIXELS:
+        least = MIN_WINOGRAD_CHANNELS_OF_SMALL_IMAGES
+    sizes = [-(-size // min(taps, 2)) for size, taps in zip(images[2:], convolution.kernel)]
+    tiles = images[0] * math.prod(sizes)
+    # Either number of channels has the same bound, since the sums cost as much for each.
+    return min(source[1], images[1]) >= least and tiles >= MIN_WINOGRAD_TILES
 
 
 def _kernel(convolution: AnyConvolution) -> onnx.NodeProto | None:
@@ -156,7 +163,7 @@ def _node(
     op_type: str, convolution: AnyConvolution, inputs: Sequence[str], **attributes: Any
 ) -> onnx.NodeProto:
     replaced = convolution.node
-    has_winograd = _has_winograd(convolution.kernel, **attributes)
+    has_winograd = _has_winograd(convolution, **attributes)
     return helper.make_node(
         op_type,
         inputs,
@@ -170,10 +177,12 @@ def _node(
 
 
 def _has_winograd(
-    kernel: Sizes, *, strides: Sizes, dilations: Sizes, pads: Sizes, sizes: Sizes
+    convolution: AnyConvolution, *, strides: Sizes, dilations: Sizes, pads: Sizes, sizes: Sizes
 ) -> bool:
+    is_of_weights = isinstance(convolution, WeightGradient)
+    kernels = WINOGRAD_KERNELS_OF_WEIGHTS if is_of_weights else WINOGRAD_KERNELS
     return (
-        tuple(kernel) == WINOGRAD_KERNEL
+        tuple(convolution.kernel) in kernels
         and {*strides, *dilations} == {1}
-        and max(pads) <= MAX_WINOGRAD_PAD
+        and all(pad < taps for pad, taps in zip(pads, convolution.kernel))
     )

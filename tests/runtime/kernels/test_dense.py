@@ -42,12 +42,26 @@ CONVOLUTIONS = {
     "Winograd, strips": ((1, 8, 41, 66), (8, 8, 3, 3), "pads=[1,1,1,1]"),
     "Winograd, many channels": ((2, 150, 5, 5), (140, 150, 3, 3), "pads=[1,1,1,1]"),
     "Winograd, many images": ((67, 8, 4, 4), (16, 8, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, one axis, 3 taps": ((3, 17, 33), (24, 17, 3), "pads=[1,1]"),
+    "Winograd, one axis, 5 taps": ((3, 70, 64), (33, 70, 5), "pads=[2,2]"),
+    "Winograd, one short axis, 5 taps": ((40, 9, 2), (8, 9, 5), "pads=[2,4]"),
+    "Winograd, one long axis, 5 taps": ((1, 8, 700), (8, 8, 5), ""),
+    "Winograd, one long axis": ((1, 8, 700), (8, 8, 3), "pads=[2,0]"),
+    "Winograd, rows of 3 taps": ((2, 9, 5, 12), (20, 9, 1, 3), "pads=[0,1,0,2]"),
+    "Winograd, rows of 5 taps": ((2, 8, 4, 9), (8, 8, 1, 5), "pads=[0,2,0,2]"),
     "one axis": ((3, 9, 128), (12, 9, 5), "pads=[2,2]"),
     "one axis, halving": ((3, 9, 31), (12, 9, 4), "strides=[2], pads=[1,2]"),
 }  # fmt: skip
 
 
 DIRECTIONS = {"Conv", "ConvTranspose", "ConvWeights"}
+
+
+def winograd_directions(name: str) -> set[str]:
+    """The types of nodes that compute fewer products for one of CONVOLUTIONS."""
+    if not name.startswith("Winograd"):
+        return set()
+    return DIRECTIONS - ({"ConvWeights"} if "5 taps" in name else set())
 
 
 def winograd_types(model: onnx.ModelProto) -> set[str]:
@@ -117,7 +131,7 @@ def test_results_are_those_of_the_operators(name: str, compiled: Path) -> None:
 def test_three_directions_are_replaced(name: str) -> None:
     """Nothing is left of the plain forms: a bias's gradient alone has a node besides."""
     model = with_kernels(gradient(name))
-    assert winograd_types(model) == (DIRECTIONS if name.startswith("Winograd") else set())
+    assert winograd_types(model) == winograd_directions(name)
     types = [node.op_type for node in model.graph.node]
     assert types.count("ConvWeights") == 1
     assert types.count("Conv") == 1
@@ -254,6 +268,11 @@ def test_sizes_for_which_the_operators_are_faster(
         ((2, 24, 16, 16), (24, 24, 3, 3), "dilations=[2,1]", set()),
         ((2, 24, 16, 16), (24, 24, 3, 3), "pads=[3,0,0,0]", set()),
         ((2, 24, 16, 16), (24, 24, 3, 2), "", set()),
+        ((8, 48, 32), (48, 48, 3), "pads=[1,1]", DIRECTIONS),
+        ((8, 48, 32), (48, 48, 5), "pads=[2,2]", {"Conv", "ConvTranspose"}),
+        ((8, 32, 32), (48, 32, 3), "pads=[1,1]", {"ConvWeights"}),
+        ((4, 48, 5, 32), (48, 48, 1, 3), "", DIRECTIONS),
+        ((8, 48, 32), (48, 48, 7), "", set()),
     ],
 )
 def test_sizes_for_which_fewer_products_are_faster(
@@ -281,7 +300,7 @@ def test_sizes_for_which_fewer_products_are_faster(
         ("pads", [2**40, 0], "out of range"),
         ("sizes", [5], "out of range"),
         ("sizes", [0, 5], "out of range"),
-        ("winograd", [1], "Fewer products compute only convolutions of 3 x 3 taps"),
+        ("winograd", [1], "Fewer products compute only convolutions of 3 x 3, 3 or 5 taps"),
     ],
 )
 def test_wrong_attributes_are_refused(
