@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t MAX_KEPT = 8 << 20;  // numbers in all
+constexpr int64_t MAX_KEPT = 4 << 20;  // numbers in all
 constexpr int64_t MAX_EXCESS = 4;      // times as many numbers as a buffer needs
 constexpr int64_t LEAST = 1 << 14;
 

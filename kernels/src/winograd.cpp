@@ -234,8 +234,7 @@ class Images final : public Algorithm {
         width_(functions_.width_for(results_)),
         pixels_(pixels_of(work, is_transposed)),
         elements_(pixels_.transforms.elements),
-        taps_(pixels_.transforms.taps),
-        filters_(divide_up(results_, width_) * filters_of_block()) {
+        taps_(pixels_.transforms.taps) {
     const Tiles& tiles = pixels_.tiles;
     rows_at_once_ =
         tiles.rows_at_once(std::min(TILES_AT_ONCE, MAX_TRANSFORMED / (elements_ * channels_)));
@@ -243,19 +242,23 @@ class Images final : public Algorithm {
     const int64_t blocks = divide_up(results_, width_);
     blocks_at_once_ = divide_up(blocks, std::clamp<int64_t>(TASKS / row_groups_, 1, blocks));
     block_groups_ = divide_up(blocks, blocks_at_once_);
-    if (is_shared()) shared_ = Buffer(row_groups_ * transformed_size());
+    if (are_filters_shared()) filters_ = Buffer(blocks * filters_of_block());
+    if (are_pixels_shared()) shared_ = Buffer(row_groups_ * transformed_size());
   }
 
   std::vector<int64_t> tasks_of_stages() const override {
-    const int64_t transforms = filter_tasks() + (is_shared() ? row_groups_ * channel_groups() : 0);
-    return {transforms, row_groups_ * block_groups_};
+    const int64_t of_pixels = are_pixels_shared() ? row_groups_ * channel_groups() : 0;
+    return {filter_tasks() + of_pixels, row_groups_ * block_groups_};
   }
 
   void run(size_t stage, int64_t task) override {
     if (stage == 1) {
       multiply(task);
     } else if (task < filter_tasks()) {
-      transform_filters(task);
+      const int64_t block = task / channel_groups();
+      transform_filters(
+          block, Range::of(task % channel_groups(), CHANNELS_AT_ONCE, channels_),
+          filters_.data() + block * filters_of_block());
     } else {
       task -= filter_tasks();
       const int64_t group = task / channel_groups();
@@ -275,8 +278,8 @@ class Images final : public Algorithm {
   const int64_t elements_, taps_;  // of a transformed tile or filter, and of a filter
   int64_t rows_at_once_, row_groups_;      // of tiles
   int64_t blocks_at_once_, block_groups_;  // of the result's channels
-  Buffer filters_;                         // transformed: (blocks, elements, channels, width)
-  Buffer shared_;  // transformed pixels, if several tasks read the same
+  // Transformed filters, (blocks, elements, channels, width), and pixels: those that several tasks read.
+  Buffer filters_, shared_;
 
   static Pixels pixels_of(const Work& work, bool is_transposed) {
     if (!is_transposed) return pixels_of_x(work);
@@ -288,9 +291,12 @@ class Images final : public Algorithm {
             columns.kernel - 1 - columns.pad};
   }
 
-  bool is_shared() const { return block_groups_ > 1; }
+  bool are_filters_shared() const { return row_groups_ > 1; }
+  bool are_pixels_shared() const { return block_groups_ > 1; }
   int64_t channel_groups() const { return divide_up(channels_, CHANNELS_AT_ONCE); }
-  int64_t filter_tasks() const { return divide_up(results_, width_) * channel_groups(); }
+  int64_t filter_tasks() const {
+    return are_filters_shared() ? divide_up(results_, width_) * channel_groups() : 0;
+  }
 
   Range tile_rows(int64_t group) const {
     return Range::of(group, rows_at_once_, pixels_.tiles.rows());
@@ -302,9 +308,8 @@ class Images final : public Algorithm {
   int64_t filter_distance() const { return distance_of(channels_ * width_); }
   int64_t filters_of_block() const { return elements_ * filter_distance(); }
 
-  void transform_filters(int64_t task) {
-    const int64_t block = task / channel_groups();
-    const Range channels = Range::of(task % channel_groups(), CHANNELS_AT_ONCE, channels_);
+  // Write the transformed filters of some channels: a part of those of a block.
+  void transform_filters(int64_t block, const Range& channels, float* to) const {
     const int64_t step_pitch = is_transposed_ ? work_.channels * taps_ : taps_;
     const int64_t column_pitch = is_transposed_ ? taps_ : work_.channels * taps_;
     std::vector<int64_t> numbers;
@@ -317,8 +322,7 @@ class Images final : public Algorithm {
         work_.w + work_.filters * work_.channels * taps_, numbers.data(), int64_t(numbers.size()),
         column_pitch, std::min(width_, results_ - block * width_), width_, taps.data());
     pixels_.transforms.filters(
-        taps.data(), channels.size(), width_, is_transposed_,
-        filters_.data() + block * filters_of_block() + channels.first * width_,
+        taps.data(), channels.size(), width_, is_transposed_, to + channels.first * width_,
         filter_distance());
   }
 
@@ -330,10 +334,11 @@ class Images final : public Algorithm {
   void multiply(int64_t task) const {
     const int64_t group = task / block_groups_, blocks = divide_up(results_, width_);
     const Range of_blocks = Range::of(task % block_groups_, blocks_at_once_, blocks);
-    const Buffer own = is_shared() ? Buffer() : Buffer(transformed_size());
-    if (!is_shared()) transform_pixels(group, {0, channels_}, own.data());
-    const float* transformed =
-        is_shared() ? shared_.data() + group * transformed_size() : own.data();
+    const Buffer own_pixels = are_pixels_shared() ? Buffer() : Buffer(transformed_size());
+    if (!are_pixels_shared()) transform_pixels(group, {0, channels_}, own_pixels.data());
+    const float* transformed = are_pixels_shared() ? shared_.data() + group * transformed_size()
+                                                   : own_pixels.data();
+    const Buffer own_filters = are_filters_shared() ? Buffer() : Buffer(filters_of_block());
     const int64_t count = pixels_.tiles.count(tile_rows(group));
     std::vector<int64_t> rows = pixels_.places(tile_rows(group));
     functions_.pad(rows, width_);
@@ -348,11 +353,18 @@ class Images final : public Algorithm {
     const Buffer results((places + 1 + functions_.lanes) * width_);
     const int64_t size = pixels_.tiles.windows_of_rows * pixels_.tiles.windows_of_columns;
     for (int64_t block = of_blocks.first; block < of_blocks.end; ++block) {
+      if (!are_filters_shared()) {
+        for (int64_t i = 0; i < channel_groups(); ++i) {
+          transform_filters(
+              block, Range::of(i, CHANNELS_AT_ONCE, channels_), own_filters.data());
+        }
+      }
+      const float* filters = are_filters_shared() ? filters_.data() + block * filters_of_block()
+                                                  : own_filters.data();
       for (int64_t k = 0; k < elements_; ++k) {
         functions_.add_products(
             transformed + k * pixel_distance(), rows, steps.data(), channels_,
-            filters_.data() + block * filters_of_block() + k * filter_distance(), width_, true,
-            sums.data() + k * distance);
+            filters + k * filter_distance(), width_, true, sums.data() + k * distance);
       }
       pixels_.transforms.sums(
           sums.data(), distance, windows.of_tiles.data(), count, width_, results.data());
@@ -387,14 +399,26 @@ class Filters final : public Algorithm {
     const int64_t groups = std::min({divide_up(TASKS, channel_groups_), chunks, most});
     rows_per_group_ = divide_up(chunks, groups) * rows_at_once_;
     row_groups_ = divide_up(tiles.rows(), rows_per_group_);
-    sums_ = Buffer(row_groups_ * channel_groups_ * sums_of_task());
+    if (row_groups_ > 1) sums_ = Buffer(row_groups_ * channel_groups_ * sums_of_task());
   }
 
   std::vector<int64_t> tasks_of_stages() const override {
+    if (row_groups_ == 1) return {channel_groups_};
     return {row_groups_ * channel_groups_, blocks_ * channel_groups_};
   }
 
-  void run(size_t stage, int64_t task) override { stage ? write(task) : add(task); }
+  void run(size_t stage, int64_t task) override {
+    if (row_groups_ == 1) {
+      const Buffer sums(sums_of_task());
+      add(0, task, sums.data());
+      for (int64_t block = 0; block < blocks_; ++block) write(block, task, sums.data());
+    } else if (stage == 0) {
+      add(task / channel_groups_, task % channel_groups_, sums_.data() + task * sums_of_task());
+    } else {
+      const int64_t group = task % channel_groups_;
+      write(task / channel_groups_, group, sums_.data() + group * sums_of_task());
+    }
+  }
 
  private:
   const Work work_;
@@ -405,16 +429,16 @@ class Filters final : public Algorithm {
   int64_t channels_at_once_, channel_groups_;
   int64_t rows_at_once_, rows_per_group_, row_groups_;  // of tiles
   int64_t distance_;                                    // of the elements of sums
-  Buffer sums_;  // (row groups, channel groups, blocks, elements, channels, width)
+  Buffer sums_;  // of several groups: (row groups, channel groups, blocks, elements, channels, width)
 
   int64_t sums_of_task() const { return blocks_ * elements_ * distance_; }
 
-  void add(int64_t task) const {
-    float* sums = sums_.data() + task * sums_of_task();
+  // Compute the sums over a group of tiles.
+  void add(int64_t row_group, int64_t channel_group, float* sums) const {
     const Tiles& tiles = pixels_.tiles;
     const Range channels =
-        Range::of(task % channel_groups_, channels_at_once_, work_.channels);
-    const Range group = Range::of(task / channel_groups_, rows_per_group_, tiles.rows());
+        Range::of(channel_group, channels_at_once_, work_.channels);
+    const Range group = Range::of(row_group, rows_per_group_, tiles.rows());
     const int64_t most = rows_at_once_ * tiles.columns(), pitch = pixels_.slots(rows_at_once_);
     const int64_t of_pixels = distance_of(channels.size() * pitch);
     const int64_t of_gradients = distance_of(most * width_);
@@ -452,10 +476,10 @@ class Filters final : public Algorithm {
     }
   }
 
-  void write(int64_t task) const {
-    const int64_t block = task / channel_groups_, group = task % channel_groups_;
-    const Range channels = Range::of(group, channels_at_once_, work_.channels);
-    float* sums = sums_.data() + group * sums_of_task() + block * elements_ * distance_;
+  // Write the gradient of a block of filters; `sums` are those of the first group of tiles.
+  void write(int64_t block, int64_t channel_group, float* sums) const {
+    const Range channels = Range::of(channel_group, channels_at_once_, work_.channels);
+    sums += block * elements_ * distance_;
     for (int64_t rows = 1; rows < row_groups_; ++rows) {
       const float* more = sums + rows * channel_groups_ * sums_of_task();
       for (int64_t i = 0; i < elements_ * distance_; ++i) sums[i] += more[i];
