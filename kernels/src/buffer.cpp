@@ -1,5 +1,7 @@
 #include "buffer.h"
 
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -18,7 +20,7 @@ struct Block {
 // The blocks that no buffer has.
 class Kept {
  public:
-  // Return the smallest block of at least that size: none if all are much larger.
+  // Return the smallest block of `size` to MAX_EXCESS x `size` numbers; {nullptr, 0} if there is none.
   Block take(int64_t size) {
     const std::lock_guard<std::mutex> lock(mutex_);
     size_t best = blocks_.size();
@@ -36,7 +38,12 @@ class Kept {
   // Keep a block, and return whether there is room for it.
   bool keep(const Block& block) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (total_ + block.size > MAX_KEPT) return false;
+    if (block.size > MAX_KEPT) return false;
+    while (total_ + block.size > MAX_KEPT) {  // blocks of sizes that nobody asks for are the oldest
+      total_ -= blocks_.front().size;
+      delete[] blocks_.front().data;
+      blocks_.erase(blocks_.begin());
+    }
     try {
       blocks_.push_back(block);
     } catch (...) {
@@ -60,8 +67,9 @@ Kept& kept() {
 }  // namespace
 
 Buffer::Buffer(int64_t size) {
-#ifdef SANITIZED  // which sees only what lies outside of a block
+#ifdef SANITIZED  // AddressSanitizer sees only what lies outside of a block; NaN shows what is not written
   data_ = new float[size_t(size)];
+  std::fill_n(data_, size, std::nanf(""));
 #else
   size = size < LEAST ? LEAST : size;
   const Block block = kept().take(size);

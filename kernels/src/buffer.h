@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-// Numbers that are not set. Their memory is kept for the next buffer: memory that is fresh from the
-// system costs more than the numbers that a kernel writes to it.
+// An array of floats that are not set. Its memory is kept for the next buffers of the process: memory
+// that is fresh from the system costs more time than the numbers that a kernel writes to it.
 class Buffer {
  public:
   Buffer() = default;

@@ -20,16 +20,13 @@ namespace dense {
 
 namespace {
 
-constexpr int64_t TILES_AT_ONCE = 96;             // about so many
-constexpr int64_t MAX_TRANSFORMED = 1 << 19;      // pixels of a task, which stay in the second cache
-constexpr int64_t MAX_SUMS = 1 << 22;             // of all groups of tiles, unless there is one
-constexpr int64_t CHANNELS_OF_SUMS = 72;          // at most, whose sums stay there, too
-constexpr int64_t CHANNELS_AT_ONCE = 64;          // of transforms
-constexpr int64_t TASKS = 16;                     // at least, if there are as many tiles
-
-// The distance of the elements of so many transformed tiles or filters. Elements that lie a multiple of
-// 4 kB apart would have the same places in the first cache.
-constexpr int64_t distance_of(int64_t numbers) { return numbers + 16; }
+constexpr int64_t MAX_TILES = 96;  // of a task, about: whole rows of tiles
+constexpr int64_t MIN_TILES = 24;
+constexpr int64_t TASKS = 8;                  // at least, if each has MIN_TILES
+constexpr int64_t MAX_TRANSFORMED = 1 << 19;  // pixels of a task, which stay in the second cache
+constexpr int64_t MAX_SUMS = 1 << 22;         // of filters, over all groups of tiles
+constexpr int64_t MAX_CHANNELS_OF_SUMS = 72;  // of a task, whose sums stay in the second cache
+constexpr int64_t CHANNELS_AT_ONCE = 64;      // that a task of the first stage transforms
 
 using tiles::divide_up;
 using tiles::Functions;
@@ -39,6 +36,10 @@ using winograd::OfFilters;
 using winograd::OfPixels;
 using winograd::OfSums;
 using winograd::Transposed;
+
+// Return the distance between element k and element k + 1 of so many transformed tiles or filters: an
+// odd number of cache lines. Elements 4 kB apart would have the same places in the first cache.
+inline int64_t distance_of(int64_t numbers) { return 16 * (divide_up(numbers, 16) | 1); }
 
 // The loops of winograd_loops.h.
 struct Transforms {
@@ -93,8 +94,11 @@ struct Tiles {
   int64_t columns() const { return divide_up(windows_of_columns, width); }
   int64_t count(const Range& rows) const { return rows.size() * columns(); }
 
-  // The rows of about so many tiles: whole images, if they have fewer.
-  int64_t rows_at_once(int64_t count) const {
+  // The rows of tiles for a task: about `most` tiles, but fewer if there would be too few groups of
+  // rows. They are whole images, if an image has fewer.
+  int64_t rows_at_once(int64_t groups, int64_t most) const {
+    const int64_t of_group = divide_up(rows() * columns(), groups);
+    const int64_t count = std::min(std::clamp(of_group, MIN_TILES, MAX_TILES), most);
     const int64_t rows_of_count = std::max<int64_t>(count / columns(), 1);
     if (rows_of_count < rows_of_image()) return rows_of_count;
     return std::min(rows_of_count / rows_of_image(), images) * rows_of_image();
@@ -148,12 +152,11 @@ struct Pixels {
   // The places of the tiles that are read.
   std::vector<int64_t> places(const Range& tile_rows) const {
     std::vector<int64_t> found;
-    int64_t first = 0;
-    for (int64_t row = tile_rows.first; row < tile_rows.end; ++row) {
-      const bool is_next_image = row % tiles.rows_of_image() == 0 && row > tile_rows.first;
-      if (is_next_image) first += transforms.rows_behind() * slots_of_row();
-      for (int64_t i = 0; i < tiles.columns(); ++i) found.push_back(first + i);
-      first += slots_of_row();
+    for (const Part& part : parts_of(tile_rows)) {
+      for (int64_t row = 0; row < part.tile_rows; ++row) {
+        const int64_t first = (part.first_line + row) * slots_of_row();
+        for (int64_t i = 0; i < tiles.columns(); ++i) found.push_back(first + i);
+      }
     }
     return found;
   }
@@ -178,6 +181,7 @@ struct Pixels {
           const int64_t first = divide_up(std::max<int64_t>(before, 0), tiles.height);
           const int64_t end = std::min(
               divide_up(rows + before, tiles.height), part.tile_rows + transforms.rows_behind());
+          if (end <= first) continue;
           convolution::copy_rows(
               from + (tiles.height * first - before) * columns, tiles.height * columns,
               frame.data() + i * plane + (part.first_line + first) * width + columns_ahead, width,
@@ -236,10 +240,10 @@ class Images final : public Algorithm {
         elements_(pixels_.transforms.elements),
         taps_(pixels_.transforms.taps) {
     const Tiles& tiles = pixels_.tiles;
-    rows_at_once_ =
-        tiles.rows_at_once(std::min(TILES_AT_ONCE, MAX_TRANSFORMED / (elements_ * channels_)));
-    row_groups_ = divide_up(tiles.rows(), rows_at_once_);
     const int64_t blocks = divide_up(results_, width_);
+    rows_at_once_ = tiles.rows_at_once(
+        divide_up(TASKS, blocks), MAX_TRANSFORMED / (elements_ * channels_));
+    row_groups_ = divide_up(tiles.rows(), rows_at_once_);
     blocks_at_once_ = divide_up(blocks, std::clamp<int64_t>(TASKS / row_groups_, 1, blocks));
     block_groups_ = divide_up(blocks, blocks_at_once_);
     if (are_filters_shared()) filters_ = Buffer(blocks * filters_of_block());
@@ -331,14 +335,29 @@ class Images final : public Algorithm {
         tile_rows(group), channels, to + channels.first * pitch(), pitch(), pixel_distance());
   }
 
+  // Return the transformed pixels of a group of tiles: those that are shared, or a task's own.
+  const float* transformed_pixels(int64_t group, Buffer& own) const {
+    if (are_pixels_shared()) return shared_.data() + group * transformed_size();
+    own = Buffer(transformed_size());
+    transform_pixels(group, {0, channels_}, own.data());
+    return own.data();
+  }
+
+  // Return the transformed filters of a block: those that are shared, or a task's own.
+  const float* transformed_filters(int64_t block, Buffer& own) const {
+    if (are_filters_shared()) return filters_.data() + block * filters_of_block();
+    if (!own.data()) own = Buffer(filters_of_block());
+    for (int64_t group = 0; group < channel_groups(); ++group) {
+      transform_filters(block, Range::of(group, CHANNELS_AT_ONCE, channels_), own.data());
+    }
+    return own.data();
+  }
+
   void multiply(int64_t task) const {
     const int64_t group = task / block_groups_, blocks = divide_up(results_, width_);
     const Range of_blocks = Range::of(task % block_groups_, blocks_at_once_, blocks);
-    const Buffer own_pixels = are_pixels_shared() ? Buffer() : Buffer(transformed_size());
-    if (!are_pixels_shared()) transform_pixels(group, {0, channels_}, own_pixels.data());
-    const float* transformed = are_pixels_shared() ? shared_.data() + group * transformed_size()
-                                                   : own_pixels.data();
-    const Buffer own_filters = are_filters_shared() ? Buffer() : Buffer(filters_of_block());
+    Buffer own_pixels, own_filters;
+    const float* pixels = transformed_pixels(group, own_pixels);
     const int64_t count = pixels_.tiles.count(tile_rows(group));
     std::vector<int64_t> rows = pixels_.places(tile_rows(group));
     functions_.pad(rows, width_);
@@ -353,17 +372,10 @@ class Images final : public Algorithm {
     const Buffer results((places + 1 + functions_.lanes) * width_);
     const int64_t size = pixels_.tiles.windows_of_rows * pixels_.tiles.windows_of_columns;
     for (int64_t block = of_blocks.first; block < of_blocks.end; ++block) {
-      if (!are_filters_shared()) {
-        for (int64_t i = 0; i < channel_groups(); ++i) {
-          transform_filters(
-              block, Range::of(i, CHANNELS_AT_ONCE, channels_), own_filters.data());
-        }
-      }
-      const float* filters = are_filters_shared() ? filters_.data() + block * filters_of_block()
-                                                  : own_filters.data();
+      const float* filters = transformed_filters(block, own_filters);
       for (int64_t k = 0; k < elements_; ++k) {
         functions_.add_products(
-            transformed + k * pixel_distance(), rows, steps.data(), channels_,
+            pixels + k * pixel_distance(), rows, steps.data(), channels_,
             filters + k * filter_distance(), width_, true, sums.data() + k * distance);
       }
       pixels_.transforms.sums(
@@ -388,15 +400,15 @@ class Filters final : public Algorithm {
         elements_(pixels_.transforms.elements),
         taps_(pixels_.transforms.taps) {
     const Tiles& tiles = pixels_.tiles;
-    channels_at_once_ = divide_up(work.channels, divide_up(work.channels, CHANNELS_OF_SUMS));
+    channels_at_once_ = divide_up(work.channels, divide_up(work.channels, MAX_CHANNELS_OF_SUMS));
     channel_groups_ = divide_up(work.channels, channels_at_once_);
     std::vector<int64_t> rows(static_cast<size_t>(channels_at_once_));
     functions_.pad(rows, width_);
     distance_ = distance_of(int64_t(rows.size()) * width_);
-    rows_at_once_ = tiles.rows_at_once(TILES_AT_ONCE);
+    rows_at_once_ = tiles.rows_at_once(divide_up(TASKS, channel_groups_), MAX_TILES);
     const int64_t chunks = divide_up(tiles.rows(), rows_at_once_);
     const int64_t most = std::max<int64_t>(MAX_SUMS / (channel_groups_ * sums_of_task()), 1);
-    const int64_t groups = std::min({divide_up(TASKS, channel_groups_), chunks, most});
+    const int64_t groups = std::min({divide_up(2 * TASKS, channel_groups_), chunks, most});
     rows_per_group_ = divide_up(chunks, groups) * rows_at_once_;
     row_groups_ = divide_up(tiles.rows(), rows_per_group_);
     if (row_groups_ > 1) sums_ = Buffer(row_groups_ * channel_groups_ * sums_of_task());
@@ -498,8 +510,8 @@ class Filters final : public Algorithm {
 }  // namespace
 
 bool has_winograd(const Axes& axes) {
-  const bool has_taps = transforms_of(tiles::instruction_set(), axes);
-  return has_taps && std::all_of(axes.begin(), axes.end(), [](const Axis& axis) {
+  const InstructionSet instructions = tiles::instruction_set();
+  return instructions != InstructionSet::NONE && transforms_of(instructions, axes) && std::all_of(axes.begin(), axes.end(), [](const Axis& axis) {
            return axis.stride == 1 && axis.dilation == 1 && axis.pad < axis.kernel;
          });
 }

@@ -152,10 +152,10 @@ int run_dense_convolutions() {
       axis = {1 + number_below(4), 1 + number_below(3), 1 + number_below(3), number_below(6),
               1 + number_below(trial % 8 == 0 ? 60 : 16), 1 + number_below(20)};
     }
-    if (trial % 2 == 0) {  // one that Winograd's algorithm computes
+    if (number_below(2)) {  // one that Winograd's algorithm computes
       const int64_t taps[3][2] = {{3, 3}, {1, 3}, {1, 5}};
       for (size_t i = 0; i < 2; ++i) {
-        const int64_t kernel = taps[trial / 2 % 3][i];
+        const int64_t kernel = taps[trial % 3][i];
         const convolution::Axis axis = work.axes[i];
         work.axes[i] = {kernel, 1, 1, number_below(kernel), axis.pixels, axis.windows};
       }
@@ -183,7 +183,7 @@ int run_dense_convolutions() {
           const auto algorithm = (is_winograd ? dense::winograd : dense::direct)(work, direction);
           const std::vector<int64_t> tasks = algorithm->tasks_of_stages();
           for (size_t stage = 0; stage < tasks.size(); ++stage) {
-            for (int64_t task = 0; task < tasks[stage]; ++task) algorithm->run(stage, task);
+            for (int64_t task = tasks[stage]; task-- > 0;) algorithm->run(stage, task);
           }
         };
         run(dense::Direction::FORWARD, y.get());
