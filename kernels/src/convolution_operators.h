@@ -6,7 +6,7 @@
 // channel
 //
 // The attributes are those of Conv, with the pads before the first pixel, and `sizes`: those of the
-// result. Dense convolutions have one axis or two, depthwise ones two. They have another attribute,
+// result. Dense convolutions have one axis or two, depthwise ones two. Dense convolutions also have
 // `winograd`: 1 if they are computed by fewer products.
 #pragma once
 
@@ -50,10 +50,11 @@ struct Conv {
              });
     };
     constexpr int64_t most = std::numeric_limits<int16_t>::max();
+    constexpr int64_t most_pixels = std::numeric_limits<int32_t>::max();
     const bool has_rank = IS_DEPTHWISE ? rank == 2 : rank == 1 || rank == 2;
     if (!has_rank || !is_in_range(kernel, 1, most) || !is_in_range(strides, 1, most) ||
         !is_in_range(dilations, 1, most) || !is_in_range(pads, 0, most) ||
-        !is_in_range(sizes, 1, most) || inputs < 2 || inputs > (has_weights ? 3 : 2) ||
+        !is_in_range(sizes, 1, most_pixels) || inputs < 2 || inputs > (has_weights ? 3 : 2) ||
         (IS_DEPTHWISE && kernel[0] * kernel[1] > depthwise::MAX_TAPS)) {
       return api->error("The attributes of a convolution are out of range.");
     }
@@ -62,7 +63,9 @@ struct Conv {
     }
     if (!IS_DEPTHWISE) RETURN_IF_FAILED(get_integer(info, "winograd", winograd));
     if (winograd && !dense::has_winograd(axes)) {
-      return api->error("Fewer products compute only convolutions of 3 x 3, 3 or 5 taps without strides.");
+      return api->error(
+          "winograd=1 needs a kernel of 3x3, 1x3, 1x5, 3 or 5, strides and dilations of 1, and pads "
+          "smaller than the kernel.");
     }
     return nullptr;
   }

@@ -9,6 +9,8 @@ import onnx
 from onnxfit.runtime.convolutions import convolutions
 from onnxfit.runtime.kernels import dense, depthwise
 
+MAX_NUMBER = 2**15 - 1  # of kernels, strides, dilations and pads
+
 
 def replace_convolutions(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], *, with_dense: bool
@@ -23,6 +25,16 @@ def replace_convolutions(
         kernel = depthwise.kernel_for(convolution)
         if kernel is None and with_dense:
             kernel = dense.kernel_for(convolution)
-        if kernel is not None:
+        if kernel is not None and _has_numbers_in_range(kernel):
             kernels[output] = kernel
     return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
+
+
+def _has_numbers_in_range(kernel: onnx.NodeProto) -> bool:
+    """Return whether the operator takes its attributes: negative pads, for example, it refuses."""
+    return all(
+        (0 if attribute.name == "pads" else 1) <= number <= MAX_NUMBER
+        for attribute in kernel.attribute
+        for number in attribute.ints
+        if attribute.name != "sizes"
+    )

@@ -1,7 +1,8 @@
 """Dense convolutions and their gradients as one operator each: every filter reads all channels.
 
 onnxruntime computes a convolution as a product of matrices, for which it copies each pixel once for
-every tap that reads it, and so do the gradients in operators of ONNX. The kernels copy no pixels.
+every tap that reads it, and so do the gradients in operators of ONNX. The kernels copy each pixel
+once for a task, to put zeros around the images.
 
 Measured (1 to 512 channels, images of 2x2 to 256x256, batches of 1 to 64, one thread and two): a
 convolution takes 0.45 to 1.1 of its time without the kernel, the gradient of its images 0.25 to
@@ -43,12 +44,11 @@ MIN_ELEMENTS = 192  # of a channel of the result in all images; they share the p
 WINOGRAD_KERNELS = {(3, 3), (3,), (5,), (1, 3), (1, 5)}
 WINOGRAD_KERNELS_OF_WEIGHTS = WINOGRAD_KERNELS - {(5,), (1, 5)}
 MIN_WINOGRAD_TILES = 32  # in all images
-MIN_WINOGRAD_CHANNELS = 20
-MIN_WINOGRAD_CHANNELS_OF_ONE_AXIS = 48
+MAX_WINOGRAD_ROW = 2**17  # tiles of a row, times channels: a task transforms whole rows
+MIN_WINOGRAD_CHANNELS = 20, 48  # along two axes, and along one
+MIN_WINOGRAD_CHANNELS_OF_WEIGHTS = 8, 16
 MIN_WINOGRAD_PIXELS = 7  # along each axis; in smaller images tiles at the border are half empty
 MIN_WINOGRAD_CHANNELS_OF_SMALL_IMAGES = 64
-MIN_WINOGRAD_CHANNELS_OF_WEIGHTS = 8
-MIN_WINOGRAD_CHANNELS_OF_WEIGHTS_OF_ONE_AXIS = 16
 
 
 def kernel_for(convolution: AnyConvolution) -> onnx.NodeProto | None:
@@ -91,24 +91,30 @@ def _is_faster(convolution: AnyConvolution) -> bool:
 
 def _is_faster_by_winograd(convolution: AnyConvolution) -> bool:
     """Return whether fewer products, of sums, are faster than all products."""
+    kernel = convolution.kernel
     is_of_weights = isinstance(convolution, WeightGradient)
     if isinstance(convolution, WeightGradient):
         source, images = convolution.pixels, convolution.positions
     else:
         source, images, _, _ = _Images.of(convolution)
-    wide = [(size, taps) for size, taps in zip(images[2:], convolution.kernel) if taps > 1]
-    least = {
-        (False, True): MIN_WINOGRAD_CHANNELS,
-        (False, False): MIN_WINOGRAD_CHANNELS_OF_ONE_AXIS,
-        (True, True): MIN_WINOGRAD_CHANNELS_OF_WEIGHTS,
-        (True, False): MIN_WINOGRAD_CHANNELS_OF_WEIGHTS_OF_ONE_AXIS,
-    }[is_of_weights, len(wide) > 1]
-    if not is_of_weights and min(size for size, _ in wide) < MIN_WINOGRAD_PIXELS:
-        least = MIN_WINOGRAD_CHANNELS_OF_SMALL_IMAGES
-    sizes = [-(-size // min(taps, 2)) for size, taps in zip(images[2:], convolution.kernel)]
-    tiles = images[0] * math.prod(sizes)
-    # Either number of channels has the same bound, since the sums cost as much for each.
-    return min(source[1], images[1]) >= least and tiles >= MIN_WINOGRAD_TILES
+    tiles = [-(-size // min(taps, 2)) for size, taps in zip(images[2:], kernel)]
+    sizes = [size for size, taps in zip(images[2:], kernel) if taps > 1]
+    # The sums cost as much for a channel of the source as for one of the result.
+    return (
+        min(source[1], images[1]) >= _min_winograd_channels(sizes, is_of_weights)
+        and images[0] * math.prod(tiles) >= MIN_WINOGRAD_TILES
+        and tiles[-1] * max(source[1], images[1]) <= MAX_WINOGRAD_ROW
+    )
+
+
+def _min_winograd_channels(sizes: Sequence[int], is_of_weights: bool) -> int:
+    """Return the least number of channels; `sizes`: of the result, along axes with several taps."""
+    has_one_axis = len(sizes) == 1
+    if is_of_weights:
+        return MIN_WINOGRAD_CHANNELS_OF_WEIGHTS[has_one_axis]
+    if min(sizes) < MIN_WINOGRAD_PIXELS:
+        return MIN_WINOGRAD_CHANNELS_OF_SMALL_IMAGES
+    return MIN_WINOGRAD_CHANNELS[has_one_axis]
 
 
 def _kernel(convolution: AnyConvolution) -> onnx.NodeProto | None:
@@ -166,7 +172,7 @@ def _node(
     has_winograd = _has_winograd(convolution, **attributes)
     return helper.make_node(
         op_type,
-        inputs,
+        [name for name in inputs if name],  # a missing bias may be named ""
         replaced.output[:1],
         replaced.name,
         domain=DOMAIN,

@@ -91,5 +91,10 @@ def _node(
     op_type: str, replaced: onnx.NodeProto, inputs: Sequence[str], **attributes: Any
 ) -> onnx.NodeProto:
     return helper.make_node(
-        op_type, inputs, replaced.output[:1], replaced.name, domain=DOMAIN, **attributes
+        op_type,
+        [name for name in inputs if name],  # a missing bias may be named ""
+        replaced.output[:1],
+        replaced.name,
+        domain=DOMAIN,
+        **attributes,
     )

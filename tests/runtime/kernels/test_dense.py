@@ -41,6 +41,10 @@ CONVOLUTIONS = {
     "Winograd, one pixel": ((3, 8, 1, 1), (8, 8, 3, 3), "pads=[1,1,1,1]"),
     "Winograd, strips": ((1, 8, 41, 66), (8, 8, 3, 3), "pads=[1,1,1,1]"),
     "Winograd, many channels": ((2, 150, 5, 5), (140, 150, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, many tiles": ((20, 8, 39, 39), (8, 8, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, groups of tiles and channels": ((8, 80, 19, 19), (24, 80, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, groups across images": ((3, 70, 27, 40), (100, 70, 3, 3), "pads=[1,1,1,1]"),
+    "Winograd, 400 channels": ((9, 400, 8, 8), (24, 400, 3, 3), "pads=[1,1,1,1]"),
     "Winograd, many images": ((67, 8, 4, 4), (16, 8, 3, 3), "pads=[1,1,1,1]"),
     "Winograd, one axis, 3 taps": ((3, 17, 33), (24, 17, 3), "pads=[1,1]"),
     "Winograd, one axis, 5 taps": ((3, 70, 64), (33, 70, 5), "pads=[2,2]"),
@@ -162,11 +166,16 @@ def test_threads_change_nothing(
         "",
         "strides=[2,2]",
         "strides=[2,3], dilations=[1,2], pads=[1,0,2,1], output_padding=[1,2]",
+        "pads=[1,0,1,2]",
     ],
 )
-def test_the_transposed_convolution_of_a_model(attributes: str, compiled: Path) -> None:
+@pytest.mark.parametrize("is_winograd", [False, True])
+def test_the_transposed_convolution_of_a_model(
+    attributes: str, is_winograd: bool, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: is_winograd)
     text = f"""<ir_version: 10, opset_import: ["": 21]>
-        g (float[3,5,6,7] x, float[5,9,3,4] w, float[9] b) => (y)
+        g (float[3,5,6,7] x, float[5,9,3,{3 if is_winograd else 4}] w, float[9] b) => (y)
         {{ y = ConvTranspose<{attributes or "group=1"}>(x, w, b) }}"""
     model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
     assert kernel_types(model) == ["ConvTranspose"]
@@ -186,7 +195,8 @@ def test_numbers_that_are_not_finite_reach_the_windows_of_their_tile(
     feeds["x"][1, 3, 4, 5] = value
     found, right = run(with_kernels(plain), feeds, compiled), run(plain, feeds)
     assert not np.isfinite(found[0][~np.isfinite(right[0])]).any()
-    reached = np.argwhere(~np.isfinite(found[0][:, 0]))
+    (of_filter,) = {tuple(np.isfinite(y).ravel()) for y in found[0].swapaxes(0, 1)}
+    reached = np.argwhere(~np.array(of_filter).reshape(found[0][:, 0].shape))
     assert {(image, y // 2, x // 2) for image, y, x in reached} == {
         (1, y, x) for y in (1, 2) for x in (2, 3)
     }
@@ -300,18 +310,68 @@ def test_sizes_for_which_fewer_products_are_faster(
         ("pads", [2**40, 0], "out of range"),
         ("sizes", [5], "out of range"),
         ("sizes", [0, 5], "out of range"),
-        ("winograd", [1], "Fewer products compute only convolutions of 3 x 3, 3 or 5 taps"),
     ],
 )
 def test_wrong_attributes_are_refused(
     attribute: str, numbers: list[int], message: str, compiled: Path
 ) -> None:
-    model = with_kernels(gradient("dilated" if attribute == "winograd" else "3x3"))
+    model = with_kernels(gradient("3x3"))
     node = next(node for node in model.graph.node if node.domain == DOMAIN)
     for given in node.attribute:
-        if given.name == attribute == "winograd":
-            (given.i,) = numbers
-        elif given.name == attribute:
+        if given.name == attribute:
             given.ints[:] = numbers
     with pytest.raises(Exception, match=message):
         run(model, random_feeds(model), compiled)
+
+
+@pytest.mark.parametrize(
+    ("w", "attributes"),
+    [
+        ((8, 8, 3, 3), "pads=[3,0,0,0]"),
+        ((8, 8, 3, 3), "strides=[2,1]"),
+        ((8, 8, 3, 3), "dilations=[1,2]"),
+        ((8, 8, 3, 2), ""),
+        ((8, 8, 3, 1), ""),
+        ((8, 8, 5, 5), ""),
+    ],
+)
+def test_fewer_products_of_other_convolutions_are_refused(
+    w: tuple[int, ...], attributes: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONVOLUTIONS, "case", ((2, 8, 20, 20), w, attributes))
+    monkeypatch.setattr(dense, "_has_winograd", lambda convolution, **attributes: True)
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: True)
+    model = with_kernels(gradient("case"))
+    assert winograd_types(model) == DIRECTIONS
+    with pytest.raises(Exception, match="winograd=1 needs a kernel of 3x3, 1x3, 1x5, 3 or 5"):
+        run(model, random_feeds(model), compiled)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body"),
+    [
+        ("float[1,8,40000] x, float[8,8,5] w", "Conv<pads=[2,2]>(x, w)"),
+        ("float[2,8,20,20] x, float[8,8,3,3] w", "Conv<pads=[-1,0,0,0]>(x, w)"),
+        ("float[2,8,20,20] x, float[8,1,3,3] w", "Conv<group=8, pads=[-1,0,0,0]>(x, w)"),
+        ('float[2,8,20,20] x, float[8,8,3,3] w', 'Conv(x, w, "")'),
+        ('float[2,8,20,20] x, float[8,1,3,3] w', 'Conv<group=8>(x, w, "")'),
+    ],
+)  # fmt: skip
+def test_unusual_convolutions_and_their_gradients(inputs: str, body: str, compiled: Path) -> None:
+    """Long axes, negative pads, and a bias that is missing but named."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({inputs}) => (float[] y) {{ y = {body.replace(', ""', "")} }}"""
+    model = onnx.parser.parse_model(text)
+    if '""' in body:
+        model.graph.node[0].input.append("")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    if "-1" in body:  # for which onnx infers no shape
+        shape = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 8, 17, 18])
+        model.graph.output[0].CopyFrom(shape)
+    model = onnxfit.gradient_model(onnx.shape_inference.infer_shapes(model))
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    feeds = random_feeds(model)
+    for found, right in zip(
+        run(with_kernels(model), feeds, compiled), run(model, feeds), strict=True
+    ):
+        np.testing.assert_allclose(found, right, rtol=0, atol=2e-6 * np.abs(right).max())
