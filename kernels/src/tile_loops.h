@@ -5,7 +5,7 @@ constexpr int MAX_VECTORS = LANES == 16 ? 4 : 2;  // of a row of a tile
 // The rows of a tile: with a vector for each row of a step, it fills the registers.
 constexpr int rows_of_tile(int vectors) { return LANES == 16 ? (vectors < 4 ? 8 : 6) : 6; }
 
-// Add to a tile of sums, which is (rows, columns) in memory. The first products replace them.
+// Add to a tile of sums, which is (rows, columns) in memory. If `are_first`, the products replace them.
 template <int VECTORS>
 void add_tile(
     const float* frame, const int64_t* rows, const Step* steps, int64_t count, const float* panel,

@@ -29,7 +29,7 @@ struct Functions {
   void (*pack)(
       const float* from, const float* end, const int64_t* numbers, int64_t count, int64_t pitch,
       int64_t columns, int64_t width, float* panel);
-  // The rows fill whole tiles. The first products replace the sums.
+  // The rows fill whole tiles. If `are_first`, the products replace the sums.
   void (*add_products)(
       const float* frame, const std::vector<int64_t>& rows, const Step* steps, int64_t count,
       const float* panel, int64_t width, bool are_first, float* sums);

@@ -218,11 +218,17 @@ struct Pixels {
   }
 };
 
-Pixels pixels_of_x(const Work& work) {
+// Return the pixels of x or, to compute dx, those of dy.
+Pixels pixels_of(const Work& work, bool is_transposed) {
   const auto& [rows, columns] = work.axes;
   const Transforms& transforms = *transforms_of(work.instructions, work.axes);
-  return {transforms, {transforms.axes[0].windows, transforms.axes[1].windows, work.images,
-                       rows.windows, columns.windows},
+  const int64_t height = transforms.axes[0].windows, width = transforms.axes[1].windows;
+  if (is_transposed) {
+    return {transforms, {height, width, work.images, rows.pixels, columns.pixels},
+            work.dy, work.filters, rows.windows, columns.windows,
+            rows.kernel - 1 - rows.pad, columns.kernel - 1 - columns.pad};
+  }
+  return {transforms, {height, width, work.images, rows.windows, columns.windows},
           work.x, work.channels, rows.pixels, columns.pixels, rows.pad, columns.pad};
 }
 
@@ -246,8 +252,8 @@ class Images final : public Algorithm {
     row_groups_ = divide_up(tiles.rows(), rows_at_once_);
     blocks_at_once_ = divide_up(blocks, std::clamp<int64_t>(TASKS / row_groups_, 1, blocks));
     block_groups_ = divide_up(blocks, blocks_at_once_);
-    if (are_filters_shared()) filters_ = Buffer(blocks * filters_of_block());
-    if (are_pixels_shared()) shared_ = Buffer(row_groups_ * transformed_size());
+    if (are_filters_shared()) shared_filters_ = Buffer(blocks * filters_of_block());
+    if (are_pixels_shared()) shared_pixels_ = Buffer(row_groups_ * transformed_size());
   }
 
   std::vector<int64_t> tasks_of_stages() const override {
@@ -262,13 +268,13 @@ class Images final : public Algorithm {
       const int64_t block = task / channel_groups();
       transform_filters(
           block, Range::of(task % channel_groups(), CHANNELS_AT_ONCE, channels_),
-          filters_.data() + block * filters_of_block());
+          shared_filters_.data() + block * filters_of_block());
     } else {
       task -= filter_tasks();
       const int64_t group = task / channel_groups();
       transform_pixels(
           group, Range::of(task % channel_groups(), CHANNELS_AT_ONCE, channels_),
-          shared_.data() + group * transformed_size());
+          shared_pixels_.data() + group * transformed_size());
     }
   }
 
@@ -283,17 +289,7 @@ class Images final : public Algorithm {
   int64_t rows_at_once_, row_groups_;      // of tiles
   int64_t blocks_at_once_, block_groups_;  // of the result's channels
   // Transformed filters, (blocks, elements, channels, width), and pixels: those that several tasks read.
-  Buffer filters_, shared_;
-
-  static Pixels pixels_of(const Work& work, bool is_transposed) {
-    if (!is_transposed) return pixels_of_x(work);
-    const auto& [rows, columns] = work.axes;
-    const Transforms& transforms = *transforms_of(work.instructions, work.axes);
-    return {transforms, {transforms.axes[0].windows, transforms.axes[1].windows, work.images,
-                         rows.pixels, columns.pixels},
-            work.dy, work.filters, rows.windows, columns.windows, rows.kernel - 1 - rows.pad,
-            columns.kernel - 1 - columns.pad};
-  }
+  Buffer shared_filters_, shared_pixels_;
 
   bool are_filters_shared() const { return row_groups_ > 1; }
   bool are_pixels_shared() const { return block_groups_ > 1; }
@@ -337,7 +333,7 @@ class Images final : public Algorithm {
 
   // Return the transformed pixels of a group of tiles: those that are shared, or a task's own.
   const float* transformed_pixels(int64_t group, Buffer& own) const {
-    if (are_pixels_shared()) return shared_.data() + group * transformed_size();
+    if (are_pixels_shared()) return shared_pixels_.data() + group * transformed_size();
     own = Buffer(transformed_size());
     transform_pixels(group, {0, channels_}, own.data());
     return own.data();
@@ -345,7 +341,7 @@ class Images final : public Algorithm {
 
   // Return the transformed filters of a block: those that are shared, or a task's own.
   const float* transformed_filters(int64_t block, Buffer& own) const {
-    if (are_filters_shared()) return filters_.data() + block * filters_of_block();
+    if (are_filters_shared()) return shared_filters_.data() + block * filters_of_block();
     if (!own.data()) own = Buffer(filters_of_block());
     for (int64_t group = 0; group < channel_groups(); ++group) {
       transform_filters(block, Range::of(group, CHANNELS_AT_ONCE, channels_), own.data());
@@ -396,7 +392,7 @@ class Filters final : public Algorithm {
         functions_(tiles::functions_of(work.instructions)),
         width_(functions_.width_for(work.filters)),
         blocks_(divide_up(work.filters, width_)),
-        pixels_(pixels_of_x(work)),
+        pixels_(pixels_of(work, false)),
         elements_(pixels_.transforms.elements),
         taps_(pixels_.transforms.taps) {
     const Tiles& tiles = pixels_.tiles;
@@ -511,9 +507,10 @@ class Filters final : public Algorithm {
 
 bool has_winograd(const Axes& axes) {
   const InstructionSet instructions = tiles::instruction_set();
-  return instructions != InstructionSet::NONE && transforms_of(instructions, axes) && std::all_of(axes.begin(), axes.end(), [](const Axis& axis) {
-           return axis.stride == 1 && axis.dilation == 1 && axis.pad < axis.kernel;
-         });
+  if (instructions == InstructionSet::NONE || !transforms_of(instructions, axes)) return false;
+  return std::all_of(axes.begin(), axes.end(), [](const Axis& axis) {
+    return axis.stride == 1 && axis.dilation == 1 && axis.pad < axis.kernel;
+  });
 }
 
 std::unique_ptr<Algorithm> winograd(const Work& work, Direction direction) {

@@ -61,7 +61,7 @@ struct TransposedMatrix {
   static constexpr float at(int row, int column) { return Original::at(column, row); }
 };
 
-// With the first number of a row that is not 0.
+// A matrix that knows the first number of each row that is not 0.
 template <typename Numbers>
 struct Sparse : Numbers {
   static constexpr int first(int row) {

@@ -34,6 +34,11 @@ class Convolution:
     attributes: Mapping[str, Any]
 
     @property
+    def inputs(self) -> list[str]:
+        """The names of the given inputs: a missing bias may be named by an empty string."""
+        return [name for name in self.node.input if name]
+
+    @property
     def channels(self) -> int:
         return self.x[1]
 

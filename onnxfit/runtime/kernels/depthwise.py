@@ -73,7 +73,7 @@ def _kernel(convolution: Convolution | WeightGradient) -> onnx.NodeProto | None:
     return _node(
         "DepthwiseConv" if convolution.node.op_type == "Conv" else "DepthwiseConvTranspose",
         convolution.node,
-        convolution.node.input,
+        convolution.inputs,
         kernel_shape=convolution.kernel,
         strides=attributes.get("strides", (1, 1)),
         dilations=attributes.get("dilations", (1, 1)),
@@ -91,10 +91,5 @@ def _node(
     op_type: str, replaced: onnx.NodeProto, inputs: Sequence[str], **attributes: Any
 ) -> onnx.NodeProto:
     return helper.make_node(
-        op_type,
-        [name for name in inputs if name],  # a missing bias may be named ""
-        replaced.output[:1],
-        replaced.name,
-        domain=DOMAIN,
-        **attributes,
+        op_type, inputs, replaced.output[:1], replaced.name, domain=DOMAIN, **attributes
     )
