@@ -7,6 +7,7 @@
 #include "elementwise_operator.h"
 #include "layer_norm_operator.h"
 #include "max_pool_operator.h"
+#include "packed_operators.h"
 #include "scan_operator.h"
 #include "softmax_operator.h"
 
@@ -16,9 +17,12 @@ template <typename T>
 constexpr ort::ElementType element_type = ort::FLOAT;
 template <>
 constexpr ort::ElementType element_type<double> = ort::DOUBLE;
+template <>
+constexpr ort::ElementType element_type<void> = ort::UNDEFINED;
 
-// The table of an operator's functions. No C++ exception may reach onnxruntime.
-template <typename Kernel, typename T>
+// The table of an operator's functions. No C++ exception may reach onnxruntime. T is the type of the
+// outputs, INPUT that of the inputs; void stands for inputs of several types.
+template <typename Kernel, typename T, typename INPUT = T>
 ort::CustomOp describe(const char*(ORT_CALL* get_name)(const ort::CustomOp*)) {
   using ort::CustomOp;
   CustomOp op;
@@ -26,7 +30,7 @@ ort::CustomOp describe(const char*(ORT_CALL* get_name)(const ort::CustomOp*)) {
   op.version = ort::API_VERSION;
   op.get_name = get_name;
   op.get_provider = [](const CustomOp*) -> const char* { return nullptr; };
-  op.get_input_type = [](const CustomOp*, size_t) { return element_type<T>; };
+  op.get_input_type = [](const CustomOp*, size_t) { return element_type<INPUT>; };
   op.get_input_count = [](const CustomOp*) { return size_t(1); };
   op.get_output_type = [](const CustomOp*, size_t) { return element_type<T>; };
   op.get_output_count = [](const CustomOp*) { return size_t(1); };
@@ -34,7 +38,9 @@ ort::CustomOp describe(const char*(ORT_CALL* get_name)(const ort::CustomOp*)) {
   op.get_output_characteristic = [](const CustomOp*, size_t) { return ort::VARIADIC; };
   op.get_input_memory_type = [](const CustomOp*, size_t) { return 0; };
   op.get_least_inputs = [](const CustomOp*) { return 1; };
-  op.get_inputs_have_one_type = [](const CustomOp*) { return 1; };
+  op.get_inputs_have_one_type = [](const CustomOp*) {
+    return int(element_type<INPUT> != ort::UNDEFINED);
+  };
   op.get_least_outputs = [](const CustomOp*) { return 1; };
   op.get_outputs_have_one_type = [](const CustomOp*) { return 1; };
   op.get_first_opset = [](const CustomOp*) { return 1; };
@@ -85,6 +91,9 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<Scan, float>([](const CustomOp*) { return "Scan"; }),
       describe<LayerNormGradient, float>([](const CustomOp*) { return "LayerNormGradient"; }),
       describe<SoftmaxGradient, float>([](const CustomOp*) { return "SoftmaxGradient"; }),
+      describe<PackedProduct<true>, float, void>([](const CustomOp*) { return "PackedProduct"; }),
+      describe<PackedProduct<false>, float, void>(
+          [](const CustomOp*) { return "PackedProductGradient"; }),
   };
   ort::CustomOpDomain* made = nullptr;
   const char* name = "onnxfit.kernels";

@@ -29,7 +29,7 @@ struct KernelInfo;
 struct KernelContext;
 struct CustomOp;
 
-enum ElementType : int { FLOAT = 1, DOUBLE = 11 };
+enum ElementType : int { UNDEFINED = 0, FLOAT = 1, UINT8 = 2, DOUBLE = 11 };
 enum ErrorCode : int { INVALID_ARGUMENT = 2 };
 enum Characteristic : int { REQUIRED = 0, OPTIONAL_ = 1, VARIADIC = 2 };
 
@@ -43,6 +43,7 @@ enum Position : size_t {
   CUSTOM_OP_DOMAIN_ADD = 27,
   ADD_CUSTOM_OP_DOMAIN = 28,
   GET_TENSOR_MUTABLE_DATA = 51,
+  GET_TENSOR_ELEMENT_TYPE = 60,
   GET_DIMENSIONS_COUNT = 61,
   GET_DIMENSIONS = 62,
   GET_TENSOR_TYPE_AND_SHAPE = 65,

@@ -36,6 +36,7 @@ ort::Status* get_integer(const ort::KernelInfo* info, const char* name, int64_t&
 
 struct Tensor {
   void* data = nullptr;
+  ort::ElementType type = ort::UNDEFINED;
   std::vector<int64_t> shape;
 
   size_t elements() const {
@@ -53,7 +54,9 @@ ort::Status* get_input(ort::KernelContext* context, size_t index, Tensor& tensor
   RETURN_IF_FAILED(api->call<ort::Status*>(ort::GET_TENSOR_TYPE_AND_SHAPE, value, &info));
   size_t rank = 0;
   const ort::TensorInfo* read = info;
-  ort::Status* status = api->call<ort::Status*>(ort::GET_DIMENSIONS_COUNT, read, &rank);
+  ort::Status* status =
+      api->call<ort::Status*>(ort::GET_TENSOR_ELEMENT_TYPE, read, &tensor.type);
+  if (!status) status = api->call<ort::Status*>(ort::GET_DIMENSIONS_COUNT, read, &rank);
   if (!status) {
     tensor.shape.resize(rank);
     status = api->call<ort::Status*>(ort::GET_DIMENSIONS, read, tensor.shape.data(), rank);

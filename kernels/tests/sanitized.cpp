@@ -15,6 +15,7 @@
 #include "elementwise.h"
 #include "layer_norm.h"
 #include "max_pool.h"
+#include "packed.h"
 #include "scan.h"
 #include "softmax.h"
 
@@ -343,18 +344,60 @@ int run_scans() {
   return run;
 }
 
+int run_packed_products() {
+  using tiles::InstructionSet;
+  const InstructionSet newest = tiles::instruction_set();
+  if (newest == InstructionSet::NONE) return 0;
+  int run = 0;
+  for (; run < 400; ++run) {
+    packed::Matrix w;
+    w.rows = 1 + number_below(run % 4 ? 40 : 700);
+    w.columns = 1 + number_below(run % 3 ? 40 : 700);
+    w.block = packed::MIN_BLOCK << number_below(4);
+    w.bits = 2 << number_below(3);
+    w.measure();
+    const int64_t blocks = w.rows * w.blocks, rows = number_below(run % 8 ? 9 : 600);
+    const auto bytes = [](int64_t n) {
+      std::unique_ptr<uint8_t[]> array(new uint8_t[size_t(n)]);
+      for (int64_t i = 0; i < n; ++i) array[i] = uint8_t(number_below(256));
+      return array;
+    };
+    const auto integers = bytes(w.rows * w.row_bytes), zeros = bytes(w.rows * w.zero_bytes);
+    const auto scales = random_array<float>(blocks), float_zeros = random_array<float>(blocks);
+    w.integers = integers.get();
+    w.scales = scales.get();
+    const int64_t kind = number_below(3);
+    w.zeros = kind == 1 ? zeros.get() : nullptr;
+    w.float_zeros = kind == 2 ? float_zeros.get() : nullptr;
+    for (bool is_transposed : {false, true}) {
+      for (InstructionSet set : {InstructionSet::AVX2, newest}) {
+        packed::Work work{w, is_transposed, rows, nullptr, nullptr, nullptr, set};
+        const auto left = random_array<float>(rows * work.inner());
+        const auto bias = random_array<float>(work.outer());
+        const auto result = random_array<float>(rows * work.outer());
+        work.left = left.get();
+        work.bias = number_below(2) ? bias.get() : nullptr;
+        work.result = result.get();
+        for (int64_t task = work.tasks(); task--;) packed::run(work, task);
+      }
+    }
+  }
+  return run;
+}
+
 }  // namespace
 
 int main() {
   const int scans = run_scans();
+  const int packed_products = run_packed_products();
   const int rows = run_rows();
   const int norms = run_batch_norms();
   const int convolutions = run_convolutions() + run_dense_convolutions();
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
   std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows, "
-              "%d random loops\n",
-              programs, pools, convolutions, norms, rows, scans);
+              "%d random loops, %d random packed products\n",
+              programs, pools, convolutions, norms, rows, scans, packed_products);
   const bool has_products = tiles::instruction_set() != tiles::InstructionSet::NONE;
   return programs > 100 && (scans > 100 || !has_products) ? 0 : 1;
 }

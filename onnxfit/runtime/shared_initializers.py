@@ -12,6 +12,9 @@ from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.values import ort_value, wrap_ort_value
 
+# The products with packed weights: that of onnxruntime, and those of onnxfit-kernels.
+PRODUCTS = ("MatMulNBits", "PackedProduct", "PackedProductGradient")
+
 
 def share_initializers(
     model: onnx.ModelProto, device: Device, options: Any
@@ -49,14 +52,14 @@ def share_initializers(
 
 
 def _packed_weights(model: onnx.ModelProto) -> set[str]:
-    """Return the inputs of MatMulNBits other than the first that no other node reads.
+    """Return the inputs of PRODUCTS other than the first that no other node reads.
 
     No graph optimizer reads their values.
     """
     packed: set[str] = set()
     others = {value.name for value in model.graph.output}
     for node in nodes_of(model.graph):
-        is_product = node.op_type == "MatMulNBits"
+        is_product = node.op_type in PRODUCTS
         packed.update(node.input[1:] if is_product else ())
         others.update(node.input[:1] if is_product else node.input)
     return packed - others
