@@ -22,6 +22,7 @@ from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.reading import ModelSource, read_shared
+from onnxfit.graph.shared_tensors import shared_arrays
 from onnxfit.graph.sharing import warn_of_merged_weights, warn_of_untied_tables
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
@@ -36,7 +37,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint
 from onnxfit.training.epoch_iterator import EpochIterator
-from onnxfit.training.forms import stored_settings, trainable_form
+from onnxfit.training.forms import stored_settings, trainable_form, without_trained_numbers
 from onnxfit.training.inference import check_steps, refuse_number
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.ranks import (
@@ -174,6 +175,10 @@ class Trainer(FolderTrainer):
         require_same_trainers(world, model, arrays, settings, teacher)
         refuse_two_waits(world, accumulate)
         refuse_two_scales(world, recipe.precision)
+        warn_of_merged_weights(model, recipe.weights)
+        warn_of_untied_tables(model, {name: arrays[name] for name in recipe.weights})
+        trainable = without_trained_numbers(trainable, recipe)
+        model, tensors = trainable.file, shared_arrays(trainable.file)
         runtime = backend_class(
             recipe,
             arrays,
@@ -182,8 +187,6 @@ class Trainer(FolderTrainer):
             accumulate=accumulate,
             world=world,
         )
-        warn_of_merged_weights(model, recipe.weights)
-        warn_of_untied_tables(model, {name: arrays[name] for name in recipe.weights})
         super().__init__(trainable, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
         self._tensors = tensors  # the protos refer to them
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, BinaryIO, Union
 
@@ -22,7 +23,7 @@ from onnxfit.graph.completion import checkable, complete, complete_outputs
 from onnxfit.graph.lean_reading import with_shared, without_contents
 from onnxfit.graph.shared_tensors import Contents, ir_tensor, shared_arrays, shared_bytes
 from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.graph.tensors import detached, is_external, nbytes
+from onnxfit.graph.tensors import detached, is_detachable, is_external, nbytes
 from onnxfit.graph.validity import require_valid
 
 KINDS = {"HDF5": "Keras (HDF5)", "pickle": "PyTorch or scikit-learn (a pickle)", "zip": "zip"}
@@ -292,6 +293,18 @@ def restore_initializers(graph: ir.Graph, model: onnx.ModelProto) -> None:
     added = [name for name in values if name not in tensors]
     for name in (*in_order, *added):
         graph.register_initializer(values[name])
+
+
+def share_tensors(graph: ir.Graph, model: onnx.ModelProto, names: Container[str]) -> None:
+    """Let a graph that `restore_initializers` completed share the memory of another copy of the
+    model, in place.
+
+    - `names`: initializers that the copy has without numbers.
+    """
+    for tensor in model.graph.initializer:
+        value = graph.initializers.get(tensor.name)
+        if value is not None and (tensor.name in names or is_detachable(tensor)):
+            value.const_value = ir_tensor(tensor)
 
 
 def _make_constants_dense(graph: onnx.GraphProto) -> None:

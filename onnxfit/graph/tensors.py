@@ -41,6 +41,11 @@ MAX_COPIED_BYTES = 2**29
 # is kept, with its own copy of them.
 MAX_PACKED_BYTES = 2**26
 ALIGNMENT_BYTES = 64
+# The fields of a TensorProto that have its numbers, or say where they are.
+FIELDS_OF_NUMBERS = frozenset(
+    {field.name for field in onnx.TensorProto.DESCRIPTOR.fields if field.name.endswith("_data")}
+    | {"data_location"}
+)
 CHUNK_BYTES = 2**24  # bytes that are written at a time
 TYPES = {
     "F64": np.float64,
@@ -116,8 +121,7 @@ def detached(
     for tensor in model.graph.initializer:
         size = nbytes(tensor)
         shared = contents_of(tensor)
-        inline = shared is None and (size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data"))
-        if inline and tensor.name not in arrays:
+        if not is_detachable(tensor) and tensor.name not in arrays:
             bare.graph.initializer.append(tensor)
             continue
         stub = bare.graph.initializer.add(
@@ -127,6 +131,27 @@ def detached(
         tensors.append(arrays.get(tensor.name, tensor if shared is None else shared))
         offset += _aligned(size)
     return bare, tensors
+
+
+def is_detachable(tensor: onnx.TensorProto) -> bool:
+    """Return whether `detached` makes a tensor external even if no array replaces it."""
+    if contents_of(tensor) is not None:
+        return True
+    return nbytes(tensor) > MAX_INLINE_BYTES and tensor.HasField("raw_data")
+
+
+def without_numbers(model: onnx.ModelProto, names: Container[str]) -> onnx.ModelProto:
+    """Return a copy of the model whose named initializers have a type and a shape, but no numbers.
+
+    Reading such a tensor raises ValueError. Write an array into it first.
+    """
+    bare = without_initializers(model)
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            copy_fields(tensor, bare.graph.initializer.add(), FIELDS_OF_NUMBERS)
+        else:
+            bare.graph.initializer.append(tensor)
+    return bare
 
 
 def require_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:

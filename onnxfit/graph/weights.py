@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -88,7 +88,7 @@ def statistics(model: ir.Model) -> set[str]:
     return {name for name, uses in _uses(model) if uses & STATISTICS}
 
 
-def all_weights(model: ir.Model) -> list[str]:
+def all_weights(model: ir.Model, known: Container[str] = ()) -> list[str]:
     """Return every float initializer that is a weight, in the model's order.
 
     Constants of the graph and the running statistics of BatchNormalization are not weights. If
@@ -99,8 +99,11 @@ def all_weights(model: ir.Model) -> list[str]:
 
     A larger constant, such as a table of positions, looks like a weight: exclude it by `"!name"`.
     A weight that is missing here can be selected by its name.
+
+    - `known`: initializers that count as weights, whose numbers are not read.
     """
-    return [name for name, uses in _uses(model) if _is_weight(model.graph.initializers[name], uses)]
+    tensors = model.graph.initializers
+    return [n for n, uses in _uses(model) if n in known or _is_weight(tensors[n], uses)]
 
 
 def _is_weight(value: ir.Value, uses: set[tuple[str, int]]) -> bool:

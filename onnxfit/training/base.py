@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
 from onnxfit.callbacks.callback_list import CallbackList
 from onnxfit.callbacks.history import History
@@ -20,7 +19,6 @@ from onnxfit.data import Batch
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError
 from onnxfit.graph import names
-from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
@@ -114,11 +112,6 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._training = TrainingGuard()
         self._thread = ThreadState()
         self._is_complete = True
-
-    @property
-    def model(self) -> onnx.ModelProto:
-        """The given model; for a large model, a copy whose tensors are stored separately."""
-        return whole_model(self._trainable.file)
 
     # ------------------------------------------------------------------ settings that may change
 

@@ -11,8 +11,11 @@ import onnx
 from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.errors import SettingError
 from onnxfit.graph.caches import without_caches
+from onnxfit.graph.reading import share_tensors
+from onnxfit.graph.tensors import without_numbers
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.unfolding import unfold
+from onnxfit.step.recipe import Recipe
 
 
 def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,3 +53,19 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
             " frozen. Pass only one of the two."
         )
     return form if view is file else replace(form, file=file, view=view)
+
+
+def without_trained_numbers(form: TrainableModel, recipe: Recipe) -> TrainableModel:
+    """Return the form without the numbers of the tensors that training changes.
+
+    The training state has these numbers. Exports and checkpoints write them into the file. A form
+    that converts the file needs its numbers, and is returned itself.
+
+    - `recipe`: the recipe of the form. Its model then shares the memory of the result.
+    """
+    if not form.is_file:
+        return form
+    changing = frozenset(recipe.state)
+    file = without_numbers(form.file, changing)
+    share_tensors(recipe.model.graph, file, changing)
+    return TrainableModel.of(file)

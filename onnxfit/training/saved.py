@@ -28,6 +28,7 @@ from onnxfit.files import refusing_misfits, require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model_file import ModelSnapshot, write_model
+from onnxfit.graph.shared_tensors import Contents as TensorContents
 from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments, shortened
@@ -52,6 +53,26 @@ class SavedTrainer(GeneratingTrainer):
             f"A {type(self).__name__} cannot be pickled or copied, because it holds compiled"
             f" graphs. Use save(path) and {type(self).__name__}.load(path) instead."
         )
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """A copy of the given model. Its own tensors that are trained have their current numbers.
+
+        A quantized model, and one with adapters, has all numbers that it was given with.
+        """
+        model, contents = self._given_model()
+        model = whole_model(model)
+        del contents  # alive until here
+        return model
+
+    def _given_model(self) -> tuple[onnx.ModelProto, list[TensorContents]]:
+        """Return `model` with references to the arrays of a large one, and these arrays."""
+        form = self._trainable
+        if not form.is_file:
+            return form.file, []
+        state = self._backend.state
+        with self._backend.lock:
+            return form.shared_export({name: state.get(name) for name in self._recipe.state})
 
     @check_arguments
     def save(self, path: str | os.PathLike[str], *, adapters_only: bool = False) -> Path:
@@ -97,7 +118,8 @@ class SavedTrainer(GeneratingTrainer):
                 " it before fit, or in the method `prepare` of a callback."
             )
         contents = checkpoint.load(path, self.settings, self._world)
-        contents.require_base(path, self._trainable.fingerprint if contents.base else "")
+        if not self._trainable.is_file:  # else it has no adapters, and theirs do not fit
+            contents.require_base(path, self._trainable.fingerprint if contents.base else "")
         with self._training, matching_this_version(path):
             self._restore(contents)
 
@@ -193,7 +215,8 @@ class SavedTrainer(GeneratingTrainer):
         if folder is not bytes:
             require_path(folder)
         trained = self._exported()
-        graphs = {"model": self._trainable.file, "trained": trained.model}
+        given, contents = self._given_model()
+        graphs = {"model": given, "trained": trained.model}
         graphs |= self._backend.graphs(self._recipe.declared_batch)
         if folder is bytes:
             whole = {name: whole_model(graph) for name, graph in graphs.items()}
@@ -203,6 +226,7 @@ class SavedTrainer(GeneratingTrainer):
             files[name] = f"{prefix}{name}{suffix}.onnx"
             if self.is_main:
                 write_model(Path(folder) / files[name], graph, self._recipe.state)
+        del contents  # alive until here
         self.save(Path(folder) / f"{prefix}trainer{suffix}{checkpoint.SUFFIX}")
         return files
 

@@ -150,7 +150,8 @@ class _WeightTable:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         graph = recipe.model.graph
-        listed = {*all_weights(recipe.model), *recipe.weights, *recipe.statistics}
+        changing = frozenset(recipe.state)
+        listed = {*changing, *all_weights(recipe.model, known=changing)}
         self.position = {node: i for i, node in enumerate(graph)}
         self.readers = {
             name: _layers_of(graph.initializers[name])

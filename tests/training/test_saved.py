@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from onnxfit import Trainer
@@ -19,6 +20,10 @@ X, Y = column(1, 2, 3), column(0, 0, 0)
 
 def new(**settings: Any) -> Trainer:
     return Trainer(linear(w=1), loss="mse", **{"optimizer": 0.01, **settings})
+
+
+def numbers(model: onnx.ModelProto) -> dict[str, Any]:
+    return {t.name: onnx.numpy_helper.to_array(t).tolist() for t in model.graph.initializer}
 
 
 def fit(trainer: Trainer, *callbacks: Callback, **settings: Any) -> Trainer:
@@ -36,6 +41,23 @@ def test_a_fit_that_has_ended_leaves_no_states_of_callbacks(tmp_path: Path) -> N
     fit(loaded, stopping, epochs=1)
     assert stopping.best_epoch == 0
     assert loaded.history.epoch == [0]
+
+
+def test_the_model_has_the_current_numbers_of_trained_weights(tmp_path: Path) -> None:
+    """Everything else in it is as it was given; and so it is in a file of graphs."""
+    given = linear(w=1, b=2)
+    trainer = Trainer(given, weights="w", loss="mse", optimizer=0.01)
+    assert numbers(trainer.model) == numbers(given)
+    trainer.set_weights({"w": [[7]]})
+    files = trainer.save_onnx_graph(tmp_path)
+    for model in (trainer.model, onnx.load(tmp_path / files["model"])):
+        assert numbers(model) == {"w": [[7]], "b": numbers(given)["b"]}
+        del model.graph.initializer[:]
+        bare = onnx.ModelProto.FromString(given.SerializeToString())
+        del bare.graph.initializer[:]
+        assert model == bare
+    trainer.model.graph.initializer[0].name = "another"  # it is a copy
+    assert numbers(trainer.export()).keys() == {"w", "b"}
 
 
 def test_losses_of_epochs_and_the_history_come_back(tmp_path: Path) -> None:

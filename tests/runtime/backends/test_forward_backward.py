@@ -371,7 +371,7 @@ class TestByHand:
             SettingError, match=r"its weights are fc0.weight, fc1.bias, fc1.weight, but expected"
         ):
             trainer.set_state(state)
-        initializers = trainer.model.graph.initializer
+        initializers = trainer._trainable.file.graph.initializer
         kept = [t for t in initializers if t.name != "fc0.bias"]
         del initializers[:]
         initializers.extend(kept)
