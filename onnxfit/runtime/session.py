@@ -294,6 +294,10 @@ class BoundSession:
         state = self._state
         binding = self._bindings.get(state.current)
         options = None
+        if binding is None:
+            # The C library still has the memory that was freed after building and compiling the
+            # graph, often in pieces that are too small for the large blocks of a run.
+            return_freed_memory()
         if binding is None or self._device.copies_inputs:
             binding = self._bind()
             self._bindings[state.current] = binding

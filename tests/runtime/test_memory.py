@@ -84,6 +84,22 @@ print(int([*work.graph.initializers] == ["second", "first"]))
     assert ordered
 
 
+def test_what_building_a_step_took_is_given_back_before_its_first_run(deep: Path) -> None:
+    """Weights, two slots and gradients of 64 MiB each are 4 times the model."""
+    code = """
+import numpy as np, onnxfit
+onnxfit.Trainer  # which imports its modules
+before = memory("VmRSS")
+trainer = onnxfit.Trainer(sys.argv[1], loss="mse", optimizer="adam", backend="in_place", threads=1)
+x = np.ones((1, 1024), np.float32)
+for _ in range(2):
+    trainer.train_on_batch(x, x)
+print((memory("VmHWM") - before) / 64)
+"""
+    (peak,) = run(code, str(deep))
+    assert peak < 5.05  # 4.7 measured, 5.4 with the memory that was freed before
+
+
 def test_what_the_first_runs_took_is_given_back() -> None:
     """A graph that needs 128 MiB inside, of which neither weights nor outputs are large."""
     code = """
