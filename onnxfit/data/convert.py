@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ from onnxfit.graph.spec import TensorSpec
 
 def as_array(value: Any, name: object) -> Array:
     """Return `value` as an array of numbers or booleans. DataError: it is something else."""
-    if isinstance(value, np.ma.MaskedArray):
+    # NumPy imports this module late, and nobody has a masked array without it.
+    if "numpy.ma" in sys.modules and isinstance(value, np.ma.MaskedArray):
         raise DataError(
             f"{name} is a masked array, whose mask would be lost. Fill it first: array.filled(0)."
         )

@@ -67,6 +67,16 @@ print(int(str(n + n) == str(2 * sympy.Symbol("n"))))
     assert run(code, str(wide)) == [0, 0, 1]
 
 
+def test_masked_arrays_are_recognized_without_their_module() -> None:
+    code = """
+import numpy as np
+from onnxfit.data.convert import as_array
+as_array(np.ones(3), "x")
+print(int("numpy.ma" in sys.modules))
+"""
+    assert run(code) == [0]
+
+
 def test_a_model_is_prepared_without_copies_of_its_weights(wide: Path) -> None:
     code = """
 import onnxfit
