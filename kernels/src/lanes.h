@@ -15,7 +15,7 @@ template <typename Function>
 ALWAYS_INLINE void for_each(int64_t n, const Function& function) {
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES) {
-    INDEPENDENT for (int64_t lane = 0; lane < LANES; ++lane) function(i + lane, lane);
+    ROLLED for (int64_t lane = 0; lane < LANES; ++lane) function(i + lane, lane);
   }
   INDEPENDENT for (int64_t lane = 0; lane < n - i; ++lane) function(i + lane, lane);
 }

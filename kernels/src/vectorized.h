@@ -6,14 +6,18 @@
 #define INLINE
 #define RESTRICT __restrict
 #define INDEPENDENT __pragma(loop(ivdep))
+#define ROLLED INDEPENDENT
 #else
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define INLINE __attribute__((always_inline))
 #define RESTRICT __restrict__
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#define ROLLED INDEPENDENT
 #else
 #define INDEPENDENT _Pragma("GCC ivdep")
+// Keep a short loop, which GCC would unroll before it makes vectors of its iterations.
+#define ROLLED _Pragma("GCC unroll 1") INDEPENDENT
 #endif
 #endif
 
