@@ -6,6 +6,7 @@
 #include "convolution_operators.h"
 #include "elementwise_operator.h"
 #include "layer_norm_operator.h"
+#include "low_rank_operator.h"
 #include "max_pool_operator.h"
 #include "packed_operators.h"
 #include "scan_operator.h"
@@ -94,6 +95,7 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<PackedProduct<true>, float, void>([](const CustomOp*) { return "PackedProduct"; }),
       describe<PackedProduct<false>, float, void>(
           [](const CustomOp*) { return "PackedProductGradient"; }),
+      describe<LowRankGradient, float>([](const CustomOp*) { return "LowRankGradient"; }),
   };
   ort::CustomOpDomain* made = nullptr;
   const char* name = "onnxfit.kernels";

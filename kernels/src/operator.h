@@ -34,6 +34,10 @@ ort::Status* get_integer(const ort::KernelInfo* info, const char* name, int64_t&
   return api->call<ort::Status*>(ort::KERNEL_INFO_GET_ATTRIBUTE_INT64, info, name, &number);
 }
 
+ort::Status* get_float(const ort::KernelInfo* info, const char* name, float& number) {
+  return api->call<ort::Status*>(ort::KERNEL_INFO_GET_ATTRIBUTE_FLOAT, info, name, &number);
+}
+
 struct Tensor {
   void* data = nullptr;
   ort::ElementType type = ort::UNDEFINED;

@@ -14,6 +14,7 @@
 #include "depthwise.h"
 #include "elementwise.h"
 #include "layer_norm.h"
+#include "low_rank.h"
 #include "max_pool.h"
 #include "packed.h"
 #include "scan.h"
@@ -300,6 +301,32 @@ scan::Program random_scan() {
   return program;
 }
 
+int run_low_ranks() {
+  using tiles::InstructionSet;
+  const InstructionSet newest = tiles::instruction_set();
+  if (newest == InstructionSet::NONE) return 0;
+  for (int trial = 0; trial < 400; ++trial) {
+    low_rank::Gradient work{};
+    work.rows = number_below(trial % 8 ? 100 : 3000);
+    work.rank = 1 + number_below(low_rank::MAX_RANK);
+    work.instructions = trial % 2 ? InstructionSet::AVX2 : newest;
+    std::vector<std::unique_ptr<float[]>> arrays;
+    const auto make = [&](int64_t elements) {
+      arrays.push_back(random_array<float>(size_t(elements)));
+      return arrays.back().get();
+    };
+    for (low_rank::Factor& factor : work.factors) {
+      const int64_t columns = low_rank::COLUMNS * (1 + number_below(9));
+      factor = {make(work.rows * columns), columns, make(work.padded_rank() * columns)};
+    }
+    work.parts = make(work.tasks() * work.part());
+    for (int64_t task = 0; task < work.tasks(); ++task) low_rank::differentiate(work, task);
+    float* da = make(work.rank * work.factors[0].columns);
+    low_rank::add_parts(work, da, make(work.rank * work.factors[1].columns));
+  }
+  return 400;
+}
+
 int run_scans() {
   using tiles::InstructionSet;
   using Kind = scan::Program::Kind;
@@ -390,14 +417,15 @@ int run_packed_products() {
 int main() {
   const int scans = run_scans();
   const int packed_products = run_packed_products();
+  const int low_ranks = run_low_ranks();
   const int rows = run_rows();
   const int norms = run_batch_norms();
   const int convolutions = run_convolutions() + run_dense_convolutions();
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
   std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows, "
-              "%d random loops, %d random packed products\n",
-              programs, pools, convolutions, norms, rows, scans, packed_products);
+              "%d random loops, %d random packed products, %d random gradients of low rank\n",
+              programs, pools, convolutions, norms, rows, scans, packed_products, low_ranks);
   const bool has_products = tiles::instruction_set() != tiles::InstructionSet::NONE;
   return programs > 100 && (scans > 100 || !has_products) ? 0 : 1;
 }

@@ -36,14 +36,15 @@ def with_kernels(model: onnx.ModelProto, products: bool = True) -> onnx.ModelPro
     """Return a copy of a model with operators of the library.
 
     `products`: whether the operators that multiply matrices can be used, those for dense
-    convolutions, loops and packed weights. A model in which no operator can be used is returned
-    itself.
+    convolutions, loops, packed weights and factors of low rank. A model in which no operator can be
+    used is returned itself.
     """
     # Imported late: most programs run without the package.
     from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
     from onnxfit.runtime.kernels.convolutions import replace_convolutions
     from onnxfit.runtime.kernels.elementwise import fuse_elementwise
     from onnxfit.runtime.kernels.layer_norm import replace_layer_norm_gradients
+    from onnxfit.runtime.kernels.low_rank import replace_low_rank_gradients
     from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
     from onnxfit.runtime.kernels.packed import replace_packed_products
     from onnxfit.runtime.kernels.scan import replace_scans
@@ -55,6 +56,7 @@ def with_kernels(model: onnx.ModelProto, products: bool = True) -> onnx.ModelPro
     nodes = replace_convolutions(model.graph, original, with_dense=products)
     nodes = replace_scans(model.graph, nodes, types) if products else nodes
     nodes = replace_packed_products(nodes, types) if products else nodes
+    nodes = replace_low_rank_gradients(model.graph, nodes, types) if products else nodes
     nodes = replace_pool_gradients(nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
     nodes = replace_layer_norm_gradients(model.graph, nodes, types)
