@@ -19,7 +19,7 @@ from onnxfit.quantization import learning
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.step.update import fused_weights
 from tests.quantization import integer_files as files
-from tests.quantization.integer_files import COLUMNS, LIMITS, ROWS, integer_file
+from tests.quantization.integer_files import COLUMNS, LIMITS, ROWS, integer_file, without_overflow
 from tests.quantization.layer_files import (
     arrays_of,
     images,
@@ -230,6 +230,7 @@ def test_what_is_frozen_keeps_its_real_numbers(settings: dict[str, Any]) -> None
     )
 
 
+@without_overflow
 @pytest.mark.parametrize("quantization", [LEARNED, Quantization(observe=3)], ids=str)
 def test_operators_of_integers_train_as_they_run(quantization: Quantization) -> None:
     """The file computes what the training step computes, with the same bias in other integers."""

@@ -18,6 +18,7 @@ from examples.models import convolutional, dense
 from onnxfit.gradients.gradient_model import gradient_model
 from onnxfit.quantization.conversion import CONVERSIONS, TYPED_BY
 from onnxfit.quantization.qoperators import remaining_qoperators, to_qdq
+from tests.quantization.integer_files import without_overflow
 from tests.quantization.qoperator_cases import (
     CASES,
     MICROSOFT,
@@ -78,6 +79,7 @@ def test_every_conversion_has_cases() -> None:
     assert converted - WITHOUT_KERNEL - IN_QDQ_FORM == set(CASES)
 
 
+@without_overflow
 @pytest.mark.parametrize("op_type", CASES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_outputs_stay(op_type: str, level: str) -> None:
@@ -253,6 +255,7 @@ def in_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return model
 
 
+@without_overflow
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("kind", ["QUInt8", "QInt8", "dynamic"])
 @pytest.mark.parametrize(
@@ -281,6 +284,7 @@ def test_predictions_of_a_file_stay(
     assert weights <= set(dequantized(converted))
 
 
+@without_overflow
 def test_a_file_with_lstm_trains_per_tensor(quantize: Quantize) -> None:
     original = recurrent()
     feeds = inputs_of(original)
@@ -294,6 +298,7 @@ def test_a_file_with_lstm_trains_per_tensor(quantize: Quantize) -> None:
     assert reason == "the scale 'w_scale' of 'w_quantized' has shape (1, 16)"
 
 
+@without_overflow
 @pytest.mark.parametrize("kind", ["QUInt8", "dynamic"])
 @pytest.mark.parametrize("opset", [10, 11, 12, 13, 17, 19, 21])
 def test_opsets(opset: int, kind: str, quantize: Quantize) -> None:
@@ -469,6 +474,7 @@ def elem_type(value: onnx.ValueInfoProto) -> int:
     return value.type.tensor_type.elem_type
 
 
+@without_overflow
 def test_a_bias_may_have_rows() -> None:
     _, (model, feeds), *_ = CASES["QGemm"](Random(0))
     (tensor,) = [t for t in model.graph.initializer if t.name == "bias"]
@@ -528,6 +534,7 @@ def test_scales_in_constant_nodes() -> None:
     np.testing.assert_array_equal(run(to_qdq(model), feeds)[0], expected)
 
 
+@without_overflow
 def test_vectors_of_one_zero_point_fit_one_scale_and_many() -> None:
     """onnxruntime reads equal zero points of channels as one, and one as equal ones."""
     (_, (model, feeds), *_) = CASES["QLinearConv"](Random(0))
@@ -782,6 +789,7 @@ def test_rows_of_a_table_are_taken_after_it_is_dequantized() -> None:
     assert to_qdq(converted) is converted
 
 
+@without_overflow
 def test_names_that_conversions_would_give_may_be_in_use() -> None:
     _, (model, feeds), *_ = CASES["QGemm"](Random(0))
     expected = run(model, feeds)[0]

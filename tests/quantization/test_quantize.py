@@ -33,6 +33,7 @@ from tests.quantization.graphs import (
     tensors_of,
     two_inputs,
 )
+from tests.quantization.integer_files import without_overflow
 
 # The largest error of an output, in units of its largest number: generous for few weights
 BOUNDS = {8: 0.04, 4: 0.35}
@@ -61,6 +62,7 @@ def kinds_of_weights(model: onnx.ModelProto) -> set[str]:
     }
 
 
+@without_overflow
 @pytest.mark.parametrize("options", OPTIONS | WEIGHTS_ONLY)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_result_computes_nearly_the_same_with_the_same_inputs_and_outputs(
@@ -320,6 +322,7 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
 # ---------------------------------------------------------------------- what goes wrong elsewhere
 
 
+@without_overflow
 def test_an_output_before_a_relu_is_not_cut_off() -> None:
     model, inputs = two_inputs()
     before, after = (outputs_of(m, inputs)[1] for m in (model, quantized(model, inputs)))

@@ -19,6 +19,7 @@ from onnxfit.quantization import QuantizationReport
 from tests.helpers import compiled_graphs
 from tests.models import convolutional, mlp, two_outputs
 from tests.quantization.graphs import outputs_of, tensors_of
+from tests.quantization.integer_files import without_overflow
 from tests.quantization.qdq_files import (
     decibels,
     rename_inputs,
@@ -116,6 +117,7 @@ def test_figures_of_all_layers_are_those_of_the_integer_file() -> None:
         assert layer.output_snr == pytest.approx(decibels(x, q), abs=0.05)
 
 
+@without_overflow
 def test_a_rounding_in_front_of_a_relu_loses_nothing_by_cutting_off_negatives() -> None:
     model = network()
     int8 = onnxfit.quantize(model, X, verbose=0)
@@ -128,6 +130,7 @@ def test_a_rounding_in_front_of_a_relu_loses_nothing_by_cutting_off_negatives() 
         assert layer.clipped_activations == pytest.approx(0, abs=0.01)
 
 
+@without_overflow
 def test_a_normalization_that_quantize_folds_is_folded_for_the_report() -> None:
     model = convolutional()
     images = np.random.default_rng(1).normal(size=(8, 1, 8, 8)).astype(np.float32)
@@ -140,6 +143,7 @@ def test_a_normalization_that_quantize_folds_is_folded_for_the_report() -> None:
     assert made.output_snr == pytest.approx(decibels(exact, rounded), abs=0.05)
 
 
+@without_overflow
 @pytest.mark.parametrize("weight_type", ["QInt8", "QUInt8", "QInt16"])
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("model", [mlp(activation="Relu"), convolutional(batch_norm=False)])
