@@ -1,13 +1,14 @@
-"""Packed weights that the backward pass reads from memory that all graphs share.
+"""Packed weights that graphs read from memory that all of them share.
 
 The kernel of MatMulNBits packs its weights anew when a session is made, and onnxruntime then frees
 the ones that it was given, unless another node reads them. The backward pass does. It therefore
-gets them as an input, in the memory of the model.
+gets them as an input, in the memory of the model. So do products that a kernel of onnxfit-kernels
+computes, because onnxruntime 1.32 copies constants while it makes a session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 import onnx
 
@@ -15,7 +16,9 @@ from onnxfit.graph import names
 from onnxfit.graph.replacement import replace_nodes
 
 
-def share_packed_weights(model: onnx.ModelProto, shared: Container[str]) -> None:
+def share_packed_weights(
+    model: onnx.ModelProto, shared: Container[str], products: Iterable[onnx.NodeProto] = ()
+) -> None:
     """Let the backward pass of a graph read packed weights as inputs, in place.
 
     The gradient of a packed weight reads it through a Where with two equal branches, so that
@@ -23,6 +26,7 @@ def share_packed_weights(model: onnx.ModelProto, shared: Container[str]) -> None
 
     - `model`: a graph of a step.
     - `shared`: the names of the inputs that may be added, those of `names.packed`.
+    - `products`: nodes of the graph whose second input, a packed weight, becomes an input, too.
     """
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -32,15 +36,23 @@ def share_packed_weights(model: onnx.ModelProto, shared: Container[str]) -> None
         if node.op_type == "Where" and node.input[1] == node.input[2]
         if node.input[1] in tensors and names.packed(node.input[1]) in shared
     }
-    if not replaced:
+    others = [
+        node
+        for node in products
+        if node.input[1] in tensors and names.packed(node.input[1]) in shared
+    ]
+    weights = dict.fromkeys([*replaced.values(), *(node.input[1] for node in others)])
+    if not weights:
         return
+    for node in others:
+        node.input[1] = names.packed(node.input[1])
     replace_nodes(graph, [node for node in graph.node if node.output[0] not in replaced])
     for node in graph.node:
         for i, name in enumerate(node.input):
             if name in replaced:
                 node.input[i] = names.packed(replaced[name])
     read = {name for node in graph.node for name in node.input}
-    for name in dict.fromkeys(replaced.values()):
+    for name in weights:
         tensor = tensors[name]
         graph.input.append(
             onnx.helper.make_tensor_value_info(names.packed(name), tensor.data_type, tensor.dims)

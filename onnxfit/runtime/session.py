@@ -29,7 +29,7 @@ from onnxfit.runtime.freed_memory import return_freed_memory
 from onnxfit.runtime.fused_activations import with_fused_activations
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
-from onnxfit.runtime.kernels import use_kernels
+from onnxfit.runtime.kernels import products_with_kernels, use_kernels
 from onnxfit.runtime.memory_plan import plan_memory
 from onnxfit.runtime.node_order import bytes_of_values, compilation_order
 from onnxfit.runtime.packed_weights import share_packed_weights
@@ -190,7 +190,8 @@ class BoundSession:
     (views of the scalar outputs that the step adds) and `outputs`.
 
     - `model`: the graph. Inputs named like a tensor of the state read that tensor. The graph is
-      changed: its backward pass reads packed weights from the state.
+      changed: its backward pass reads packed weights from the state, and so do the products that
+      operators of onnxfit-kernels compute.
     - `state`, `device`, `threads`: as for `compile_model`.
     - `name`: the name of the graph in error messages.
     - `writes`: outputs called `names.updated(<tensor of the state>)` are written into the state.
@@ -226,7 +227,8 @@ class BoundSession:
         self._name = name
         self._state = state
         self._device = device
-        share_packed_weights(model, state)
+        products = products_with_kernels(model) if device.kind == "cpu" else []
+        share_packed_weights(model, state, products)
         self._session = compile_model(
             model, device, threads, name, busy_wait=busy_wait, uses_integers=uses_integers
         )._sess

@@ -53,14 +53,14 @@ def test_training_is_the_same_to_the_last_bit(
     shared = make(backend)
     bound: list[str] = []
 
-    def share(model: onnx.ModelProto, state: object) -> None:
-        share_packed_weights(model, state)  # type: ignore[arg-type]
+    def share(model: onnx.ModelProto, state: object, products: object) -> None:
+        share_packed_weights(model, state, products)  # type: ignore[arg-type]
         bound.extend(v.name for v in model.graph.input if v.name.startswith("train/packed/"))
 
     monkeypatch.setattr(session, "share_packed_weights", share)
     losses = [shared.train_on_batch(X, Y)["loss"] for _ in range(4)]
     assert bound == ["train/packed/fc2_Q4"], "no gradient passes the first layer"
-    monkeypatch.setattr(session, "share_packed_weights", lambda model, state: None)
+    monkeypatch.setattr(session, "share_packed_weights", lambda model, state, products: None)
     alone = make(backend)
     assert losses == [alone.train_on_batch(X, Y)["loss"] for _ in range(4)]
     weights = alone.get_weights()

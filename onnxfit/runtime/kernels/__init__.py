@@ -16,7 +16,7 @@ from onnxfit.graph.subgraphs import remove_unused_nodes
 from onnxfit.runtime.kernels.library import DOMAIN, has_products, library_path
 from onnxfit.runtime.kernels.types import declared_types
 
-__all__ = ["library_path", "use_kernels", "with_kernels"]
+__all__ = ["library_path", "products_with_kernels", "use_kernels", "with_kernels"]
 
 
 def use_kernels(model: onnx.ModelProto, options: Any) -> onnx.ModelProto:
@@ -30,6 +30,16 @@ def use_kernels(model: onnx.ModelProto, options: Any) -> onnx.ModelProto:
     if faster is not model:
         options.register_custom_ops_library(library)
     return faster
+
+
+def products_with_kernels(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Return the products with packed weights that `use_kernels` would replace."""
+    from onnxfit.runtime.kernels.packed import product_kernels
+
+    library = library_path()
+    if library is None or not has_products(library):
+        return []
+    return [node for node, _ in product_kernels(model.graph.node, declared_types(model.graph))]
 
 
 def with_kernels(model: onnx.ModelProto, products: bool = True) -> onnx.ModelProto:

@@ -40,24 +40,25 @@ def replace_packed_products(
     there is no such product.
     """
     kernels = {kernel.output[0]: kernel for kernel in _gradients(nodes, types)}
-    products = [node for node in nodes if node.op_type == "MatMulNBits"]
-    if sum(_bytes(types.get(node.input[1])) for node in products) > MAX_PACKED_BYTES:
-        kernels |= {kernel.output[0]: kernel for kernel in _products(products, types)}
+    kernels |= {kernel.output[0]: kernel for _, kernel in product_kernels(nodes, types)}
     return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
 
 
-def _products(
+def product_kernels(
     nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
-) -> Iterator[onnx.NodeProto]:
-    """Yield the kernel of each product y = a W^T + bias that has one."""
-    for node in nodes:
+) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
+    """Yield each product y = a W^T + bias that a kernel computes, and the kernel."""
+    products = [node for node in nodes if node.op_type == "MatMulNBits"]
+    if sum(_bytes(types.get(node.input[1])) for node in products) <= MAX_PACKED_BYTES:
+        return
+    for node in products:
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         a, b, scales, zeros, g_idx, bias = (*node.input, "", "", "")[:6]
         if g_idx or attributes.pop("accuracy_level", 0) not in FLOAT_LEVELS:
             continue
         kernel = _kernel("PackedProduct", node, [a, b, scales, zeros], bias, attributes, types)
         if kernel is not None:
-            yield kernel
+            yield node, kernel
 
 
 def _gradients(

@@ -16,6 +16,7 @@ from onnx.numpy_helper import from_array
 import onnxfit
 from onnxfit import LoRA, Trainer
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.runtime import session
 from onnxfit.runtime.kernels import library, packed, with_kernels
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.step.finish import finish
@@ -309,6 +310,27 @@ def test_training_is_the_same(
     assert (
         found["packed"] == right["packed"] == [arrays_of(Sizes(48, 48, 16, (1,)), 1)["b"].tobytes()]
     )
+
+
+@pytest.mark.parametrize("switch", ["on", "off"])
+@pytest.mark.usefixtures("large", "kernels")
+def test_graphs_with_kernels_have_no_packed_constants(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants: dict[str, set[str]] = {}
+    compiles = session.compile_model
+
+    def noting(
+        model: onnx.ModelProto, device: Any, threads: Any, name: str, **settings: Any
+    ) -> Any:
+        constants[name] = {tensor.name for tensor in model.graph.initializer} & {"w0", "w1", "w2"}
+        return compiles(model, device, threads, name, **settings)
+
+    monkeypatch.setattr(session, "compile_model", noting)
+    monkeypatch.setenv(library.SWITCH, switch)
+    trained("full")
+    expected = set() if switch == "on" else {"w0", "w1", "w2"}
+    assert constants["train"] == constants["predict"] == expected
 
 
 # Errors
