@@ -292,7 +292,12 @@ def test_the_loss_curve_is_that_of_torch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bf16_follows_autocast_of_torch(name: str, tmp_path: Path) -> None:
-    ours, expected = loss_curves(name, tmp_path, "bf16", autocast=True)
+    try:
+        ours, expected = loss_curves(name, tmp_path, "bf16", autocast=True)
+    except RuntimeError as error:  # of PyTorch: not every processor has an LSTM of bfloat16
+        if "could not create a primitive descriptor" not in str(error):
+            raise
+        pytest.skip("PyTorch has no such operator of bfloat16 for this processor")
     np.testing.assert_allclose(ours, expected, rtol=2.0**-6, atol=2.0**-8 * expected[0])
     assert expected[-1] < 0.97 * expected[0]
     exact, _ = loss_curves(name, tmp_path)
