@@ -79,6 +79,7 @@ def cross_entropy(scores: np.ndarray, y: np.ndarray = Y) -> float:
 # the figures of bare onnxruntime
 
 
+@without_overflow
 def test_figures_are_those_of_bare_onnxruntime_on_files_with_one_quantized_layer() -> None:
     model = network()
     made = report(model, quantized(model))
@@ -102,6 +103,7 @@ def test_figures_are_those_of_bare_onnxruntime_on_files_with_one_quantized_layer
         assert layer.type == "int8"
 
 
+@without_overflow
 def test_figures_of_all_layers_are_those_of_the_integer_file() -> None:
     model = network()
     int8 = quantized(model)
