@@ -94,7 +94,7 @@ def compile_model(
     if threads is not None:
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent reads values by their names
-        model = use_kernels(model, options)
+        model = use_kernels(model, options, keep_rounding=uses_integers)
         model = with_blocked_convolutions(model)
         # Inference graphs are left to onnxruntime, which may have integer kernels for their layers.
         model = model if uses_integers else with_fused_activations(model)
@@ -227,8 +227,11 @@ class BoundSession:
         self._name = name
         self._state = state
         self._device = device
-        products = products_with_kernels(model) if device.kind == "cpu" else []
-        share_packed_weights(model, state, products)
+        if device.kind == "cpu":
+            products = products_with_kernels(model, keep_rounding=uses_integers)
+            share_packed_weights(model, state, products)
+        else:
+            share_packed_weights(model, state)
         self._session = compile_model(
             model, device, threads, name, busy_wait=busy_wait, uses_integers=uses_integers
         )._sess

@@ -19,35 +19,44 @@ from onnxfit.runtime.kernels.types import declared_types
 __all__ = ["library_path", "products_with_kernels", "use_kernels", "with_kernels"]
 
 
-def use_kernels(model: onnx.ModelProto, options: Any) -> onnx.ModelProto:
+def use_kernels(model: onnx.ModelProto, options: Any, *, keep_rounding: bool) -> onnx.ModelProto:
     """Return the model with the operators of onnxfit-kernels, and register these with a session.
 
-    `options` are those of the session. Without the package, or if none of its operators can be
-    used, the model itself is returned.
+    `options` are those of the session, and `keep_rounding` is as for `with_kernels`. Without the
+    package, or if none of its operators can be used, the model itself is returned.
     """
     library = library_path()
-    faster = model if library is None else with_kernels(model, has_products(library))
+    if library is None:
+        return model
+    faster = with_kernels(model, has_products(library), keep_rounding=keep_rounding)
     if faster is not model:
         options.register_custom_ops_library(library)
     return faster
 
 
-def products_with_kernels(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def products_with_kernels(model: onnx.ModelProto, *, keep_rounding: bool) -> list[onnx.NodeProto]:
     """Return the products with packed weights that `use_kernels` would replace."""
     from onnxfit.runtime.kernels.packed import product_kernels
 
     library = library_path()
     if library is None or not has_products(library):
         return []
-    return [node for node, _ in product_kernels(model.graph.node, declared_types(model.graph))]
+    types = declared_types(model.graph)
+    pairs = product_kernels(model.graph.node, types, keep_rounding=keep_rounding)
+    return [node for node, _ in pairs]
 
 
-def with_kernels(model: onnx.ModelProto, products: bool = True) -> onnx.ModelProto:
+def with_kernels(
+    model: onnx.ModelProto, products: bool = True, *, keep_rounding: bool = True
+) -> onnx.ModelProto:
     """Return a copy of a model with operators of the library.
 
-    `products`: whether the operators that multiply matrices can be used, those for dense
-    convolutions, loops, packed weights and factors of low rank. A model in which no operator can be
-    used is returned itself.
+    A model in which no operator can be used is returned itself.
+
+    - `products`: whether the operators that multiply matrices can be used, those for dense
+      convolutions, loops, packed weights and factors of low rank.
+    - `keep_rounding`: whether products with packed weights whose `accuracy_level` lets onnxruntime
+      round their activations keep doing so, as in the deployed file.
     """
     # Imported late: most programs run without the package.
     from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
@@ -65,7 +74,8 @@ def with_kernels(model: onnx.ModelProto, products: bool = True) -> onnx.ModelPro
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
     nodes = replace_convolutions(model.graph, original, with_dense=products)
     nodes = replace_scans(model.graph, nodes, types) if products else nodes
-    nodes = replace_packed_products(nodes, types) if products else nodes
+    if products:
+        nodes = replace_packed_products(nodes, types, keep_rounding=keep_rounding)
     nodes = replace_low_rank_gradients(model.graph, nodes, types) if products else nodes
     nodes = replace_pool_gradients(nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)

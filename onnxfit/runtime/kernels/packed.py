@@ -27,34 +27,40 @@ from onnxfit.runtime.kernels.types import ResultType
 
 MIN_BLOCK = 16
 BITS = (2, 4, 8)
-# accuracy_level: 0 and 1 compute with floats; the kernel of onnxruntime rounds activations for 4
+# Of accuracy_level, which is the least accuracy that a product must have. For higher levels, such
+# as 4, the kernel of onnxruntime rounds the activations.
 FLOAT_LEVELS = (0, 1)
 
 
 def replace_packed_products(
-    nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
+    nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType], *, keep_rounding: bool
 ) -> Sequence[onnx.NodeProto]:
     """Return the nodes of a graph, with kernels for products with packed weights.
 
     The nodes that are not needed any more are still there. The nodes are returned themselves if
-    there is no such product.
+    there is no such product. `keep_rounding`: as for `with_kernels`.
     """
     kernels = {kernel.output[0]: kernel for kernel in _gradients(nodes, types)}
-    kernels |= {kernel.output[0]: kernel for _, kernel in product_kernels(nodes, types)}
+    products = product_kernels(nodes, types, keep_rounding=keep_rounding)
+    kernels |= {kernel.output[0]: kernel for _, kernel in products}
     return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
 
 
 def product_kernels(
-    nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
+    nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType], *, keep_rounding: bool
 ) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Yield each product y = a W^T + bias that a kernel computes, and the kernel."""
+    """Yield each product y = a W^T + bias that a kernel computes, and the kernel.
+
+    `keep_rounding`: as for `with_kernels`.
+    """
     products = [node for node in nodes if node.op_type == "MatMulNBits"]
     if sum(_bytes(types.get(node.input[1])) for node in products) <= MAX_PACKED_BYTES:
         return
     for node in products:
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         a, b, scales, zeros, g_idx, bias = (*node.input, "", "", "")[:6]
-        if g_idx or attributes.pop("accuracy_level", 0) not in FLOAT_LEVELS:
+        rounds = attributes.pop("accuracy_level", 0) not in FLOAT_LEVELS
+        if g_idx or (rounds and keep_rounding):
             continue
         kernel = _kernel("PackedProduct", node, [a, b, scales, zeros], bias, attributes, types)
         if kernel is not None:

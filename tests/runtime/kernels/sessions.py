@@ -53,8 +53,8 @@ def layer_kernels(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in nodes if not node.op_type.startswith("Elementwise")]
 
 
-def layer_types(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in layer_kernels(with_kernels(model))]
+def layer_types(model: onnx.ModelProto, **settings: bool) -> list[str]:
+    return [node.op_type for node in layer_kernels(with_kernels(model, **settings))]
 
 
 def assert_same(

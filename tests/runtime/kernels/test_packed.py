@@ -219,14 +219,31 @@ def test_small_weights_keep_the_product_of_onnxruntime() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "expected"), [(0, BOTH), (1, BOTH), (4, ["PackedProductGradient"])]
+    ("level", "kept", "expected"),
+    [(0, True, BOTH), (1, True, BOTH), (4, True, ["PackedProductGradient"]), (4, False, BOTH)],
 )
 @pytest.mark.usefixtures("large")
-def test_a_product_that_rounds_its_activations_is_kept(level: int, expected: list[str]) -> None:
+def test_a_product_that_rounds_its_activations_may_be_kept(
+    level: int, kept: bool, expected: list[str]
+) -> None:
     def change(node: onnx.NodeProto) -> None:
         node.attribute.append(helper.make_attribute("accuracy_level", level))
 
-    assert kernel_types(differentiated(Sizes(24, 64, 32, (5,)), change)) == expected
+    model = differentiated(Sizes(24, 64, 32, (5,)), change)
+    assert layer_types(model, keep_rounding=kept) == expected
+
+
+@pytest.mark.usefixtures("large")
+def test_training_does_not_round_activations(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But predictions are those of the exported file."""
+    exact = trained("full")
+    found = trained("full", level=4)
+    np.testing.assert_allclose(found["losses"], exact["losses"], rtol=1e-5)
+    monkeypatch.setenv(library.SWITCH, "off")
+    deployed = onnxfit.Trainer(found["exported"], ["s1"], loss="mse").predict(X)
+    np.testing.assert_array_equal(found["predicted"], deployed)
 
 
 @pytest.mark.usefixtures("large")
@@ -253,8 +270,8 @@ def test_the_file_needs_no_shapes_of_values() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def stack() -> onnx.ModelProto:
-    """Three layers of 4 bits."""
+def stack(level: int = 0) -> onnx.ModelProto:
+    """Three layers of 4 bits; `level`: their accuracy_level."""
     nodes, tensors = [], []
     for i in range(3):
         arrays = arrays_of(Sizes(48, 48, 16, (1,), zeros="packed"), i)
@@ -266,7 +283,7 @@ def stack() -> onnx.ModelProto:
         names = [f"h{i}", f"w{i}", f"s{i}", f"z{i}"]
         product = helper.make_node(
             "MatMulNBits", names, [f"m{i}"], f"m{i}", domain="com.microsoft",
-            K=48, N=48, bits=4, block_size=16,
+            K=48, N=48, bits=4, block_size=16, accuracy_level=level,
         )  # fmt: skip
         nodes += [product, helper.make_node("Tanh", [f"m{i}"], [f"h{i + 1}"], f"t{i}")]
     x, y = (
@@ -280,17 +297,24 @@ def stack() -> onnx.ModelProto:
 X = np.random.default_rng(0).standard_normal((20, 48)).astype(np.float32)
 
 
-def trained(backend: str, weights: list[str] | None = None) -> dict[str, Any]:
+def trained(backend: str, weights: list[str] | None = None, level: int = 0) -> dict[str, Any]:
     """The results of a training with adapters."""
     adapters = LoRA(rank=2, target=["w0", "w2"])
     trainer = Trainer(
-        stack(), weights, loss="mse", optimizer="adam", adapters=adapters, backend=backend, seed=0
+        stack(level),
+        weights,
+        loss="mse",
+        optimizer="adam",
+        adapters=adapters,
+        backend=backend,
+        seed=0,
     )
     history = trainer.fit(X, X, epochs=4, batch_size=8, verbose=0)
     return {
         "losses": history.history["loss"],
         "evaluated": trainer.evaluate(X, X)["loss"],
         "predicted": trainer.predict(X),
+        "exported": trainer.export(),
         "packed": [t.raw_data for t in trainer.export().graph.initializer if t.name == "w1"],
     }
 
