@@ -120,8 +120,8 @@ def test_kernels_of_convolutions_train(kernels: Path, monkeypatch: pytest.Monkey
     used: set[str] = set()
     rewrite = kernel_room.with_kernels
 
-    def observed(model: onnx.ModelProto, products: bool) -> onnx.ModelProto:
-        faster = rewrite(model, products)
+    def observed(model: onnx.ModelProto, products: bool, *, keep_rounding: bool) -> onnx.ModelProto:
+        faster = rewrite(model, products, keep_rounding=keep_rounding)
         used.update(node.op_type for node in faster.graph.node if node.domain == DOMAIN)
         return faster
 
@@ -135,8 +135,8 @@ def domains_of_compiled(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     seen: list[set[str]] = []
     rewrite = kernel_room.with_kernels
 
-    def observed(model: onnx.ModelProto, products: bool) -> onnx.ModelProto:
-        faster = rewrite(model, products)
+    def observed(model: onnx.ModelProto, products: bool, *, keep_rounding: bool) -> onnx.ModelProto:
+        faster = rewrite(model, products, keep_rounding=keep_rounding)
         seen.append({node.domain for node in faster.graph.node})
         return faster
 
