@@ -90,17 +90,18 @@ class _LowRankSearch(NodeSearch):
             return None
         left, right = gemm.input[:2]
         for value, dy in ((left, right), (right, left)):
-            product = self._product(value)
-            rank = self.shape(value)[-1] if product is not None else 0
+            product, rank = self._product(value), self.shape(value)[-1:]
             if product is not None and self._fits(product.x, self.shape(dy), rank):
-                return _Half(gemm, product, self._unflattened(dy), rank, value == right)
+                return _Half(gemm, product, self._unflattened(dy), rank[0], value == right)
         return None
 
-    def _fits(self, x: str, dy: tuple[int, ...], rank: int) -> bool:
-        """Return whether the kernel takes these sizes, and is faster."""
+    def _fits(self, x: str, dy: tuple[int, ...], rank: tuple[int, ...]) -> bool:
+        """Return whether the kernel takes these sizes, and is faster; () is an unknown size."""
+        if not dy or not rank or rank[0] > MAX_RANK:
+            return False
         *sizes, columns = self.shape(x)
         has_columns = all(n >= MIN_COLUMNS and n % COLUMNS == 0 for n in (columns, dy[-1]))
-        return has_columns and dy[0] == math.prod(sizes) >= MIN_ROWS and rank <= MAX_RANK
+        return has_columns and dy[0] == math.prod(sizes) >= MIN_ROWS
 
     def _product(self, value: str) -> _Product | None:
         """Return the product that a matrix is, if nothing else reads it."""

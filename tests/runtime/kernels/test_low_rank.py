@@ -168,6 +168,16 @@ def test_other_computations_keep_their_operators(changed: str) -> None:
     assert "LowRankGradient" not in kernel_types(model)
 
 
+@pytest.mark.parametrize("unknown", ["dyf", "xf", "uf", "vf", "us", "vs"])
+def test_values_of_unknown_shape_keep_their_operators(unknown: str) -> None:
+    model = model_of(100, 128, 128, 4)
+    values = [value for value in model.graph.value_info if value.name != unknown]
+    assert len(values) < len(model.graph.value_info)
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(values)
+    assert layer_types(model) == []
+
+
 def test_an_empty_batch_has_no_gradient(kernels: Path) -> None:
     feeds = {"x": (0, 16), "dy": (0, 32), "a": (3, 16), "b": (3, 32)}
     arrays = {name: np.ones(shape, np.float32) for name, shape in feeds.items()}
