@@ -25,7 +25,9 @@ from onnxfit.graph.tensors import MAX_PACKED_BYTES
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.types import ResultType
 
+MIN_INPUTS = 3  # the floats, the integers and their scales
 MIN_BLOCK = 16
+SIZES = ("K", "N", "block_size")
 BITS = (2, 4, 8)
 # Of accuracy_level, which is the least accuracy that a product must have. For higher levels, such
 # as 4, the kernel of onnxruntime rounds the activations.
@@ -53,7 +55,7 @@ def product_kernels(
 
     `keep_rounding`: as for `with_kernels`.
     """
-    products = [node for node in nodes if node.op_type == "MatMulNBits"]
+    products = [n for n in nodes if n.op_type == "MatMulNBits" and len(n.input) >= MIN_INPUTS]
     if sum(_bytes(types.get(node.input[1])) for node in products) <= MAX_PACKED_BYTES:
         return
     for node in products:
@@ -108,8 +110,10 @@ def _kernel(
     - `inputs`: the floats, the integers, their scales and zero points; "" for no zero points.
     """
     integers, scales, zeros = (types.get(name) for name in inputs[1:])
-    block = attributes["block_size"]
-    if attributes.get("bits", 4) not in BITS or block < MIN_BLOCK or block % MIN_BLOCK:
+    if not all(isinstance(attributes.get(name), int) for name in SIZES):
+        return None  # onnxruntime says what is missing
+    block, bits = attributes["block_size"], attributes.get("bits", 4)
+    if bits not in BITS or block < MIN_BLOCK or block % MIN_BLOCK:
         return None
     if integers is None or integers.element != TensorProto.UINT8:
         return None
@@ -127,7 +131,7 @@ def _kernel(
         has_bias=int(bool(bias)),
         K=attributes["K"],
         N=attributes["N"],
-        bits=attributes.get("bits", 4),
+        bits=bits,
         block_size=block,
     )
 

@@ -246,6 +246,27 @@ def test_training_does_not_round_activations(
     np.testing.assert_array_equal(found["predicted"], deployed)
 
 
+@pytest.mark.parametrize("missing", ["K", "N", "block_size"])
+@pytest.mark.usefixtures("large")
+def test_an_attribute_that_is_missing_is_left_to_onnxruntime(missing: str) -> None:
+    model = stack()
+    for node in model.graph.node:
+        kept = [attribute for attribute in node.attribute if attribute.name != missing]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    assert with_kernels(model) is model
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.usefixtures("large")
+def test_inputs_that_are_missing_are_left_to_onnxruntime(count: int) -> None:
+    model = stack()
+    for node in model.graph.node:
+        if node.op_type == "MatMulNBits":
+            del node.input[count:]
+    assert layer_types(model) == []
+
+
 @pytest.mark.usefixtures("large")
 def test_another_processor_keeps_the_operators_of_onnxruntime() -> None:
     model = differentiated(Sizes(24, 64, 32, (5,)))
