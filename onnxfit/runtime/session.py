@@ -227,11 +227,9 @@ class BoundSession:
         self._name = name
         self._state = state
         self._device = device
-        if device.kind == "cpu":
-            products = products_with_kernels(model, keep_rounding=uses_integers)
-            share_packed_weights(model, state, products)
-        else:
-            share_packed_weights(model, state)
+        on_cpu = device.kind == "cpu"
+        products = products_with_kernels(model, keep_rounding=uses_integers) if on_cpu else ()
+        share_packed_weights(model, state, products)
         self._session = compile_model(
             model, device, threads, name, busy_wait=busy_wait, uses_integers=uses_integers
         )._sess

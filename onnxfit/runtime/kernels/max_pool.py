@@ -6,18 +6,15 @@ and put the gradient there by another operator. The kernel looks at each window 
 
 from __future__ import annotations
 
-import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import onnx
 from onnx import helper
 
 from onnxfit.graph import names
 from onnxfit.runtime.kernels.library import DOMAIN
+from onnxfit.runtime.kernels.notes import Note, paired_notes
 from onnxfit.runtime.kernels.types import ResultType
 
 KERNELS: dict[int, str] = {
@@ -30,14 +27,6 @@ MAX_AXES = 3
 MIN_WINDOWS = 49
 
 
-@dataclass(frozen=True)
-class _Note:
-    """A note in the metadata of a node."""
-
-    node: onnx.NodeProto
-    content: Sequence[Any]
-
-
 def replace_pool_gradients(
     nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
 ) -> Sequence[onnx.NodeProto]:
@@ -46,31 +35,16 @@ def replace_pool_gradients(
     See `names.MAX_POOL_DX`. The nodes that are not needed any more are still there. The nodes are
     returned themselves if none is noted.
     """
-    readers, producers = _notes(nodes, names.MAX_POOL_DY), _notes(nodes, names.MAX_POOL_DX)
     replaced = {}
-    for key, producer in producers.items():
-        reader = readers.get(key)
-        if reader is None or len(reader) > 1 or len(producer) > 1:  # such as in copies
-            continue
-        gradient = _gradient(reader[0], producer[0], types)
+    for reader, producer in paired_notes(nodes, names.MAX_POOL_DY, names.MAX_POOL_DX):
+        gradient = _gradient(reader, producer, types)
         if gradient is not None:
-            replaced[id(producer[0].node)] = gradient
+            replaced[id(producer.node)] = gradient
     return [replaced.get(id(node), node) for node in nodes] if replaced else nodes
 
 
-def _notes(nodes: Sequence[onnx.NodeProto], role: str) -> dict[str, list[_Note]]:
-    """Return the notes of a role, by the gradient that they belong to."""
-    notes: dict[str, list[_Note]] = defaultdict(list)
-    for node in nodes:
-        for entry in node.metadata_props:
-            if entry.key == role:
-                key, *content = json.loads(entry.value)
-                notes[key].append(_Note(node, content))
-    return notes
-
-
 def _gradient(
-    reader: _Note, producer: _Note, types: Mapping[str, ResultType]
+    reader: Note, producer: Note, types: Mapping[str, ResultType]
 ) -> onnx.NodeProto | None:
     """Return the node of a gradient; None if there is no kernel for it."""
     x, attributes = producer.content

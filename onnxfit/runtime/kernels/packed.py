@@ -12,7 +12,6 @@ use it, to save memory: with both kernels, a step takes 0.52, 0.67, 0.90 and 1.0
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from onnx import TensorProto, helper
 from onnxfit.graph import names
 from onnxfit.graph.tensors import MAX_PACKED_BYTES
 from onnxfit.runtime.kernels.library import DOMAIN
+from onnxfit.runtime.kernels.notes import paired_notes
 from onnxfit.runtime.kernels.types import ResultType
 
 MIN_INPUTS = 3  # the floats, the integers and their scales
@@ -73,28 +73,13 @@ def _gradients(
     nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
 ) -> Iterator[onnx.NodeProto]:
     """Yield the kernel of each noted gradient da = dy W; see `names.PACKED_DX`."""
-    readers = dict(_notes(nodes, names.PACKED_DY))
-    for key, producer in _notes(nodes, names.PACKED_DX):
-        reader = readers.get(key)
-        if reader is None:
-            continue
-        _, b, scales, zeros, attributes = json.loads(_note(producer, names.PACKED_DX))
+    for reader, producer in paired_notes(nodes, names.PACKED_DY, names.PACKED_DX):
+        b, scales, zeros, attributes = producer.content
         shared = names.packed(b)
-        inputs = [reader.input[0], shared if shared in types else b, scales, zeros]
-        kernel = _kernel("PackedProductGradient", producer, inputs, "", attributes, types)
+        inputs = [reader.node.input[0], shared if shared in types else b, scales, zeros]
+        kernel = _kernel("PackedProductGradient", producer.node, inputs, "", attributes, types)
         if kernel is not None:
             yield kernel
-
-
-def _notes(nodes: Sequence[onnx.NodeProto], role: str) -> Iterator[tuple[str, onnx.NodeProto]]:
-    """Yield the gradient and the node of each note of a role."""
-    for node in nodes:
-        if note := _note(node, role):
-            yield json.loads(note)[0], node
-
-
-def _note(node: onnx.NodeProto, role: str) -> str:
-    return next((entry.value for entry in node.metadata_props if entry.key == role), "")
 
 
 def _kernel(
