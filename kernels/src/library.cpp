@@ -5,6 +5,7 @@
 #include "batch_norm_operators.h"
 #include "convolution_operators.h"
 #include "elementwise_operator.h"
+#include "gather_operator.h"
 #include "layer_norm_operator.h"
 #include "low_rank_operator.h"
 #include "max_pool_operator.h"
@@ -96,6 +97,7 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<PackedProduct<false>, float, void>(
           [](const CustomOp*) { return "PackedProductGradient"; }),
       describe<LowRankGradient, float>([](const CustomOp*) { return "LowRankGradient"; }),
+      describe<GatherGradient, float, void>([](const CustomOp*) { return "GatherGradient"; }),
   };
   ort::CustomOpDomain* made = nullptr;
   const char* name = "onnxfit.kernels";

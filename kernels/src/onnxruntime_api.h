@@ -29,7 +29,7 @@ struct KernelInfo;
 struct KernelContext;
 struct CustomOp;
 
-enum ElementType : int { UNDEFINED = 0, FLOAT = 1, UINT8 = 2, DOUBLE = 11 };
+enum ElementType : int { UNDEFINED = 0, FLOAT = 1, UINT8 = 2, INT32 = 6, INT64 = 7, DOUBLE = 11 };
 enum ErrorCode : int { INVALID_ARGUMENT = 2 };
 enum Characteristic : int { REQUIRED = 0, OPTIONAL_ = 1, VARIADIC = 2 };
 

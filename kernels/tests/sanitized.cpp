@@ -13,6 +13,7 @@
 #include "dense.h"
 #include "depthwise.h"
 #include "elementwise.h"
+#include "gather.h"
 #include "layer_norm.h"
 #include "low_rank.h"
 #include "max_pool.h"
@@ -301,6 +302,28 @@ scan::Program random_scan() {
   return program;
 }
 
+template <typename Index>
+int run_gathers() {
+  for (int trial = 0; trial < 1000; ++trial) {
+    gather::Gradient<Index> work{};
+    work.rows = number_below(trial % 8 ? 100 : 5000);
+    work.columns = number_below(40);
+    work.count = work.rows ? number_below(300) : 0;
+    std::vector<Index> indices(size_t(work.count));
+    for (Index& index : indices) index = Index(number_below(2 * work.rows) - work.rows);
+    work.indices = indices.data();
+    const auto dy = random_array<float>(size_t(work.count * work.columns));
+    const auto table = random_array<float>(size_t(work.rows * work.columns));
+    const auto result = random_array<float>(size_t(work.rows * work.columns));
+    work.dy = dy.get();
+    work.table = trial % 3 ? table.get() : nullptr;
+    work.result = result.get();
+    if (!gather::are_in_range(work)) std::abort();
+    for (int64_t task = work.tasks(); task--;) gather::differentiate(work, task);
+  }
+  return 1000;
+}
+
 int run_low_ranks() {
   using tiles::InstructionSet;
   const InstructionSet newest = tiles::instruction_set();
@@ -418,14 +441,15 @@ int main() {
   const int scans = run_scans();
   const int packed_products = run_packed_products();
   const int low_ranks = run_low_ranks();
+  const int gathers = run_gathers<int32_t>() + run_gathers<int64_t>();
   const int rows = run_rows();
   const int norms = run_batch_norms();
   const int convolutions = run_convolutions() + run_dense_convolutions();
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
   std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows, "
-              "%d random loops, %d random packed products, %d random gradients of low rank\n",
-              programs, pools, convolutions, norms, rows, scans, packed_products, low_ranks);
+              "%d random loops, %d random packed products, %d random gradients of low rank, %d random gradients of Gather\n",
+              programs, pools, convolutions, norms, rows, scans, packed_products, low_ranks, gathers);
   const bool has_products = tiles::instruction_set() != tiles::InstructionSet::NONE;
   return programs > 100 && (scans > 100 || !has_products) ? 0 : 1;
 }

@@ -39,6 +39,9 @@ CONV_DX = "onnxfit.conv_dx"
 # The same for the gradient of a MaxPool: the reader of dy, and the node whose output is dx.
 MAX_POOL_DY = "onnxfit.max_pool_dy"
 MAX_POOL_DX = "onnxfit.max_pool_dx"
+# The same for the gradient of a Gather of rows.
+GATHER_DY = "onnxfit.gather_dy"
+GATHER_DX = "onnxfit.gather_dx"
 # The same for the gradient of the input of a product with packed weights.
 PACKED_DY = "onnxfit.packed_dy"
 PACKED_DX = "onnxfit.packed_dx"

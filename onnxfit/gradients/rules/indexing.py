@@ -12,9 +12,12 @@ most MAX_SCATTER_ND_ELEMENTS.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Union
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxfit.gradients.building import (
     align_to_axis,
@@ -31,6 +34,7 @@ from onnxfit.gradients.building import (
     zeros,
 )
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
 
 MAX_SCATTER_ND_ELEMENTS = 2**17  # added by one ScatterND in one thread
@@ -58,21 +62,46 @@ def gather(
     vector = op.cast(indices, np.int64)
     if indices.rank != 1:
         vector = op.Reshape(vector, int_vector(op, -1))
-    if axis == 0 and op.device == "webgpu":  # which has no ScatterElements
-        return op.ScatterND(
-            zeros(op, dy, op.shape(x)), op.Unsqueeze(vector, [1]), slices, reduction="add"
-        ), None
-    if axis == 0 and static_shape(slices) is not None:
-        dx = _add_rows(op, x, vector, slices)
-        if dx is not None:
-            return dx, None
-    aligned = align_to_axis(op, vector, axis, x.rank)
+    if axis:
+        return _add_along_axis(op, x, vector, slices, axis), None
+    read_before = slices.ir.uses()
+    dx = _add_rows(op, x, vector, slices)
+    _note_operands(indices, dx, [use for use in slices.ir.uses() if use not in read_before])
+    return dx, None
+
+
+def _add_along_axis(op: GraphBuilder, x: Value, indices: Value, slices: Value, axis: int) -> Value:
+    """Add slices at indices along an axis to zeros in the shape of x."""
+    aligned = align_to_axis(op, indices, axis, x.rank)
     of_each_element = op.Expand(aligned, op.shape(slices))
-    zero = zeros(op, dy, op.shape(x))
-    return op.ScatterElements(zero, of_each_element, slices, axis=axis, reduction="add"), None
+    zero = zeros(op, slices, op.shape(x))
+    return op.ScatterElements(zero, of_each_element, slices, axis=axis, reduction="add")
 
 
-def _add_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value | None:
+def _add_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value:
+    """Add rows at indices to zeros in the shape of x."""
+    if op.device == "webgpu":  # which has no ScatterElements
+        return op.ScatterND(
+            zeros(op, rows, op.shape(x)), op.Unsqueeze(indices, [1]), rows, reduction="add"
+        )
+    dx = None if static_shape(rows) is None else _add_static_rows(op, x, indices, rows)
+    return _add_along_axis(op, x, indices, rows, 0) if dx is None else dx
+
+
+def _note_operands(indices: Value, dx: Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
+    """Note in the metadata of nodes what they compute, for compilers that have a kernel for it.
+
+    `readers` are the uses of the rows in the gradient.
+    """
+    producer = dx.ir.producer()
+    if len(readers) != 1 or producer is None or dx.name is None or indices.name is None:
+        return
+    ((reader, position),) = readers
+    reader.metadata_props[names.GATHER_DY] = json.dumps([dx.name, position])
+    producer.metadata_props[names.GATHER_DX] = json.dumps([dx.name, indices.name])
+
+
+def _add_static_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value | None:
     """Add rows of known sizes at indices to zeros in the shape of x, by ScatterND.
 
     None if ScatterElements is faster. For a table of 1000 x 128 and 1024 indices, ScatterND takes

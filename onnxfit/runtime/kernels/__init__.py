@@ -62,6 +62,7 @@ def with_kernels(
     from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
     from onnxfit.runtime.kernels.convolutions import replace_convolutions
     from onnxfit.runtime.kernels.elementwise import fuse_elementwise
+    from onnxfit.runtime.kernels.gather import replace_gather_gradients
     from onnxfit.runtime.kernels.layer_norm import replace_layer_norm_gradients
     from onnxfit.runtime.kernels.low_rank import replace_low_rank_gradients
     from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
@@ -78,6 +79,7 @@ def with_kernels(
         nodes = replace_packed_products(nodes, types, keep_rounding=keep_rounding)
     nodes = replace_low_rank_gradients(model.graph, nodes, types) if products else nodes
     nodes = replace_pool_gradients(nodes, types)
+    nodes = replace_gather_gradients(model.graph, nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
     nodes = replace_layer_norm_gradients(model.graph, nodes, types)
     nodes = replace_softmax_gradients(model.graph, nodes, types)

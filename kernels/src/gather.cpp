@@ -1,0 +1,87 @@
+#include "gather.h"
+
+#include <vector>
+
+#include "vectorized.h"
+
+namespace gather {
+
+namespace {
+
+// From this number, it takes less time to tell apart the rows of the table that no index has.
+constexpr int64_t MIN_COLUMNS = 8;
+
+// Call function(row of the range, position) for each index in a range of rows.
+template <typename Index, typename Function>
+ALWAYS_INLINE void for_each_index(
+    const Gradient<Index>& work, int64_t first, int64_t end, const Function& function) {
+  for (int64_t i = 0; i < work.count; ++i) {
+    const int64_t index = work.indices[i];
+    const int64_t row = index < 0 ? index + work.rows : index;
+    if (row >= first && row < end) function(row - first, i);
+  }
+}
+
+ALWAYS_INLINE void add_row(float* RESTRICT sum, const float* row, int64_t columns) {
+  INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] += row[i];
+}
+
+ALWAYS_INLINE void subtract_from(float* RESTRICT sum, const float* from, int64_t columns) {
+  INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = from[i] - sum[i];
+}
+
+template <typename Index>
+ALWAYS_INLINE void differentiate_range(const Gradient<Index>& work, int64_t task) {
+  const int64_t columns = work.columns, tasks = work.tasks();
+  const int64_t first = work.rows * task / tasks, end = work.rows * (task + 1) / tasks;
+  float* result = work.result + first * columns;
+  const float* table = work.table ? work.table + first * columns : nullptr;
+  if (!table || columns < MIN_COLUMNS) {
+    std::fill_n(result, (end - first) * columns, 0.0f);
+    for_each_index(work, first, end, [&](int64_t row, int64_t i) INLINE {
+      add_row(result + row * columns, work.dy + i * columns, columns);
+    });
+    if (table) subtract_from(result, table, (end - first) * columns);
+    return;
+  }
+  std::vector<unsigned char> has_gradient(static_cast<size_t>(end - first), 0);
+  for_each_index(work, first, end, [&](int64_t row, int64_t i) INLINE {
+    if (has_gradient[row]) {
+      add_row(result + row * columns, work.dy + i * columns, columns);
+    } else {
+      std::copy_n(work.dy + i * columns, columns, result + row * columns);
+      has_gradient[row] = 1;
+    }
+  });
+  const auto row_of = [&](int64_t from, unsigned char value) INLINE {
+    while (from < end - first && has_gradient[from] != value) ++from;
+    return from;
+  };
+  for (int64_t row = 0; row < end - first;) {
+    const int64_t next = row_of(row, 1);
+    std::copy_n(table + row * columns, (next - row) * columns, result + row * columns);
+    row = row_of(next, 0);
+    subtract_from(result + next * columns, table + next * columns, (row - next) * columns);
+  }
+}
+
+template <typename Index>
+bool all_in_range(const Gradient<Index>& work) {
+  return std::all_of(work.indices, work.indices + work.count, [&](int64_t index) {
+    return index >= -work.rows && index < work.rows;
+  });
+}
+
+}  // namespace
+
+bool are_in_range(const Gradient<int32_t>& work) { return all_in_range(work); }
+bool are_in_range(const Gradient<int64_t>& work) { return all_in_range(work); }
+
+MULTIVERSIONED void differentiate(const Gradient<int32_t>& work, int64_t task) {
+  differentiate_range(work, task);
+}
+MULTIVERSIONED void differentiate(const Gradient<int64_t>& work, int64_t task) {
+  differentiate_range(work, task);
+}
+
+}  // namespace gather

@@ -1,0 +1,64 @@
+// GatherGradient: dx = gradient(indices, dy), or table - gradient = next(indices, dy, table)
+#pragma once
+
+#include "gather.h"
+#include "operator.h"
+
+namespace {
+
+struct GatherGradient {
+  std::vector<int64_t> shape;  // of the table
+  size_t inputs = 0;
+
+  ort::Status* read(const ort::KernelInfo* info) {
+    RETURN_IF_FAILED(get_integers(info, "shape", shape));
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    const bool is_shape = !shape.empty() && *std::min_element(shape.begin(), shape.end()) >= 0;
+    if (!is_shape || inputs < 2 || inputs > 3) {
+      return api->error("GatherGradient has the shape of the table, and two or three inputs.");
+    }
+    return nullptr;
+  }
+
+  ort::Status* compute(ort::KernelContext* context) const {
+    Tensor indices, dy, table;
+    RETURN_IF_FAILED(get_input(context, 0, indices));
+    RETURN_IF_FAILED(get_input(context, 1, dy));
+    if (inputs == 3) RETURN_IF_FAILED(get_input(context, 2, table));
+    const bool are_floats = dy.type == ort::FLOAT && (inputs == 2 || table.type == ort::FLOAT);
+    const int64_t columns =
+        std::accumulate(shape.begin() + 1, shape.end(), int64_t(1), std::multiplies<int64_t>());
+    if (!are_floats || dy.elements() != indices.elements() * size_t(columns) ||
+        (inputs == 3 && table.shape != shape)) {
+      return api->error("GatherGradient needs float32 rows of the table, one for each index.");
+    }
+    void* result = nullptr;
+    RETURN_IF_FAILED(get_output(context, 0, shape, result));
+    const auto run = [&](const auto* numbers) {
+      return differentiate(
+          context, gather::Gradient<std::decay_t<decltype(*numbers)>>{
+                       int64_t(indices.elements()), shape[0], columns, numbers,
+                       static_cast<const float*>(dy.data), static_cast<const float*>(table.data),
+                       static_cast<float*>(result)});
+    };
+    switch (indices.type) {
+      case ort::INT32: return run(static_cast<const int32_t*>(indices.data));
+      case ort::INT64: return run(static_cast<const int64_t*>(indices.data));
+      default: return api->error("GatherGradient needs indices of int32 or int64.");
+    }
+  }
+
+ private:
+  template <typename Index>
+  ort::Status* differentiate(
+      ort::KernelContext* context, const gather::Gradient<Index>& work) const {
+    if (!gather::are_in_range(work)) {
+      return api->error("GatherGradient got an index that the table does not have.");
+    }
+    return run_tasks_that_throw(
+        context, work.tasks(), "There is not enough memory for the gradient of a Gather.",
+        [&](int64_t task) { gather::differentiate(work, task); });
+  }
+};
+
+}  // namespace

@@ -1,0 +1,71 @@
+"""The gradient of a Gather of rows, such as those of an embedding table, as one operator.
+
+The operators of ONNX copy a table of zeros, and add the rows of dy to it in one thread, which
+takes several operators if there are many. Plain SGD subtracts the result from the table by another
+operator. The kernel writes the gradient, or the updated table, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import helper
+
+from onnxfit.graph import names
+from onnxfit.runtime.kernels.library import DOMAIN
+from onnxfit.runtime.kernels.notes import Note, paired_notes
+from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
+from onnxfit.runtime.kernels.search import NodeSearch
+from onnxfit.runtime.kernels.types import ResultType
+
+
+def replace_gather_gradients(
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
+) -> Sequence[onnx.NodeProto]:
+    """Return the nodes of a graph, with one node for each noted gradient of a Gather of rows.
+
+    See `names.GATHER_DX`. If a gradient is only subtracted from the table, the node computes the
+    difference. The nodes are returned themselves if no gradient is noted.
+    """
+    pairs = list(paired_notes(nodes, names.GATHER_DY, names.GATHER_DX))
+    if not pairs:
+        return nodes
+    search = _GatherSearch(graph, nodes, types)
+    kernels = {}
+    for reader, producer in pairs:
+        gradient = search.gradient(reader, producer)
+        if gradient is not None:
+            update = search.update(gradient.output[0])
+            if update is not None:
+                gradient.input.append(update.input[0])
+                gradient.output[0] = update.output[0]
+            kernels[id(update or producer.node)] = gradient
+    if not kernels:
+        return nodes
+    replaced = [kernels.get(id(node), node) for node in nodes]
+    return needed_nodes(sort_nodes(replaced), search.outputs)
+
+
+class _GatherSearch(NodeSearch):
+    """A search for gradients of tables of float32 numbers."""
+
+    def gradient(self, reader: Note, producer: Note) -> onnx.NodeProto | None:
+        """Return the node of a gradient; None if the kernel cannot compute it."""
+        (indices,) = producer.content
+        dy, dx = reader.node.input[reader.content[0]], producer.node.output[0]
+        if not self.shape(dx) or not self.readers[indices]:
+            return None
+        name, shape = producer.node.name, self.shape(dx)
+        return helper.make_node(
+            "GatherGradient", [indices, dy], [dx], name, domain=DOMAIN, shape=shape
+        )
+
+    def update(self, dx: str) -> onnx.NodeProto | None:
+        """Return the node that subtracts a gradient from the table, if nothing else reads it."""
+        readers = self.readers[dx]
+        if dx in self.outputs or len(readers) != 1:
+            return None
+        table, gradient = self.operands(readers[0].output[0], "Sub")
+        is_update = gradient == dx != table and self.shape(table) == self.shape(dx)
+        return readers[0] if is_update else None
