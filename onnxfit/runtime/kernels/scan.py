@@ -15,14 +15,17 @@ only the gradient is a Scan, 0.6 to 1.1. The constants below exclude sizes for w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import onnx
 from onnx import helper, numpy_helper
 
 from onnxfit.runtime.kernels.library import DOMAIN
+from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
 from onnxfit.runtime.kernels.program import CODES, OPERATORS
+from onnxfit.runtime.kernels.scan_bodies import LoopSearch, with_splits_outside
 from onnxfit.runtime.kernels.types import ResultType, declared_types
 
 # Codes of kernels/src/scan.h.
@@ -43,18 +46,46 @@ def replace_scans(
 
     The nodes are returned themselves if no Scan has one.
     """
+    if not any(node.op_type == "Scan" for node in nodes):
+        return nodes
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    kernels = [_kernel_for(node, types, constants) for node in nodes]
+    prepared: list[onnx.NodeProto] = []
+    for node in nodes:
+        prepared += _with_splits_outside(node, types, constants)
+    search = LoopSearch(graph, prepared, types)
+    kernels = []
+    for node in prepared:
+        kernel = _kernel_for(node, types, constants)
+        larger = search.with_inputs_inside(node) if kernel else None
+        kernels.append((larger and _kernel_for(larger, types, constants)) or kernel)
     if not any(kernels):
         return nodes
-    return [kernel or node for kernel, node in zip(kernels, nodes, strict=True)]
+    replaced = [kernel or node for kernel, node in zip(kernels, prepared, strict=True)]
+    return needed_nodes(sort_nodes(replaced), search.outputs)
+
+
+def _with_splits_outside(
+    node: onnx.NodeProto, types: Mapping[str, ResultType], constants: Mapping[str, onnx.TensorProto]
+) -> list[onnx.NodeProto]:
+    """Return a Scan that has a kernel without parts of its results, and nodes for these parts.
+
+    Any other node is returned itself.
+    """
+    if not _is_scan(node):
+        return [node]
+    changed, splits = with_splits_outside(node)
+    return [changed, *splits] if _kernel_for(changed, types, constants) else [node]
+
+
+def _is_scan(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Scan" and not node.domain
 
 
 def _kernel_for(
     node: onnx.NodeProto, types: Mapping[str, ResultType], constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.NodeProto | None:
     """Return the kernel for a Scan; None if there is none, or the node is no Scan."""
-    if node.op_type != "Scan" or node.domain:
+    if not _is_scan(node):
         return None
     try:
         return _Loop(node, types, constants).kernel()
@@ -72,6 +103,13 @@ class _Place(NamedTuple):
     buffer: str
     column: int
     columns: int
+
+    def part(self, begin: int, columns: int) -> _Place:
+        return _Place(self.buffer, self.column + begin, columns)
+
+
+# The places of the columns of a value. It has several after a Concat, which copies nothing.
+_Value = tuple[_Place, ...]
 
 
 class _Instruction(NamedTuple):
@@ -100,7 +138,7 @@ class _Loop:
         self._inner = {tensor.name for tensor in body.initializer}
         self._is_reverse = _direction(attributes)
         self._columns: dict[str, int] = {}  # of each buffer
-        self._places: dict[str, _Place] = {}  # of each value
+        self._values: dict[str, _Value] = {}
         self._rows = self._shape(body.input[0].name, 2)[0]
         self._states = [value.name for value in body.input[:states]]
         self._slices = [value.name for value in body.input[states:]]
@@ -110,21 +148,21 @@ class _Loop:
             rows, columns = self._shape(name, 2)
             if rows != self._rows:
                 raise _UnsupportedError
-            self._places[name] = self._add_buffer(name, columns)
+            self._values[name] = (self._add_buffer(name, columns),)
         for inner in body.node:
             self._run(inner)
         results = [self._operand(value.name) for value in body.output]
-        self._next_states = results[:states]
-        if any(place.buffer in self._inputs() for place in self._next_states):
-            raise _UnsupportedError
         if any(map(self._is_outside, results)):
+            raise _UnsupportedError
+        self._next_states = [self._in_one_place(value) for value in results[:states]]
+        if any(place.buffer in self._inputs() for place in self._next_states):
             raise _UnsupportedError
         columns_after = [place.columns for place in self._next_states]
         if columns_after != [self._columns[name] for name in self._states]:
             raise _UnsupportedError
         self._outputs: list[str] = []  # buffers
-        for place in results[states:]:
-            self._outputs.append(self._output_buffer(place))
+        for value in results[states:]:
+            self._outputs.append(self._output_buffer(value))
 
     def kernel(self) -> onnx.NodeProto:
         """Return the node."""
@@ -156,14 +194,27 @@ class _Loop:
             next=[n for place in self._next_states for n in (numbers[place.buffer], place.column)],
         )
 
-    def _output_buffer(self, place: _Place) -> str:
+    def _output_buffer(self, value: _Value) -> str:
         """Return the buffer of a result, or of a copy."""
-        is_whole = place.columns == self._columns[place.buffer]
+        place = value[0]
+        is_whole = len(value) == 1 and place.columns == self._columns[place.buffer]
         if is_whole and place.buffer not in (*self._inputs(), *self._outputs):
             return place.buffer
-        copy = self._add_buffer(f"{place.buffer}/{len(self._columns)}", place.columns)
-        self._program.append(_Instruction(COPY, copy, [place]))
-        return copy.buffer
+        return self._copy(value).buffer
+
+    def _in_one_place(self, value: _Value) -> _Place:
+        """Return the place of a value, or of a copy."""
+        return value[0] if len(value) == 1 else self._copy(value)
+
+    def _copy(self, value: _Value) -> _Place:
+        """Copy the columns of a value into a buffer of their own."""
+        copy = self._add_buffer(f"{value[0].buffer}/{len(self._columns)}", _columns(value))
+        column = 0
+        for place in value:
+            part = copy.part(column, place.columns)
+            self._program.append(_Instruction(COPY, part, [place]))
+            column += place.columns
+        return copy
 
     def _inputs(self) -> list[str]:
         """Return the buffers of all inputs of the kernel."""
@@ -189,9 +240,9 @@ class _Loop:
         self._columns[name] = columns
         return _Place(name, 0, columns)
 
-    def _operand(self, name: str) -> _Place:
-        """Return the place of rows in the body, or of a vector or scalar from outside."""
-        if name not in self._places:
+    def _operand(self, name: str) -> _Value:
+        """Return the places of rows in the body, or of a vector or scalar from outside."""
+        if name not in self._values:
             known = self._types.get(name)
             if name in self._inner or known is None or any(n != 1 for n in known.shape[:-1]):
                 raise _UnsupportedError
@@ -199,25 +250,26 @@ class _Loop:
             self._add_outside(name, "vector" if columns > 1 else "scalar", columns)
         if name in self._outside["matrix"]:
             raise _UnsupportedError
-        return self._places[name]
+        return self._values[name]
 
     def _matrix(self, name: str) -> _Place:
         """Return the place of a matrix from outside."""
-        if name not in self._places:
+        if name not in self._values:
             self._add_outside(name, "matrix", self._shape(name, 2)[1])
         if name not in self._outside["matrix"]:
             raise _UnsupportedError
-        return self._places[name]
+        return self._values[name][0]
 
     def _add_outside(self, name: str, kind: str, columns: int) -> None:
-        self._places[name] = self._add_buffer(name, columns)
+        self._values[name] = (self._add_buffer(name, columns),)
         self._outside[kind].append(name)
 
-    def _is_outside(self, place: _Place) -> bool:
-        return any(place.buffer in names for names in self._outside.values())
+    def _is_outside(self, value: _Value) -> bool:
+        outside = {name for names in self._outside.values() for name in names}
+        return all(place.buffer in outside for place in value)
 
-    def _is_scalar(self, place: _Place) -> bool:
-        return place.buffer in self._outside["scalar"]
+    def _is_scalar(self, value: _Value) -> bool:
+        return value[0].buffer in self._outside["scalar"]
 
     def _run(self, node: onnx.NodeProto) -> None:
         """Add the instructions of a node of the body."""
@@ -225,70 +277,97 @@ class _Loop:
             raise _UnsupportedError
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Split":
-            self._places.update(self._split(node, attributes))
+            self._values.update(self._split(node, attributes))
         elif node.op_type in ("MatMul", "Gemm"):
-            self._places[node.output[0]] = self._multiply(node, attributes)
+            self._values[node.output[0]] = self._multiply(node, attributes)
         elif node.op_type == "Identity":
-            self._places[node.output[0]] = self._operand(node.input[0])
+            self._values[node.output[0]] = self._operand(node.input[0])
         elif node.op_type == "Concat" and attributes["axis"] in (1, -1):
-            self._places[node.output[0]] = self._concatenate(node)
+            self._values[node.output[0]] = self._concatenate(node)
         elif OPERATORS.get(node.op_type) == len(node.input) and not attributes:
-            self._places[node.output[0]] = self._compute(node)
+            self._values[node.output[0]] = self._compute(node)
         else:
             raise _UnsupportedError
 
-    def _compute(self, node: onnx.NodeProto) -> _Place:
-        places = [self._operand(name) for name in node.input]
-        columns = {place.columns for place in places if not self._is_scalar(place)}
-        if len(columns) != 1 or all(map(self._is_outside, places)):
+    def _compute(self, node: onnx.NodeProto) -> _Value:
+        """Add an instruction for each range of columns in which no operand changes its place."""
+        values = [self._operand(name) for name in node.input]
+        rows = [value for value in values if not self._is_scalar(value)]
+        columns = {_columns(value) for value in rows}
+        if len(columns) != 1 or all(map(self._is_outside, values)):
             raise _UnsupportedError
         result = self._add_buffer(node.output[0], columns.pop())
-        self._program.append(_Instruction(CODES[node.op_type], result, places))
-        return result
+        begin = 0
+        for end in sorted({end for value in rows for end in _ends(value)}):
+            places = [
+                value[0] if self._is_scalar(value) else _part(value, begin, end - begin)[0]
+                for value in values
+            ]
+            part = result.part(begin, end - begin)
+            self._program.append(_Instruction(CODES[node.op_type], part, places))
+            begin = end
+        return (result,)
 
-    def _concatenate(self, node: onnx.NodeProto) -> _Place:
-        places = [self._operand(name) for name in node.input]
-        if any(map(self._is_scalar, places)) or all(map(self._is_outside, places)):
+    def _concatenate(self, node: onnx.NodeProto) -> _Value:
+        values = [self._operand(name) for name in node.input]
+        if any(map(self._is_scalar, values)) or all(map(self._is_outside, values)):
             raise _UnsupportedError
-        result = self._add_buffer(node.output[0], sum(place.columns for place in places))
-        column = 0
-        for place in places:
-            part = _Place(result.buffer, column, place.columns)
-            self._program.append(_Instruction(COPY, part, [place]))
-            column += place.columns
-        return result
+        return tuple(place for value in values for place in value)
 
-    def _split(self, node: onnx.NodeProto, attributes: Mapping[str, int]) -> dict[str, _Place]:
-        place = self._operand(node.input[0])
-        sizes = [place.columns // len(node.output)] * len(node.output)
+    def _split(self, node: onnx.NodeProto, attributes: Mapping[str, int]) -> dict[str, _Value]:
+        value = self._operand(node.input[0])
+        columns = _columns(value)
+        sizes = [columns // len(node.output)] * len(node.output)
         if len(node.input) > 1 and node.input[1]:
             if node.input[1] not in self._constants:
                 raise _UnsupportedError
             sizes = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
-        if attributes.get("axis", 0) not in (1, -1) or sum(sizes) != place.columns:
+        if attributes.get("axis", 0) not in (1, -1) or sum(sizes) != columns or min(sizes) < 1:
             raise _UnsupportedError
-        starts = [place.column + sum(sizes[:i]) for i in range(len(sizes))]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return {
-            name: _Place(place.buffer, start, size)
+            name: _part(value, start, size)
             for name, start, size in zip(node.output, starts, sizes, strict=True)
         }
 
-    def _multiply(self, node: onnx.NodeProto, attributes: Mapping[str, float]) -> _Place:
+    def _multiply(self, node: onnx.NodeProto, attributes: Mapping[str, float]) -> _Value:
         plain = {"alpha": 1, "beta": 1, "transA": 0, "transB": 0}
         if any(plain[name] != value for name, value in attributes.items()):
             raise _UnsupportedError
         left, right, *more = node.input
-        place, matrix = self._operand(left), self._matrix(right)
+        value, matrix = self._operand(left), self._matrix(right)
         added = self._operand(more[0]) if more and more[0] else None
         if self._rows < MIN_ROWS and math.prod(self._shape(right, 2)) > MAX_ELEMENTS_OF_FEW_ROWS:
             raise _UnsupportedError
-        if self._is_outside(place) or place.columns != self._shape(right, 2)[0]:
+        if self._is_outside(value) or _columns(value) != self._shape(right, 2)[0]:
             raise _UnsupportedError
-        if added is not None and (added.columns != matrix.columns or self._is_scalar(added)):
+        if added is not None and (_columns(added) != matrix.columns or self._is_scalar(added)):
             raise _UnsupportedError
+        place = self._in_one_place(value)
+        summand = None if added is None else self._in_one_place(added)
         result = self._add_buffer(node.output[0], matrix.columns)
-        self._program.append(_Instruction(PRODUCT, result, [place, matrix, added]))
-        return result
+        self._program.append(_Instruction(PRODUCT, result, [place, matrix, summand]))
+        return (result,)
+
+
+def _columns(value: _Value) -> int:
+    return sum(place.columns for place in value)
+
+
+def _ends(value: _Value) -> Iterator[int]:
+    """Yield the column behind each place of a value."""
+    return accumulate(place.columns for place in value)
+
+
+def _part(value: _Value, begin: int, columns: int) -> _Value:
+    """Return the places of some of the columns of a value."""
+    parts = []
+    for place, end in zip(value, _ends(value), strict=True):
+        start = end - place.columns
+        first, last = max(begin, start), min(begin + columns, end)
+        if first < last:
+            parts.append(place.part(first - start, last - first))
+    return tuple(parts)
 
 
 def _direction(attributes: dict[str, Sequence[int]]) -> int:

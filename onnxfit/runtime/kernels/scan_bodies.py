@@ -1,0 +1,203 @@
+"""Scans that compute in each step what other nodes compute before or after them, for all steps.
+
+A gradient of an LSTM multiplies the activations of all steps before its loop begins, because
+onnxruntime runs one node for all steps faster than one node in each step. The kernel has the rows
+of a step in the cache. So the tensors of all steps need not be written, nor read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from onnxfit.runtime.kernels.program import OPERATORS
+from onnxfit.runtime.kernels.search import NodeSearch
+
+
+def with_splits_outside(scan: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx.NodeProto]]:
+    """Return a Scan without the results that are parts of another result, and nodes for these.
+
+    A Split of the results of all steps takes the place of a Split in the body. The Scan is returned
+    itself if it has no such results.
+    """
+    body, states = _body(scan), _states(scan)
+    results = [value.name for value in body.output]
+    steps = {  # name in the body: name outside
+        inside: outside
+        for inside, outside in zip(results[states:], scan.output[states:])
+        if results[states:].count(inside) == 1
+    }
+    inner = {name for node in body.node for name in node.output}
+    inner |= {tensor.name for tensor in body.initializer}
+    outside: dict[str, str] = {}
+    splits = []
+    for node in body.node:
+        if node.op_type != "Split" or node.domain or inner.intersection(node.input[1:]):
+            continue
+        if not (steps.get(node.input[0]) and _is_along_columns(node, 1)):
+            continue
+        parts = {name: steps[name] for name in node.output if steps.get(name)}
+        if not parts:
+            continue
+        outside |= parts
+        names = [parts.get(name) or f"{scan.name}/{name}" for name in node.output]
+        split = _with_axis(node, 2)
+        split.input[0], split.output[:] = steps[node.input[0]], names
+        splits.append(split)
+    if not splits:
+        return scan, []
+    removed = [i >= states and name in outside for i, name in enumerate(results)]
+    changed = onnx.NodeProto()
+    changed.CopyFrom(scan)
+    _keep(changed.output, removed)
+    _keep(_body(changed).output, removed)
+    for attribute in changed.attribute:
+        if attribute.name in ("scan_output_axes", "scan_output_directions"):
+            _keep(attribute.ints, removed[states:])
+    return changed, splits
+
+
+class LoopSearch(NodeSearch):
+    """A search for nodes that can be moved into the body of a Scan that reads their results."""
+
+    def with_inputs_inside(self, scan: onnx.NodeProto) -> onnx.NodeProto | None:
+        """Return a Scan whose body has the nodes that only compute its inputs; None without any.
+
+        The nodes compute each step of a result by the same step of their inputs.
+        """
+        moved = self._nodes_to_move(scan)
+        return _moved_into(scan, moved, self) if moved else None
+
+    def _nodes_to_move(self, scan: onnx.NodeProto) -> list[onnx.NodeProto]:
+        if not _has_first_axes_in_one_direction(scan):
+            return []
+        members = {id(scan)}
+        pending = [*scan.input[_states(scan) :]]
+        while pending:
+            node = self.producers.get(pending.pop())
+            if node is not None and id(node) not in members and self._can_move(node, members):
+                members.add(id(node))
+                pending += node.input
+        return [node for node in self.nodes if id(node) in members - {id(scan)}]
+
+    def _can_move(self, node: onnx.NodeProto, readers: set[int]) -> bool:
+        is_read_elsewhere = any(
+            name in self.outputs or any(id(reader) not in readers for reader in self.readers[name])
+            for name in node.output
+        )
+        if node.domain or is_read_elsewhere:
+            return False
+        shapes = {self.shape(name) for name in self.slices_of(node)}
+        results = {self.shape(name) for name in node.output}
+        if any(len(shape) != 3 for shape in shapes | results):
+            return False
+        if node.op_type in ("Concat", "Split"):
+            has_sizes = all(name in self.constants for name in node.input[1:])
+            return _is_along_columns(node, 2) and (node.op_type == "Concat" or has_sizes)
+        has_operator = OPERATORS.get(node.op_type) == len(node.input) and not node.attribute
+        return has_operator and shapes == results
+
+    def slices_of(self, node: onnx.NodeProto) -> list[str]:
+        """Return the operands of a node that have a slice for each step."""
+        if node.op_type == "Split":
+            return [node.input[0]]
+        return [name for name in node.input if not self._is_scalar(name)]
+
+    def _is_scalar(self, name: str) -> bool:
+        known = self.types.get(name)
+        return known is not None and known.is_scalar
+
+
+def _moved_into(
+    scan: onnx.NodeProto, moved: Sequence[onnx.NodeProto], search: LoopSearch
+) -> onnx.NodeProto:
+    """Return a Scan with the nodes in its body, and with their inputs in the place of its own."""
+    states = _states(scan)
+    changed = onnx.NodeProto()
+    changed.CopyFrom(scan)
+    body = _body(changed)
+    names = {name: f"{name}/inside" for node in moved for name in node.output}
+
+    def described(name: str) -> onnx.ValueInfoProto:
+        sizes = search.shape(name)[1:]
+        return helper.make_tensor_value_info(names[name], onnx.TensorProto.FLOAT, sizes)
+
+    body.value_info.extend(map(described, names))
+    computed = list(names)
+    slices: dict[str, onnx.ValueInfoProto] = {}  # outside: in the body
+    nodes, identities = [], []
+    for value, name in zip(_body(scan).input[states:], scan.input[states:], strict=True):
+        if name in slices or name in computed:
+            inside = names[name] if name in computed else slices[name].name
+            identities.append(helper.make_node("Identity", [inside], [value.name]))
+        else:
+            slices[name], names[name] = value, value.name
+    for node in moved:
+        for name in search.slices_of(node):
+            if name not in names:
+                names[name] = f"{name}/inside"
+                slices[name] = described(name)
+        inside_node = _with_axis(node, 1)
+        inside_node.input[:] = [names.get(name, name) for name in node.input]
+        inside_node.output[:] = [names[name] for name in node.output]
+        nodes.append(inside_node)
+    nodes += [*identities, *body.node]
+    del body.node[:], body.input[states:], changed.input[states:]
+    body.node.extend(nodes)
+    body.input.extend(slices.values())
+    changed.input.extend(slices)
+    directions = {n for a in scan.attribute if a.name == "scan_input_directions" for n in a.ints}
+    for attribute in list(changed.attribute):
+        if attribute.name in ("num_scan_inputs", "scan_input_directions", "scan_input_axes"):
+            changed.attribute.remove(attribute)
+    count = len(slices)
+    changed.attribute.append(helper.make_attribute("num_scan_inputs", count))
+    for direction in directions:
+        given = helper.make_attribute("scan_input_directions", [direction] * count)
+        changed.attribute.append(given)
+    return changed
+
+
+def _body(scan: onnx.NodeProto) -> onnx.GraphProto:
+    body: onnx.GraphProto = next(a.g for a in scan.attribute if a.name == "body")
+    return body
+
+
+def _states(scan: onnx.NodeProto) -> int:
+    """Return the number of inputs that are states."""
+    slices: int = next(a.i for a in scan.attribute if a.name == "num_scan_inputs")
+    return len(scan.input) - slices
+
+
+def _has_first_axes_in_one_direction(scan: onnx.NodeProto) -> bool:
+    """Return whether a Scan takes the slices of all inputs from the first axis, in one order."""
+    numbers = {a.name: {*a.ints} for a in scan.attribute}
+    return not any(numbers.get("scan_input_axes", ())) and (
+        len(numbers.get("scan_input_directions", ())) <= 1
+    )
+
+
+def _is_along_columns(node: onnx.NodeProto, axis: int) -> bool:
+    """Return whether a Concat or Split is along the last axis, which has this number."""
+    given = next((a.i for a in node.attribute if a.name == "axis"), 0)
+    return given in (axis, -1)
+
+
+def _with_axis(node: onnx.NodeProto, axis: int) -> onnx.NodeProto:
+    """Return a copy of a node, with another axis if it has one."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for attribute in copy.attribute:
+        if attribute.name == "axis":
+            attribute.i = axis
+    return copy
+
+
+def _keep(elements: Any, removed: Sequence[bool]) -> None:
+    """Remove some elements of a repeated field of a message."""
+    for i in reversed(range(len(elements))):
+        if removed[i]:
+            del elements[i]

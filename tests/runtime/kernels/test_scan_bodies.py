@@ -1,0 +1,156 @@
+"""Nodes around a loop, which it computes in its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxfit.runtime.kernels import has_products, with_kernels
+from onnxfit.runtime.kernels.library import DOMAIN
+from tests.runtime.kernels.sessions import differentiated, layer_kernels, parsed, random_feeds, run
+
+BACK = ", scan_input_directions = [1, 1], scan_output_directions = [1, 1]"
+BODY = """(float[5,3] h, float[5,4] x, float[5,3] m) => (float[5,3] next, float[5,3] y, float[5,4] z)
+    { p = MatMul(x, w) q = Mul(p, m) y = Add(q, h) next = Tanh(y) z = Neg(x) }"""
+INPUTS = "float[6,5,4] a, float[6,5,4] b, float[6,5,2] c, float[6,5,3] d, float[6,5,7] e"
+
+
+@pytest.fixture(autouse=True)
+def compiled(kernels: Path) -> Path:
+    """The library, on a processor that it is compiled for."""
+    if not has_products(str(kernels)):
+        pytest.skip("this processor has neither AVX2 nor AVX-512")
+    return kernels
+
+
+def model_of(before: str, attributes: str = "", more: str = "") -> onnx.ModelProto:
+    """A loop over xs and ms, which nodes before it compute; `more` are other outputs."""
+    text = f"""g (float[5,3] h0, {INPUTS}, float[5,4] row, float[4,3] w, float s)
+        => (float[5,3] last, float[6,5,3] ys, float[6,5,4] zs{more})
+        <int64[2] parts = {{3, 4}}, int64[3] three = {{3, 4, 4}}, float one = {{1}}> {{
+            {before}
+            last, ys, zs = Scan<num_scan_inputs = 2{attributes}, body = steps {BODY}>(h0, xs, ms)
+        }}"""
+    return parsed(text)
+
+
+def assert_same(plain: onnx.ModelProto, faster: onnx.ModelProto, library: Path) -> None:
+    feeds = random_feeds(plain)
+    for found, right in zip(run(faster, feeds, library), run(plain, feeds), strict=True):
+        np.testing.assert_allclose(found, right, rtol=0, atol=2e-6)
+
+
+# (the nodes before the loop, the slices that it reads instead of their results)
+MOVED = {
+    "a product": ("xs = Mul(a, b) ms = Identity(d)", ["ms", "a", "b"]),
+    "several operators": ("n = Sub(one, a) xs = Mul(n, s) ms = Tanh(d)", ["a", "d"]),
+    "a part": ("xs = Neg(a) ms, rest = Split<axis = 2>(e, parts)", ["a", "e"]),
+    "parts": ("t = Tanh(e) ms, xs = Split<axis = -1>(t, parts)", ["e"]),
+    "parts, joined": (
+        "xs = Concat<axis = -1>(c, c) n = Concat<axis = 2>(e, a) ms, u, v = Split<axis = 2>(n, three)",
+        ["c", "e", "a"],
+    ),
+    "the same slice twice": ("xs = Mul(a, a) n = Exp(d) ms = Mul(n, d)", ["a", "d"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attributes", ["", BACK], ids=["forward", "back"])
+@pytest.mark.parametrize("name", MOVED)
+def test_nodes_before_a_loop_are_moved_into_it(name: str, attributes: str, compiled: Path) -> None:
+    before, slices = MOVED[name]
+    plain = model_of(before, attributes)
+    faster = with_kernels(plain)
+    assert_same(plain, faster, compiled)
+    (loop,) = layer_kernels(faster)
+    assert list(loop.input[1 : 1 + len(slices)]) == slices
+    assert {node.op_type for node in faster.graph.node} <= {"Scan", "Identity"}
+
+
+@pytest.mark.parametrize(
+    ("before", "more"),
+    [
+        ("xs = Mul(a, b) ms = Identity(d) other = Neg(xs)", ", float[6,5,4] other"),
+        ("xs = Mul(a, b) ms = Identity(d)", ", float[6,5,4] xs"),
+        ("xs = Mul(a, row) ms = Identity(d)", ""),
+        ("xs = Relu(a) ms = Identity(d)", ""),
+        ("t = Concat<axis = 0>(a, b) xs, u = Split<axis = 0, num_outputs = 2>(t) ms = Identity(d)", ""),
+        ("ms, xs = Split<axis = 2>(e, parts)", ", float[6,5,4] xs"),
+    ],
+    ids=["read elsewhere", "output", "broadcast", "operator", "other axis", "a part is an output"],
+)  # fmt: skip
+def test_other_nodes_stay_outside(before: str, more: str, compiled: Path) -> None:
+    plain = model_of(before, more=more)
+    faster = with_kernels(plain)
+    assert_same(plain, faster, compiled)
+    (loop,) = layer_kernels(faster)
+    assert loop.input[1] == "xs"
+
+
+def loop_with_parts(body: str, after: str = "other = Neg(qs)") -> onnx.ModelProto:
+    """A loop whose results may be parts of each other."""
+    return parsed(f"""g (float[5,3] h0, {INPUTS})
+        => (float[5,3] last, float[6,5,4] other) <int64[2] parts = {{3, 4}}> {{
+            last, ps, qs, es = Scan<num_scan_inputs = 2, body = steps
+                (float[5,3] h, float[5,7] x, float[5,3] m)
+                => (float[5,3] next, float[5,3] p, float[5,4] q, float[5,7] r) {{ {body} }}
+            >(h0, e, d)
+            {after}
+        }}""")
+
+
+PARTS = "r = Exp(x) p, q = Split<axis = 1>(r, parts) n = Mul(p, m) next = Add(n, h)"
+
+
+def test_a_part_of_a_result_is_split_off_outside(compiled: Path) -> None:
+    plain = loop_with_parts(PARTS)
+    faster = with_kernels(plain)
+    assert_same(plain, faster, compiled)
+    (loop,) = layer_kernels(faster)
+    assert list(loop.output) == ["last", "es"]
+
+
+def test_parts_of_other_values_stay_results(compiled: Path) -> None:
+    """Here, the whole is no result itself."""
+    body = "t = Exp(x) p, q = Split<axis = 1>(t, parts) r = Neg(t) n = Mul(p, m) next = Add(n, h)"
+    plain = loop_with_parts(body)
+    faster = with_kernels(plain)
+    assert_same(plain, faster, compiled)
+    (loop,) = layer_kernels(faster)
+    assert list(loop.output) == ["last", "ps", "qs", "es"]
+
+
+def test_a_part_that_is_two_results_stays_in_the_loop(compiled: Path) -> None:
+    """Only the other part is split off outside."""
+    plain = parsed(f"""g (float[5,3] h0, {INPUTS}) => (float[5,3] last, float[6,5,4] other)
+        <int64[2] parts = {{3, 4}}> {{
+            last, ps, qs, es, rs = Scan<num_scan_inputs = 2, body = steps
+                (float[5,3] h, float[5,7] x, float[5,3] m)
+                => (float[5,3] next, float[5,3] p, float[5,4] q, float[5,7] r, float[5,4] q)
+                {{ {PARTS} }}>(h0, e, d)
+            other = Add(qs, rs)
+        }}""")
+    faster = with_kernels(plain)
+    assert_same(plain, faster, compiled)
+    (loop,) = layer_kernels(faster)
+    assert list(loop.output) == ["last", "qs", "es", "rs"]
+
+
+def test_a_loop_without_a_kernel_is_not_changed() -> None:
+    for body in (PARTS.replace("Mul(p, m)", "Relu(p)"), PARTS.replace("Exp(x)", "Softplus(x)")):
+        plain = loop_with_parts(body)
+        assert with_kernels(plain).graph.node[0] == plain.graph.node[0]
+
+
+def test_a_gradient_of_an_lstm_has_no_elementwise_operators_for_all_steps(compiled: Path) -> None:
+    text = """g (float[6,5,4] x, float[1,28,4] w, float[1,28,7] r) => (float[6,1,5,7] y)
+        { y, h, c = LSTM<hidden_size = 7>(x, w, r) }"""
+    plain = differentiated(text, ["x", "w", "r"])
+    assert any(node.op_type == "Mul" for node in plain.graph.node)
+    faster = with_kernels(plain)
+    assert_same(plain, faster, compiled)
+    operators = {"Mul", "Sub", "Concat", "Split", "Elementwise"}
+    assert [node.op_type for node in faster.graph.node if node.op_type in operators] == []
+    assert [node.op_type for node in faster.graph.node if node.domain == DOMAIN] == ["Scan"] * 2
