@@ -12,12 +12,9 @@ most MAX_SCATTER_ND_ELEMENTS.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Union
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxfit.gradients.building import (
     align_to_axis,
@@ -33,6 +30,7 @@ from onnxfit.gradients.building import (
     transposed_gather,
     zeros,
 )
+from onnxfit.gradients.notes import noted
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
 from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
@@ -64,9 +62,12 @@ def gather(
         vector = op.Reshape(vector, int_vector(op, -1))
     if axis:
         return _add_along_axis(op, x, vector, slices, axis), None
-    read_before = slices.ir.uses()
-    dx = _add_rows(op, x, vector, slices)
-    _note_operands(indices, dx, [use for use in slices.ir.uses() if use not in read_before])
+    dx = noted(
+        lambda: _add_rows(op, x, vector, slices),
+        {names.GATHER_DY: slices},
+        names.GATHER_DX,
+        [indices.name],
+    )
     return dx, None
 
 
@@ -86,19 +87,6 @@ def _add_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value:
         )
     dx = None if static_shape(rows) is None else _add_static_rows(op, x, indices, rows)
     return _add_along_axis(op, x, indices, rows, 0) if dx is None else dx
-
-
-def _note_operands(indices: Value, dx: Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
-    """Note in the metadata of nodes what they compute, for compilers that have a kernel for it.
-
-    `readers` are the uses of the rows in the gradient.
-    """
-    producer = dx.ir.producer()
-    if len(readers) != 1 or producer is None or dx.name is None or indices.name is None:
-        return
-    ((reader, position),) = readers
-    reader.metadata_props[names.GATHER_DY] = json.dumps([dx.name, position])
-    producer.metadata_props[names.GATHER_DX] = json.dumps([dx.name, indices.name])
 
 
 def _add_static_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value | None:

@@ -8,14 +8,12 @@ at these positions.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.building import (
@@ -31,6 +29,7 @@ from onnxfit.gradients.building import (
     static_size,
     zeros,
 )
+from onnxfit.gradients.notes import noted
 from onnxfit.gradients.rules.convolution import ConvSpec, padding, transposed_conv
 from onnxfit.gradients.table import Gradients, gradient
 from onnxfit.graph import names
@@ -125,37 +124,29 @@ def max_pool(
         return _by_taps(op, problem, dy)
     strategy = first_applying(STRATEGIES, problem)
     positions = strategy.build(op, problem)
-    read_before = dy.ir.uses()
-    dx = _put(op, dy, positions, problem)
-    _note_operands(problem, dx, [use for use in dy.ir.uses() if use not in read_before])
-    return dx
-
-
-def _note_operands(problem: PoolProblem, dx: Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
-    """Note in the metadata of nodes what they compute, for compilers that have a kernel for it.
-
-    `readers` are the uses of dy in the gradient.
-    """
-    producer, attributes = dx.ir.producer(), problem.attributes
-    if len(readers) != 1 or producer is None or dx.name is None or problem.x.name is None:
-        return
-    if attributes["auto_pad"] not in ("NOTSET", "VALID"):
-        return
-    rank, spec = len(problem.kernel), problem.spec
-    pads = (
-        (attributes["pads"] or [0] * rank)[:rank]
-        if attributes["auto_pad"] == "NOTSET"
-        else [0] * rank
+    note = _note(problem)
+    if note is None:
+        return _put(op, dy, positions, problem)
+    return noted(
+        lambda: _put(op, dy, positions, problem),
+        {names.MAX_POOL_DY: dy},
+        names.MAX_POOL_DX,
+        [x.name, note],
     )
-    note = {
+
+
+def _note(problem: PoolProblem) -> dict[str, Ints] | None:
+    """Return what a note says of a pool; None if its pads depend on the sizes of the image."""
+    rank, spec, attributes = len(problem.kernel), problem.spec, problem.attributes
+    if attributes["auto_pad"] not in ("NOTSET", "VALID"):
+        return None
+    has_pads = attributes["auto_pad"] == "NOTSET" and attributes["pads"]
+    return {
         "kernel_shape": problem.kernel,
         "strides": spec.strides,
         "dilations": spec.dilations,
-        "pads": list(pads),
+        "pads": attributes["pads"][:rank] if has_pads else [0] * rank,
     }
-    ((reader, position),) = readers
-    reader.metadata_props[names.MAX_POOL_DY] = json.dumps([dx.name, position])
-    producer.metadata_props[names.MAX_POOL_DX] = json.dumps([dx.name, problem.x.name, note])
 
 
 # Positions

@@ -15,8 +15,6 @@ them with its kernels.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +30,7 @@ from onnxfit.gradients.building import (
     reshape_like,
     static_size,
 )
+from onnxfit.gradients.notes import noted
 from onnxfit.gradients.rules.indexing import gather
 from onnxfit.gradients.rules.quantization import sum_blocks
 from onnxfit.gradients.table import Gradients, NoGradientError, gradient
@@ -190,9 +189,14 @@ def matmul_of_bits(
         return op.ReduceSum(op.Reshape(dy, int_vector(op, -1, N)), [0], keepdims=0)
 
     def of_a() -> Value:
-        dx = q.left_product(op, dy, scale)
         attributes = {"K": K, "N": N, "block_size": block_size, "bits": bits}
-        _note_operands(dx, dy, [b, scales, zero_points], attributes)
+        weights = [value.name if value is not None else "" for value in (b, scales, zero_points)]
+        dx = noted(
+            lambda: q.left_product(op, dy, scale),
+            {names.PACKED_DY: dy},
+            names.PACKED_DX,
+            [*weights, attributes],
+        )
         return reshape_like(op, dx, a)
 
     return (
@@ -203,20 +207,6 @@ def matmul_of_bits(
         None,
         of_bias,
     )
-
-
-def _note_operands(
-    dx: Value, dy: Value, weights: Sequence[Value | None], attributes: Mapping[str, int]
-) -> None:
-    """Note in the metadata of nodes what they compute, for compilers that have a kernel for it."""
-    producer = dx.ir.producer()
-    readers = [node for node, position in dy.ir.uses() if node.op_type == "MatMul" and not position]
-    names_of_weights = ["" if value is None else value.name for value in weights]
-    if producer is None or not readers or dx.name is None or None in names_of_weights:
-        return
-    readers[-1].metadata_props[names.PACKED_DY] = json.dumps([dx.name])
-    note = [dx.name, *names_of_weights, attributes]
-    producer.metadata_props[names.PACKED_DX] = json.dumps(note)
 
 
 @dataclass(frozen=True)

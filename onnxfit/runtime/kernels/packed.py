@@ -75,8 +75,10 @@ def _gradients(
     """Yield the kernel of each noted gradient da = dy W; see `names.PACKED_DX`."""
     for reader, producer in paired_notes(nodes, names.PACKED_DY, names.PACKED_DX):
         b, scales, zeros, attributes = producer.content
+        (position,) = reader.content
         shared = names.packed(b)
-        inputs = [reader.node.input[0], shared if shared in types else b, scales, zeros]
+        integers = shared if shared in types else b
+        inputs = [reader.node.input[position], integers, scales, zeros]
         kernel = _kernel("PackedProductGradient", producer.node, inputs, "", attributes, types)
         if kernel is not None:
             yield kernel

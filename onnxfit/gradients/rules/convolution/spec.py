@@ -50,6 +50,11 @@ class ConvSpec:
     def pads_after(self) -> tuple[int, ...]:
         return self.pads[len(self.strides) :]
 
+    @property
+    def noted(self) -> tuple[Ints, Ints, Ints, int]:
+        """The content of a note about a convolution."""
+        return self.strides, self.dilations, self.pads_before, self.group
+
     def extents(self, kernel: Ints) -> list[int]:
         """Return the number of elements from the first to the last of a dilated window."""
         return [(k - 1) * d + 1 for k, d in zip(kernel, self.dilations)]

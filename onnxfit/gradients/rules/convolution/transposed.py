@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from onnxfit.gradients.building import INT64_MIN, Ints, spatial_shape, static_shape
-from onnxfit.gradients.rules.convolution.notes import noted
+from onnxfit.gradients.notes import noted
 from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, crop_like
 from onnxfit.gradients.rules.convolution.windows import (
     MAX_COPIED_TAPS,
@@ -45,7 +45,7 @@ def transposed_conv(
         if spec.group > 1:
             return build(op, small, w, flipped)
         operands = {names.CONV_DY: small, names.CONV_FILTERS: w}
-        return noted(lambda: build(op, small, w, flipped), operands, names.CONV_DX, spec)
+        return noted(lambda: build(op, small, w, flipped), operands, names.CONV_DX, spec.noted)
     pixels = spatial_shape(like)
     positions = spatial_shape(small)
     kernel = spatial_shape(w)

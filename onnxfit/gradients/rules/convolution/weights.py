@@ -22,7 +22,7 @@ from onnxfit.gradients.building import (
     static_shape,
     zeros,
 )
-from onnxfit.gradients.rules.convolution.notes import noted
+from onnxfit.gradients.notes import noted
 from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, crop_like
 from onnxfit.gradients.rules.convolution.windows import (
     MAX_COPIED_TAPS,
@@ -147,7 +147,7 @@ def weight_gradient(
         lambda: strategy.build(op, problem),
         {names.CONV_LARGE: large, names.CONV_SMALL: small},
         names.CONV_WEIGHTS,
-        spec,
+        spec.noted,
     )
 
 
