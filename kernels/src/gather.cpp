@@ -8,7 +8,8 @@ namespace gather {
 
 namespace {
 
-// From this number, it takes less time to tell apart the rows of the table that no index has.
+// With this many columns or more, it takes less time to copy the rows that no index has than to
+// subtract zeros from them.
 constexpr int64_t MIN_COLUMNS = 8;
 
 // Call function(row of the range, position) for each index in a range of rows.
@@ -20,6 +21,11 @@ ALWAYS_INLINE void for_each_index(
     const int64_t row = index < 0 ? index + work.rows : index;
     if (row >= first && row < end) function(row - first, i);
   }
+}
+
+// Add a row to zeros: -0 becomes 0.
+ALWAYS_INLINE void begin_sum(float* RESTRICT sum, const float* row, int64_t columns) {
+  INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = 0.0f + row[i];
 }
 
 ALWAYS_INLINE void add_row(float* RESTRICT sum, const float* row, int64_t columns) {
@@ -49,7 +55,7 @@ ALWAYS_INLINE void differentiate_range(const Gradient<Index>& work, int64_t task
     if (has_gradient[row]) {
       add_row(result + row * columns, work.dy + i * columns, columns);
     } else {
-      std::copy_n(work.dy + i * columns, columns, result + row * columns);
+      begin_sum(result + row * columns, work.dy + i * columns, columns);
       has_gradient[row] = 1;
     }
   });

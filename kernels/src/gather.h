@@ -10,7 +10,8 @@
 
 namespace gather {
 
-constexpr int64_t ELEMENTS_PER_TASK = 16384;  // of the table, or more
+// A task has at least this many elements of the table.
+constexpr int64_t ELEMENTS_PER_TASK = 16384;
 // Each task reads all indices, so there are not many tasks.
 constexpr int64_t MAX_TASKS = 8;
 

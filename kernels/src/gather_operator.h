@@ -1,4 +1,5 @@
-// GatherGradient: dx = gradient(indices, dy), or table - gradient = next(indices, dy, table)
+// GatherGradient(indices, dy) is the gradient of the table; GatherGradient(indices, dy, table) is the
+// table less its gradient.
 #pragma once
 
 #include "gather.h"
@@ -25,13 +26,16 @@ struct GatherGradient {
     RETURN_IF_FAILED(get_input(context, 0, indices));
     RETURN_IF_FAILED(get_input(context, 1, dy));
     if (inputs == 3) RETURN_IF_FAILED(get_input(context, 2, table));
-    const bool are_floats = dy.type == ort::FLOAT && (inputs == 2 || table.type == ort::FLOAT);
+    std::vector<int64_t> of_rows = shape;
+    of_rows[0] = int64_t(indices.elements());
+    if (dy.type != ort::FLOAT || dy.shape != of_rows) {
+      return api->error("GatherGradient needs float32 rows dy, one for each index.");
+    }
+    if (inputs == 3 && (table.type != ort::FLOAT || table.shape != shape)) {
+      return api->error("GatherGradient needs a float32 table of its shape.");
+    }
     const int64_t columns =
         std::accumulate(shape.begin() + 1, shape.end(), int64_t(1), std::multiplies<int64_t>());
-    if (!are_floats || dy.elements() != indices.elements() * size_t(columns) ||
-        (inputs == 3 && table.shape != shape)) {
-      return api->error("GatherGradient needs float32 rows of the table, one for each index.");
-    }
     void* result = nullptr;
     RETURN_IF_FAILED(get_output(context, 0, shape, result));
     const auto run = [&](const auto* numbers) {

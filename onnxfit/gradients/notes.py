@@ -15,9 +15,9 @@ def noted(
     """Return the value that `build` makes of the operands, with notes in the metadata of its nodes.
 
     `operands` maps a note's name, such as `names.CONV_SMALL`, to an operand: the first new reader
-    of the operand gets the note. `role` is the note of the node that computes the value, and
-    `content` is what it says. If an operand has no new reader, because a node is reused, there are
-    no notes.
+    of the operand gets the note. `role` is the note of the node that computes the value; it has the
+    name of the value and `content`. If an operand has no new reader, because a node is reused,
+    there are no notes.
     """
     read_before = {use for value in operands.values() for use in value.ir.uses()}
     result = build()

@@ -136,7 +136,7 @@ def max_pool(
 
 
 def _note(problem: PoolProblem) -> dict[str, Ints] | None:
-    """Return what a note says of a pool; None if its pads depend on the sizes of the image."""
+    """Return the attributes of a pool for its note; None if its pads depend on the image."""
     rank, spec, attributes = len(problem.kernel), problem.spec, problem.attributes
     if attributes["auto_pad"] not in ("NOTSET", "VALID"):
         return None

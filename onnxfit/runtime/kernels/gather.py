@@ -1,8 +1,8 @@
 """The gradient of a Gather of rows, such as those of an embedding table, as one operator.
 
-The operators of ONNX copy a table of zeros, and add the rows of dy to it in one thread, which
-takes several operators if there are many. Plain SGD subtracts the result from the table by another
-operator. The kernel writes the gradient, or the updated table, once.
+The operators of ONNX copy a table of zeros, and add the rows of dy to it in one thread. Many rows
+need several operators. Plain SGD subtracts the result from the table by another operator. The
+kernel writes the gradient, or the updated table, once.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from onnx import helper, numpy_helper
 
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
-from onnxfit.runtime.kernels.program import CODES, OPERATORS
-from onnxfit.runtime.kernels.scan_bodies import LoopSearch, with_splits_outside
+from onnxfit.runtime.kernels.program import CODES
+from onnxfit.runtime.kernels.scan_bodies import LoopSearch, is_elementwise, with_splits_outside
 from onnxfit.runtime.kernels.types import ResultType, declared_types
 
 # Codes of kernels/src/scan.h.
@@ -130,7 +130,7 @@ class _Loop:
         attributes = {a.name: helper.get_attribute_value(a) for a in scan.attribute}
         body: onnx.GraphProto = attributes.pop("body")
         states = len(scan.input) - attributes.pop("num_scan_inputs")
-        if len(scan.input) != len(body.input):
+        if len(scan.input) != len(body.input) or not states:
             raise _UnsupportedError
         self._scan = scan
         self._types = {**types, **declared_types(body)}
@@ -139,6 +139,7 @@ class _Loop:
         self._is_reverse = _direction(attributes)
         self._columns: dict[str, int] = {}  # of each buffer
         self._values: dict[str, _Value] = {}
+        self._copies: dict[_Value, _Place] = {}
         self._rows = self._shape(body.input[0].name, 2)[0]
         self._states = [value.name for value in body.input[:states]]
         self._slices = [value.name for value in body.input[states:]]
@@ -196,15 +197,19 @@ class _Loop:
 
     def _output_buffer(self, value: _Value) -> str:
         """Return the buffer of a result, or of a copy."""
-        place = value[0]
-        is_whole = len(value) == 1 and place.columns == self._columns[place.buffer]
+        place = self._in_one_place(value)
+        is_whole = place.columns == self._columns[place.buffer]
         if is_whole and place.buffer not in (*self._inputs(), *self._outputs):
             return place.buffer
-        return self._copy(value).buffer
+        return self._copy((place,)).buffer
 
     def _in_one_place(self, value: _Value) -> _Place:
-        """Return the place of a value, or of a copy."""
-        return value[0] if len(value) == 1 else self._copy(value)
+        """Return the place of a value, or of its only copy."""
+        if len(value) == 1:
+            return value[0]
+        if value not in self._copies:
+            self._copies[value] = self._copy(value)
+        return self._copies[value]
 
     def _copy(self, value: _Value) -> _Place:
         """Copy the columns of a value into a buffer of their own."""
@@ -244,7 +249,9 @@ class _Loop:
         """Return the places of rows in the body, or of a vector or scalar from outside."""
         if name not in self._values:
             known = self._types.get(name)
-            if name in self._inner or known is None or any(n != 1 for n in known.shape[:-1]):
+            if name in self._inner or known is None or len(known.shape) > 2:
+                raise _UnsupportedError
+            if any(size != 1 for size in known.shape[:-1]):
                 raise _UnsupportedError
             columns = math.prod(self._shape(name, len(known.shape)))
             self._add_outside(name, "vector" if columns > 1 else "scalar", columns)
@@ -284,7 +291,7 @@ class _Loop:
             self._values[node.output[0]] = self._operand(node.input[0])
         elif node.op_type == "Concat" and attributes["axis"] in (1, -1):
             self._values[node.output[0]] = self._concatenate(node)
-        elif OPERATORS.get(node.op_type) == len(node.input) and not attributes:
+        elif is_elementwise(node):
             self._values[node.output[0]] = self._compute(node)
         else:
             raise _UnsupportedError
@@ -322,7 +329,8 @@ class _Loop:
             if node.input[1] not in self._constants:
                 raise _UnsupportedError
             sizes = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
-        if attributes.get("axis", 0) not in (1, -1) or sum(sizes) != columns or min(sizes) < 1:
+        is_along_columns = attributes.get("axis", 0) in (1, -1) and "split" not in attributes
+        if not is_along_columns or sum(sizes) != columns or min(sizes) < 1:
             raise _UnsupportedError
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return {

@@ -1,4 +1,4 @@
-"""Scans that compute in each step what other nodes compute before or after them, for all steps.
+"""Move elementwise operators, Concats and Splits into the body of a Scan, and Splits out of it.
 
 A gradient of an LSTM multiplies the activations of all steps before its loop begins, because
 onnxruntime runs one node for all steps faster than one node in each step. The kernel has the rows
@@ -18,10 +18,11 @@ from onnxfit.runtime.kernels.search import NodeSearch
 
 
 def with_splits_outside(scan: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx.NodeProto]]:
-    """Return a Scan without the results that are parts of another result, and nodes for these.
+    """Return a Scan without the results that are parts of another result, and Splits for the parts.
 
-    A Split of the results of all steps takes the place of a Split in the body. The Scan is returned
-    itself if it has no such results.
+    The Splits compute the parts for all steps, after the loop. The Scan is returned itself if it
+    has no such results. The lists of its directions and axes stay as long as they were, so only
+    their sets of numbers mean something.
     """
     body, states = _body(scan), _states(scan)
     results = [value.name for value in body.output]
@@ -43,9 +44,10 @@ def with_splits_outside(scan: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx
         if not parts:
             continue
         outside |= parts
-        names = [parts.get(name) or f"{scan.name}/{name}" for name in node.output]
+        whole = steps[node.input[0]]
+        names = [parts.get(name) or f"{whole}/{name}" for name in node.output]
         split = _with_axis(node, 2)
-        split.input[0], split.output[:] = steps[node.input[0]], names
+        split.input[0], split.output[:] = whole, names
         splits.append(split)
     if not splits:
         return scan, []
@@ -54,9 +56,6 @@ def with_splits_outside(scan: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx
     changed.CopyFrom(scan)
     _keep(changed.output, removed)
     _keep(_body(changed).output, removed)
-    for attribute in changed.attribute:
-        if attribute.name in ("scan_output_axes", "scan_output_directions"):
-            _keep(attribute.ints, removed[states:])
     return changed, splits
 
 
@@ -64,16 +63,15 @@ class LoopSearch(NodeSearch):
     """A search for nodes that can be moved into the body of a Scan that reads their results."""
 
     def with_inputs_inside(self, scan: onnx.NodeProto) -> onnx.NodeProto | None:
-        """Return a Scan whose body has the nodes that only compute its inputs; None without any.
+        """Return a Scan that computes some of its inputs in its body; None if no node can be moved.
 
-        The nodes compute each step of a result by the same step of their inputs.
+        A node is moved if only the Scan, or other nodes that are moved, read its results. All
+        inputs of the Scan must be slices of the first axis in one direction.
         """
         moved = self._nodes_to_move(scan)
         return _moved_into(scan, moved, self) if moved else None
 
     def _nodes_to_move(self, scan: onnx.NodeProto) -> list[onnx.NodeProto]:
-        if not _has_first_axes_in_one_direction(scan):
-            return []
         members = {id(scan)}
         pending = [*scan.input[_states(scan) :]]
         while pending:
@@ -81,7 +79,8 @@ class LoopSearch(NodeSearch):
             if node is not None and id(node) not in members and self._can_move(node, members):
                 members.add(id(node))
                 pending += node.input
-        return [node for node in self.nodes if id(node) in members - {id(scan)}]
+        members.remove(id(scan))
+        return [node for node in self.nodes if id(node) in members]
 
     def _can_move(self, node: onnx.NodeProto, readers: set[int]) -> bool:
         is_read_elsewhere = any(
@@ -97,13 +96,14 @@ class LoopSearch(NodeSearch):
         if node.op_type in ("Concat", "Split"):
             has_sizes = all(name in self.constants for name in node.input[1:])
             return _is_along_columns(node, 2) and (node.op_type == "Concat" or has_sizes)
-        has_operator = OPERATORS.get(node.op_type) == len(node.input) and not node.attribute
-        return has_operator and shapes == results
+        return is_elementwise(node) and shapes == results
 
     def slices_of(self, node: onnx.NodeProto) -> list[str]:
         """Return the operands of a node that have a slice for each step."""
         if node.op_type == "Split":
             return [node.input[0]]
+        if node.op_type == "Concat":
+            return [*node.input]
         return [name for name in node.input if not self._is_scalar(name)]
 
     def _is_scalar(self, name: str) -> bool:
@@ -114,7 +114,7 @@ class LoopSearch(NodeSearch):
 def _moved_into(
     scan: onnx.NodeProto, moved: Sequence[onnx.NodeProto], search: LoopSearch
 ) -> onnx.NodeProto:
-    """Return a Scan with the nodes in its body, and with their inputs in the place of its own."""
+    """Return a Scan with the nodes in its body. It reads their inputs instead of their results."""
     states = _states(scan)
     changed = onnx.NodeProto()
     changed.CopyFrom(scan)
@@ -125,7 +125,6 @@ def _moved_into(
         sizes = search.shape(name)[1:]
         return helper.make_tensor_value_info(names[name], onnx.TensorProto.FLOAT, sizes)
 
-    body.value_info.extend(map(described, names))
     computed = list(names)
     slices: dict[str, onnx.ValueInfoProto] = {}  # outside: in the body
     nodes, identities = [], []
@@ -149,15 +148,9 @@ def _moved_into(
     body.node.extend(nodes)
     body.input.extend(slices.values())
     changed.input.extend(slices)
-    directions = {n for a in scan.attribute if a.name == "scan_input_directions" for n in a.ints}
-    for attribute in list(changed.attribute):
-        if attribute.name in ("num_scan_inputs", "scan_input_directions", "scan_input_axes"):
-            changed.attribute.remove(attribute)
-    count = len(slices)
-    changed.attribute.append(helper.make_attribute("num_scan_inputs", count))
-    for direction in directions:
-        given = helper.make_attribute("scan_input_directions", [direction] * count)
-        changed.attribute.append(given)
+    for attribute in changed.attribute:
+        if attribute.name == "num_scan_inputs":
+            attribute.i = len(slices)
     return changed
 
 
@@ -172,18 +165,20 @@ def _states(scan: onnx.NodeProto) -> int:
     return len(scan.input) - slices
 
 
-def _has_first_axes_in_one_direction(scan: onnx.NodeProto) -> bool:
-    """Return whether a Scan takes the slices of all inputs from the first axis, in one order."""
-    numbers = {a.name: {*a.ints} for a in scan.attribute}
-    return not any(numbers.get("scan_input_axes", ())) and (
-        len(numbers.get("scan_input_directions", ())) <= 1
-    )
+def is_elementwise(node: onnx.NodeProto) -> bool:
+    """Return whether a node is one elementwise instruction of the kernel."""
+    has_inputs = OPERATORS.get(node.op_type) == len(node.input)
+    # The instruction of a HardSigmoid reads its attributes, which may be missing, as scalars.
+    return has_inputs and not node.attribute and node.op_type != "HardSigmoid"
 
 
 def _is_along_columns(node: onnx.NodeProto, axis: int) -> bool:
-    """Return whether a Concat or Split is along the last axis, which has this number."""
-    given = next((a.i for a in node.attribute if a.name == "axis"), 0)
-    return given in (axis, -1)
+    """Return whether a Concat or Split is along the last axis, which has this number.
+
+    A Split of an old opset, whose sizes are an attribute, is not.
+    """
+    numbers = {a.name: a.i for a in node.attribute}
+    return numbers.get("axis", 0) in (axis, -1) and "split" not in numbers
 
 
 def _with_axis(node: onnx.NodeProto, axis: int) -> onnx.NodeProto:

@@ -29,6 +29,7 @@ CASES = {
     "line": ((60,), (200,)),
     "many tasks": ((2000,), (3000, 40)),
     "several scatters": ((3000,), (90, 96)),
+    "one thread": ((5000,), (60000, 40)),
     "sums of equal indices": ((1500,), (30000, 96)),
     "no rows": ((0,), (5, 8)),
 }
@@ -56,6 +57,7 @@ def feeds_of(name: str, kind: str = "int64") -> Feeds:
     numbers = rng.integers(-table[0], table[0], indices).astype(kind)
     slope = (*indices, *table[1:])
     w, dy = (rng.standard_normal(shape).astype(np.float32) for shape in (table, slope))
+    w[:1] = dy[:1] = -0.0
     return {"w": w, "i": numbers, "y_grad": dy}
 
 
@@ -73,6 +75,7 @@ def test_results_are_those_of_float64_and_of_the_operators(
     }
     found, right = run(faster, feeds, kernels)[1], run(plain, feeds)[1]
     np.testing.assert_array_equal(found, right)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(right))
     exact = np.zeros(feeds["w"].shape)
     np.add.at(exact, feeds["i"].reshape(-1), feeds["y_grad"].reshape(-1, *exact.shape[1:]))
     exact = feeds["w"] - exact if updates else exact
@@ -165,7 +168,9 @@ def test_indices_out_of_range_are_refused(number: int, updates: bool, kernels: P
     [
         ({"dy": np.zeros((3, 5), np.float32)}, "one for each index"),
         ({"dy": np.zeros((2, 4), np.float32)}, "one for each index"),
-        ({"table": np.zeros((4, 4), np.float32)}, "one for each index"),
+        ({"dy": np.zeros((4, 3), np.float32)}, "one for each index"),
+        ({"table": np.zeros((4, 4), np.float32)}, "table of its shape"),
+        ({"table": np.zeros((5, 4), np.float64)}, "table of its shape"),
         ({"i": np.zeros(3, np.float32)}, "int32 or int64"),
         ({"dy": np.zeros((3, 4), np.float64)}, "float32 rows"),
         ({"more": np.zeros(1, np.float32)}, "two or three inputs"),

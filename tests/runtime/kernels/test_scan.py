@@ -101,7 +101,7 @@ def test_threads_change_nothing(threads: int, compiled: Path) -> None:
 
 def loop(body: str, attributes: str = "") -> onnx.ModelProto:
     """A Scan of a user, with the state h and the slices x of each step."""
-    text = f"""g (float[5,3] h0, float[6,5,4] xs, float[6,5,1] ms, float[4,3] w, float[3] v, float s)
+    text = f"""g (float[5,3] h0, float[6,5,4] xs, float[6,5,1] ms, float[4,3] w, float[3] v, float s, float[1,1,3] cube)
         => (float[5,3] last, float[6,5,3] ys) <int64[2] parts = {{3, 4}}> {{
             last, ys = Scan<num_scan_inputs = 2{attributes}, body = steps
                 (float[5,3] h, float[5,4] x, float[5,1] m) => (float[5,3] next, float[5,3] y)
@@ -122,6 +122,10 @@ BODIES = {
     "joined": """c = Concat<axis = 1>(x, h) d, e = Split<axis = 1>(c, parts)
         f = Concat<axis = -1>(d, h) i, j = Split<axis = -1, num_outputs = 2>(f) y = Sub(i, j)
         k = Concat<axis = 1>(e, d) l, m1 = Split<axis = 1>(k, parts) next = Add(l, h)""",
+    "joined in a product, a sum and a state": """c = Concat<axis = 1>(h, m) d = Concat<axis = 1>(m, m, m)
+        p = MatMul(c, w) q = Gemm(x, w, d) y = Add(p, q) t = Exp(m) next = Concat<axis = 1>(t, t, m)""",
+    "joined, multiplied and returned": """y = Concat<axis = 1>(m, m, m) c = Concat<axis = 1>(y, m)
+        p = MatMul(c, w) next = Add(p, y)""",
     "part of a product": """c = Concat<axis = 1>(h, x) d, e = Split<axis = 1>(c, parts)
         y = MatMul(e, w) next = Neg(y)""",
 }
@@ -143,9 +147,21 @@ def test_scans_of_users(name: str, attributes: str, compiled: Path) -> None:
         ("p = Mul(h, s) y = Neg(p) next = Identity(h)", ""),
         ("y = Neg(h) next = Abs(h)", ", scan_input_directions = [1, 0]"),
         ("y = Neg(h) next = Abs(h)", ", scan_output_directions = [1]"),
+        ("y = HardSigmoid(h) next = Abs(h)", ""),
+        ("y = Add(h, cube) next = Abs(h)", ""),
         ("k = Constant<value = float {2.0}>() y = Mul(h, k) next = Abs(h)", ""),
     ],
-    ids=["operator", "factor", "mask", "state", "directions", "direction", "constant"],
+    ids=[
+        "operator",
+        "factor",
+        "mask",
+        "state",
+        "directions",
+        "direction",
+        "attributes",
+        "cube",
+        "constant",
+    ],
 )
 def test_other_scans_keep_their_operator(body: str, attributes: str) -> None:
     assert layer_types(loop(body, attributes)) == []

@@ -76,10 +76,11 @@ def test_nodes_before_a_loop_are_moved_into_it(name: str, attributes: str, compi
         ("xs = Mul(a, b) ms = Identity(d)", ", float[6,5,4] xs"),
         ("xs = Mul(a, row) ms = Identity(d)", ""),
         ("xs = Relu(a) ms = Identity(d)", ""),
+        ("xs = HardSigmoid(a) ms = Identity(d)", ""),
         ("t = Concat<axis = 0>(a, b) xs, u = Split<axis = 0, num_outputs = 2>(t) ms = Identity(d)", ""),
         ("ms, xs = Split<axis = 2>(e, parts)", ", float[6,5,4] xs"),
     ],
-    ids=["read elsewhere", "output", "broadcast", "operator", "other axis", "a part is an output"],
+    ids=["read elsewhere", "output", "broadcast", "operator", "attributes", "other axis", "a part is an output"],
 )  # fmt: skip
 def test_other_nodes_stay_outside(before: str, more: str, compiled: Path) -> None:
     plain = model_of(before, more=more)
@@ -89,15 +90,15 @@ def test_other_nodes_stay_outside(before: str, more: str, compiled: Path) -> Non
     assert loop.input[1] == "xs"
 
 
-def loop_with_parts(body: str, after: str = "other = Neg(qs)") -> onnx.ModelProto:
+def loop_with_parts(body: str, attributes: str = "") -> onnx.ModelProto:
     """A loop whose results may be parts of each other."""
     return parsed(f"""g (float[5,3] h0, {INPUTS})
         => (float[5,3] last, float[6,5,4] other) <int64[2] parts = {{3, 4}}> {{
-            last, ps, qs, es = Scan<num_scan_inputs = 2, body = steps
+            last, ps, qs, es = Scan<num_scan_inputs = 2{attributes}, body = steps
                 (float[5,3] h, float[5,7] x, float[5,3] m)
                 => (float[5,3] next, float[5,3] p, float[5,4] q, float[5,7] r) {{ {body} }}
             >(h0, e, d)
-            {after}
+            other = Neg(qs)
         }}""")
 
 
@@ -122,20 +123,63 @@ def test_parts_of_other_values_stay_results(compiled: Path) -> None:
     assert list(loop.output) == ["last", "ps", "qs", "es"]
 
 
-def test_a_part_that_is_two_results_stays_in_the_loop(compiled: Path) -> None:
-    """Only the other part is split off outside."""
-    plain = parsed(f"""g (float[5,3] h0, {INPUTS}) => (float[5,3] last, float[6,5,4] other)
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        ", scan_output_directions = [1, 1, 0]",
+        ", scan_output_directions = [1, 0, 0]",
+        ", scan_output_axes = [1, 0, 0]",
+    ],
+)
+def test_results_of_several_orders_keep_their_operator(attributes: str) -> None:
+    plain = loop_with_parts(PARTS, attributes)
+    assert with_kernels(plain).graph.node[0] == plain.graph.node[0]
+
+
+def test_loops_without_a_name_are_told_apart(compiled: Path) -> None:
+    """Both have a part that is no result."""
+    loop = """Scan<num_scan_inputs = 1, body = steps (float[5,3] h, float[5,7] x)
+        => (float[5,3] next, float[5,7] r, float[5,3] p)
+        { r = Exp(x) p, q = Split<axis = 1>(r, parts) next = Add(h, p) }>"""
+    plain = parsed(f"""g (float[5,3] h0, {INPUTS}) => (float[6,5,3] y, float[6,5,3] z)
         <int64[2] parts = {{3, 4}}> {{
-            last, ps, qs, es, rs = Scan<num_scan_inputs = 2, body = steps
-                (float[5,3] h, float[5,7] x, float[5,3] m)
-                => (float[5,3] next, float[5,3] p, float[5,4] q, float[5,7] r, float[5,4] q)
-                {{ {PARTS} }}>(h0, e, d)
-            other = Add(qs, rs)
-        }}""")
+            h1, r1, y = {loop}(h0, e) t = Relu(e) h2, r2, z = {loop}(h1, t) }}""")
+    for node in plain.graph.node:
+        node.name = ""
+    assert_same(plain, with_kernels(plain), compiled)
+
+
+def test_single_elements_are_joined(compiled: Path) -> None:
+    plain = parsed("""g (float[1,2] h0, float[1,1,1] a, float[1,1,1] b) => (float[1,1,2] y) {
+        x = Concat<axis = 2>(a, b)
+        h, y = Scan<num_scan_inputs = 1, body = steps
+            (float[1,2] h, float[1,2] s) => (float[1,2] n, float[1,2] t)
+            { t = Tanh(s) n = Add(h, t) }>(h0, x)
+    }""")
+    faster = with_kernels(plain)
+    assert_same(plain, faster, compiled)
+    assert [list(loop.input) for loop in layer_kernels(faster)] == [["h0", "a", "b"]]
+
+
+def test_a_slice_may_be_read_twice(compiled: Path) -> None:
+    plain = parsed(f"""g (float[5,4] h0, {INPUTS}) => (float[6,5,4] y) {{
+        n = Mul(a, b)
+        h, y = Scan<num_scan_inputs = 4, body = steps
+            (float[5,4] h, float[5,4] s, float[5,4] t, float[5,4] u, float[5,4] v)
+            => (float[5,4] next, float[5,4] r)
+            {{ p = Mul(s, t) q = Sub(u, v) r = Add(p, q) next = Add(h, r) }}>(h0, n, a, a, n)
+    }}""")
     faster = with_kernels(plain)
     assert_same(plain, faster, compiled)
     (loop,) = layer_kernels(faster)
-    assert list(loop.output) == ["last", "qs", "es", "rs"]
+    assert list(loop.input) == ["h0", "a", "b"]
+
+
+def test_a_loop_without_states_keeps_its_operator() -> None:
+    plain = parsed(f"""g ({INPUTS}) => (float[6,5,4] y) {{
+        y = Scan<num_scan_inputs = 1, body = steps (float[5,4] s) => (float[5,4] r)
+            {{ r = Tanh(s) }}>(a) }}""")
+    assert layer_kernels(with_kernels(plain)) == []
 
 
 def test_a_loop_without_a_kernel_is_not_changed() -> None:

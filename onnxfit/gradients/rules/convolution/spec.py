@@ -51,7 +51,7 @@ class ConvSpec:
         return self.pads[len(self.strides) :]
 
     @property
-    def noted(self) -> tuple[Ints, Ints, Ints, int]:
+    def note_content(self) -> tuple[Ints, Ints, Ints, int]:
         """The content of a note about a convolution."""
         return self.strides, self.dilations, self.pads_before, self.group
 

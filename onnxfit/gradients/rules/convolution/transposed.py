@@ -45,7 +45,9 @@ def transposed_conv(
         if spec.group > 1:
             return build(op, small, w, flipped)
         operands = {names.CONV_DY: small, names.CONV_FILTERS: w}
-        return noted(lambda: build(op, small, w, flipped), operands, names.CONV_DX, spec.noted)
+        return noted(
+            lambda: build(op, small, w, flipped), operands, names.CONV_DX, spec.note_content
+        )
     pixels = spatial_shape(like)
     positions = spatial_shape(small)
     kernel = spatial_shape(w)

@@ -147,7 +147,7 @@ def weight_gradient(
         lambda: strategy.build(op, problem),
         {names.CONV_LARGE: large, names.CONV_SMALL: small},
         names.CONV_WEIGHTS,
-        spec.noted,
+        spec.note_content,
     )
 
 
