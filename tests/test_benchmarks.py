@@ -217,6 +217,7 @@ def test_what_has_no_ratio_is_listed(report: Any) -> None:
         "gru, sgd: no ratio",
         "gru, sgd: PyTorch eager: not comparable",
     ]
+    assert report.without_ratio([brief], ["torch"]) == ["gru, sgd: no ratio"]
 
 
 def test_bf16_may_differ_more_than_float32(report: Any) -> None:

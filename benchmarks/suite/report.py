@@ -8,7 +8,7 @@ import csv
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,9 +181,9 @@ def _beside(item: Record, what: str) -> str:
     return "" if math.isnan(time) else f"{micro(time / 1e6)} ({item[f'{what}_threads']})"
 
 
-def without_ratio(races: Sequence[Sequence[Row]]) -> list[str]:
+def without_ratio(races: Sequence[Sequence[Row]], absent: Collection[str] = ()) -> list[str]:
     """Workloads on which nothing could be compared, and contenders of the brief ones that could
-    not: these have no table of their own.
+    not: these have no table of their own. `absent` are contenders that took part in nothing.
     """
     found = []
     for rows in races:
@@ -191,7 +191,8 @@ def without_ratio(races: Sequence[Sequence[Row]]) -> list[str]:
         if not (ours(rows, "step") and rival(rows, "step")):
             found.append(f"{title}: no ratio")
         if WORKLOADS[rows[0].workload].brief:
-            found += [f"{title}: {row.title}: {row.remark}" for row in rows if row.remark]
+            remarks = [row for row in rows if row.remark and row.contender not in absent]
+            found += [f"{title}: {row.title}: {row.remark}" for row in remarks]
     return found
 
 
@@ -400,7 +401,7 @@ def generated(figures: Figures) -> str:
         "\n".join(f"- {line}" for line in figures.conditions),
         "## onnxfit and PyTorch",
         headline_table(figures.headline),
-        "\n".join(f"- {line}" for line in without_ratio(figures.races)),
+        "\n".join(f"- {line}" for line in without_ratio(figures.races, figures.absent)),
         "## Other bars",
         bars_table(bars(figures)),
         "## Every contender",
