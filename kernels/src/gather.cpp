@@ -59,14 +59,15 @@ ALWAYS_INLINE void differentiate_range(const Gradient<Index>& work, int64_t task
       has_gradient[row] = 1;
     }
   });
-  const auto row_of = [&](int64_t from, unsigned char value) INLINE {
-    while (from < end - first && has_gradient[from] != value) ++from;
-    return from;
+  // The next row, from one on, that has a gradient, or has none.
+  const auto next_row = [&](int64_t row, unsigned char has_one) INLINE {
+    while (row < end - first && has_gradient[row] != has_one) ++row;
+    return row;
   };
   for (int64_t row = 0; row < end - first;) {
-    const int64_t next = row_of(row, 1);
+    const int64_t next = next_row(row, 1);
     std::copy_n(table + row * columns, (next - row) * columns, result + row * columns);
-    row = row_of(next, 0);
+    row = next_row(next, 0);
     subtract_from(result + next * columns, table + next * columns, (row - next) * columns);
   }
 }

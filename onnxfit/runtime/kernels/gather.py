@@ -15,8 +15,8 @@ from onnx import helper
 from onnxfit.graph import names
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.notes import Note, paired_notes
-from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
-from onnxfit.runtime.kernels.search import NodeSearch
+from onnxfit.runtime.kernels.order import needed_nodes
+from onnxfit.runtime.kernels.search import NodeSearch, with_kernel_nodes
 from onnxfit.runtime.kernels.types import ResultType
 
 
@@ -32,7 +32,7 @@ def replace_gather_gradients(
     if not pairs:
         return nodes
     search = _GatherSearch(graph, nodes, types)
-    kernels = {}
+    kernels = []
     for reader, producer in pairs:
         gradient = search.gradient(reader, producer)
         if gradient is not None:
@@ -40,11 +40,10 @@ def replace_gather_gradients(
             if update is not None:
                 gradient.input.append(update.input[0])
                 gradient.output[0] = update.output[0]
-            kernels[id(update or producer.node)] = gradient
+            kernels.append(gradient)
     if not kernels:
         return nodes
-    replaced = [kernels.get(id(node), node) for node in nodes]
-    return needed_nodes(sort_nodes(replaced), search.outputs)
+    return needed_nodes(with_kernel_nodes(nodes, kernels), search.outputs)
 
 
 class _GatherSearch(NodeSearch):

@@ -25,7 +25,12 @@ from onnx import helper, numpy_helper
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
 from onnxfit.runtime.kernels.program import CODES
-from onnxfit.runtime.kernels.scan_bodies import LoopSearch, is_elementwise, with_splits_outside
+from onnxfit.runtime.kernels.scan_bodies import (
+    LoopSearch,
+    is_along_columns,
+    is_elementwise,
+    with_splits_outside,
+)
 from onnxfit.runtime.kernels.types import ResultType, declared_types
 
 # Codes of kernels/src/scan.h.
@@ -284,12 +289,12 @@ class _Loop:
             raise _UnsupportedError
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Split":
-            self._values.update(self._split(node, attributes))
+            self._values.update(self._split(node))
         elif node.op_type in ("MatMul", "Gemm"):
             self._values[node.output[0]] = self._multiply(node, attributes)
         elif node.op_type == "Identity":
             self._values[node.output[0]] = self._operand(node.input[0])
-        elif node.op_type == "Concat" and attributes["axis"] in (1, -1):
+        elif node.op_type == "Concat" and is_along_columns(node, 1):
             self._values[node.output[0]] = self._concatenate(node)
         elif is_elementwise(node):
             self._values[node.output[0]] = self._compute(node)
@@ -321,7 +326,7 @@ class _Loop:
             raise _UnsupportedError
         return tuple(place for value in values for place in value)
 
-    def _split(self, node: onnx.NodeProto, attributes: Mapping[str, int]) -> dict[str, _Value]:
+    def _split(self, node: onnx.NodeProto) -> dict[str, _Value]:
         value = self._operand(node.input[0])
         columns = _columns(value)
         sizes = [columns // len(node.output)] * len(node.output)
@@ -329,8 +334,7 @@ class _Loop:
             if node.input[1] not in self._constants:
                 raise _UnsupportedError
             sizes = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
-        is_along_columns = attributes.get("axis", 0) in (1, -1) and "split" not in attributes
-        if not is_along_columns or sum(sizes) != columns or min(sizes) < 1:
+        if not is_along_columns(node, 1) or sum(sizes) != columns or min(sizes) < 1:
             raise _UnsupportedError
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return {

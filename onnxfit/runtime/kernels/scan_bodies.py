@@ -38,7 +38,7 @@ def with_splits_outside(scan: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx
     for node in body.node:
         if node.op_type != "Split" or node.domain or inner.intersection(node.input[1:]):
             continue
-        if not (steps.get(node.input[0]) and _is_along_columns(node, 1)):
+        if not (steps.get(node.input[0]) and is_along_columns(node, 1)):
             continue
         parts = {name: steps[name] for name in node.output if steps.get(name)}
         if not parts:
@@ -54,8 +54,8 @@ def with_splits_outside(scan: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx
     removed = [i >= states and name in outside for i, name in enumerate(results)]
     changed = onnx.NodeProto()
     changed.CopyFrom(scan)
-    _keep(changed.output, removed)
-    _keep(_body(changed).output, removed)
+    _remove(changed.output, removed)
+    _remove(_body(changed).output, removed)
     return changed, splits
 
 
@@ -95,7 +95,7 @@ class LoopSearch(NodeSearch):
             return False
         if node.op_type in ("Concat", "Split"):
             has_sizes = all(name in self.constants for name in node.input[1:])
-            return _is_along_columns(node, 2) and (node.op_type == "Concat" or has_sizes)
+            return is_along_columns(node, 2) and (node.op_type == "Concat" or has_sizes)
         return is_elementwise(node) and shapes == results
 
     def slices_of(self, node: onnx.NodeProto) -> list[str]:
@@ -125,13 +125,11 @@ def _moved_into(
         sizes = search.shape(name)[1:]
         return helper.make_tensor_value_info(names[name], onnx.TensorProto.FLOAT, sizes)
 
-    computed = list(names)
     slices: dict[str, onnx.ValueInfoProto] = {}  # outside: in the body
     nodes, identities = [], []
     for value, name in zip(_body(scan).input[states:], scan.input[states:], strict=True):
-        if name in slices or name in computed:
-            inside = names[name] if name in computed else slices[name].name
-            identities.append(helper.make_node("Identity", [inside], [value.name]))
+        if name in names:
+            identities.append(helper.make_node("Identity", [names[name]], [value.name]))
         else:
             slices[name], names[name] = value, value.name
     for node in moved:
@@ -172,7 +170,7 @@ def is_elementwise(node: onnx.NodeProto) -> bool:
     return has_inputs and not node.attribute and node.op_type != "HardSigmoid"
 
 
-def _is_along_columns(node: onnx.NodeProto, axis: int) -> bool:
+def is_along_columns(node: onnx.NodeProto, axis: int) -> bool:
     """Return whether a Concat or Split is along the last axis, which has this number.
 
     A Split of an old opset, whose sizes are an attribute, is not.
@@ -191,7 +189,7 @@ def _with_axis(node: onnx.NodeProto, axis: int) -> onnx.NodeProto:
     return copy
 
 
-def _keep(elements: Any, removed: Sequence[bool]) -> None:
+def _remove(elements: Any, removed: Sequence[bool]) -> None:
     """Remove some elements of a repeated field of a message."""
     for i in reversed(range(len(elements))):
         if removed[i]:
