@@ -10,6 +10,7 @@
 #include "low_rank_operator.h"
 #include "max_pool_operator.h"
 #include "packed_operators.h"
+#include "product_operator.h"
 #include "scan_operator.h"
 #include "softmax_operator.h"
 
@@ -97,6 +98,7 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<PackedProduct<false>, float, void>(
           [](const CustomOp*) { return "PackedProductGradient"; }),
       describe<LowRankGradient, float>([](const CustomOp*) { return "LowRankGradient"; }),
+      describe<Product, float>([](const CustomOp*) { return "Product"; }),
       describe<GatherGradient, float, void>([](const CustomOp*) { return "GatherGradient"; }),
   };
   ort::CustomOpDomain* made = nullptr;

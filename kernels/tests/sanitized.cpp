@@ -18,6 +18,7 @@
 #include "low_rank.h"
 #include "max_pool.h"
 #include "packed.h"
+#include "product.h"
 #include "scan.h"
 #include "softmax.h"
 
@@ -350,6 +351,46 @@ int run_low_ranks() {
   return 400;
 }
 
+// Matrices of random strides, in arrays that end with their last element.
+int run_products() {
+  using tiles::InstructionSet;
+  const InstructionSet newest = tiles::instruction_set();
+  if (newest == InstructionSet::NONE) return 0;
+  constexpr int trials = 1500;
+  for (int trial = 0; trial < trials; ++trial) {
+    const auto size = [trial](int64_t most) { return 1 + number_below(trial % 8 ? 40 : most); };
+    product::Work work{};
+    work.sizes = {{1 + number_below(3), 1, 1 + number_below(3)}, size(450), size(300), size(300)};
+    work.alpha = 0.5f;
+    work.instructions = trial % 2 ? InstructionSet::AVX2 : newest;
+    const auto& [batch, rows, columns, steps] = work.sizes;
+    std::vector<std::unique_ptr<float[]>> arrays;
+    // The axes in a random order; some are repeated, except those of the result.
+    const auto make = [&](auto& matrix, int64_t height, int64_t width, int kind) {
+      const std::array<int64_t, 5> sizes{batch[0], batch[1], batch[2], height, width};
+      std::array<size_t, 5> order{0, 1, 2, 3, 4};
+      std::shuffle(order.begin(), order.end() - (kind == 0 ? 0 : 1), generator);
+      std::array<int64_t, 5> strides{};
+      const int64_t offset = kind == 2 ? 0 : number_below(3);
+      int64_t elements = 1;
+      for (size_t i = order.size(); i-- > 0;) {
+        if (kind != 2 && order[i] != 4 && number_below(5) == 0) continue;
+        strides[order[i]] = elements;
+        elements *= sizes[order[i]];
+      }
+      arrays.push_back(random_array<float>(size_t(offset + elements)));
+      matrix = {arrays.back().get(), {offset, {strides[0], strides[1], strides[2]}, strides[3], strides[4]}};
+    };
+    make(work.a, rows, steps, 0);
+    make(work.b, steps, columns, 0);
+    make(work.y, rows, columns, 2);
+    work.addends = size_t(number_below(3));
+    for (size_t i = 0; i < work.addends; ++i) make(work.addend[i], rows, columns, 1);
+    for (int64_t task = 0; task < work.tasks(); ++task) product::multiply(work, task);
+  }
+  return trials;
+}
+
 int run_scans() {
   using tiles::InstructionSet;
   using Kind = scan::Program::Kind;
@@ -441,6 +482,7 @@ int main() {
   const int scans = run_scans();
   const int packed_products = run_packed_products();
   const int low_ranks = run_low_ranks();
+  const int products = run_products();
   const int gathers = run_gathers<int32_t>() + run_gathers<int64_t>();
   const int rows = run_rows();
   const int norms = run_batch_norms();
@@ -448,8 +490,8 @@ int main() {
   const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
   std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows, "
-              "%d random loops, %d random packed products, %d random gradients of low rank, %d random gradients of Gather\n",
-              programs, pools, convolutions, norms, rows, scans, packed_products, low_ranks, gathers);
+              "%d random loops, %d random packed products, %d random gradients of low rank, %d random gradients of Gather, %d random products\n",
+              programs, pools, convolutions, norms, rows, scans, packed_products, low_ranks, gathers, products);
   const bool has_products = tiles::instruction_set() != tiles::InstructionSet::NONE;
   return programs > 100 && (scans > 100 || !has_products) ? 0 : 1;
 }

@@ -67,6 +67,7 @@ def with_kernels(
     from onnxfit.runtime.kernels.low_rank import replace_low_rank_gradients
     from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
     from onnxfit.runtime.kernels.packed import replace_packed_products
+    from onnxfit.runtime.kernels.products import replace_products
     from onnxfit.runtime.kernels.scan import replace_scans
     from onnxfit.runtime.kernels.softmax import replace_softmax_gradients
 
@@ -83,6 +84,7 @@ def with_kernels(
     nodes = replace_batch_norms(model.graph, nodes, types)
     nodes = replace_layer_norm_gradients(model.graph, nodes, types)
     nodes = replace_softmax_gradients(model.graph, nodes, types)
+    nodes = replace_products(model.graph, nodes, types) if products else nodes
     nodes = fuse_elementwise(nodes, types, outputs)
     if nodes is original:
         return model

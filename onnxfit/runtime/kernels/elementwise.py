@@ -19,6 +19,7 @@ from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import sort_nodes
 from onnxfit.runtime.kernels.program import OPERATORS, Program, compile_program
+from onnxfit.runtime.kernels.search import trains
 from onnxfit.runtime.kernels.types import ResultType
 
 KERNELS: dict[int, str] = {
@@ -28,8 +29,6 @@ KERNELS: dict[int, str] = {
 # No update has this many operators. A longer chain becomes several programs.
 MAX_OPERATORS = 64
 MAX_TEMPORARIES = 16  # of a program, as in kernels/src/elementwise.h
-# The stages of a step that graphs for inference do not have.
-TRAINING = {scopes.GRADIENT, scopes.OPTIMIZER}
 # These take longer to compute than to write and read. They are computed once.
 SLOW = {"Erf", "Exp", "Tanh", "Sigmoid"}
 
@@ -76,7 +75,7 @@ def fuse_elementwise(
     """
     # Graphs for inference are left to onnxruntime, which fuses more of their operators, such as
     # those of a LayerNormalization or a convolution with its activation.
-    if not any(scopes.stage_of(node.name) in TRAINING for node in nodes):
+    if not trains(nodes):
         return nodes
     readers = _readers(nodes)
     groups = _groups(nodes, types, readers)

@@ -17,7 +17,7 @@ from onnx import helper
 from onnxfit.errors import warn_user
 
 DOMAIN = "onnxfit.kernels"
-INTERFACE = 9  # of the library: the operators and their attributes
+INTERFACE = 10  # of the library: the operators and their attributes
 SWITCH = "ONNXFIT_KERNELS"  # "off" in this variable of the environment: operators of ONNX alone
 UPGRADE = 'Install the newest version: pip install --upgrade "onnxfit[fast]".'
 

@@ -9,12 +9,27 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import numpy_helper
 
+from onnxfit.graph import scopes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.order import sort_nodes
 from onnxfit.runtime.kernels.types import ResultType
 
 # The numbers of inputs of operators that do not have two.
-_INPUTS = {"Cast": 1, "Flatten": 1, "IsNaN": 1, "Neg": 1, "Relu": 1, "Sqrt": 1, "Where": 3}
+_INPUTS = {
+    "Cast": 1,
+    "Flatten": 1,
+    "IsNaN": 1,
+    "Neg": 1,
+    "Relu": 1,
+    "Sqrt": 1,
+    "Transpose": 1,
+    "Where": 3,
+}
+
+
+def trains(nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Return whether nodes compute gradients or updates, as graphs for inference do not."""
+    return any(scopes.stage_of(n.name) in (scopes.GRADIENT, scopes.OPTIMIZER) for n in nodes)
 
 
 def with_kernel_nodes(

@@ -48,9 +48,9 @@ def kernel_types(model: onnx.ModelProto) -> list[str]:
 
 
 def layer_kernels(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The kernels of layers in a model that has them already: all but Elementwise."""
+    """The kernels of layers in a model that has them already: not Product and Elementwise."""
     nodes = [node for node in model.graph.node if node.domain == DOMAIN]
-    return [node for node in nodes if not node.op_type.startswith("Elementwise")]
+    return [node for node in nodes if not node.op_type.startswith(("Elementwise", "Product"))]
 
 
 def layer_types(model: onnx.ModelProto, **settings: bool) -> list[str]:

@@ -13,7 +13,7 @@ import onnxfit
 from onnxfit.runtime.kernels import depthwise, with_kernels
 from onnxfit.runtime.kernels.library import DOMAIN
 from tests.runtime.kernels.convolutions import exact_sums
-from tests.runtime.kernels.sessions import kernel_types, random_feeds, run
+from tests.runtime.kernels.sessions import kernel_types, layer_types, random_feeds, run
 
 # shape of x, rows and columns of the kernel, attributes
 CONVOLUTIONS = {
@@ -120,7 +120,7 @@ def test_small_images_are_left_to_blocks_of_channels(
     channels, *pixels = map(int, sizes.split(","))
     case = ((2, channels, *pixels), (3, 3), "strides=[2,2], pads=[1,1,1,1]")
     monkeypatch.setitem(CONVOLUTIONS, "case", case)
-    assert set(kernel_types(gradient("case"))) == expected
+    assert set(layer_types(gradient("case"))) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+// Products of matrices that are read and written where they are:
+//
+//     y[row][column] = alpha sum over steps of a[row][step] b[step][column] + addends[row][column]
+//
+// A matrix is a view of an array: it has an offset and a stride for each of its axes, and so needs no
+// transposed or sliced copy. Along up to three axes there are many products of matrices.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "tiles.h"
+
+namespace product {
+
+constexpr size_t BATCH_AXES = 3;
+constexpr size_t MAX_ADDENDS = 2;
+
+// The place of the first element of a matrix in an array, and the distances of its elements.
+struct View {
+  int64_t offset;
+  std::array<int64_t, BATCH_AXES> batch;
+  int64_t row, column;
+};
+
+struct Sizes {
+  std::array<int64_t, BATCH_AXES> batch;
+  int64_t rows, columns, steps;
+
+  int64_t products() const { return batch[0] * batch[1] * batch[2]; }
+};
+
+template <typename T>
+struct Matrix {
+  T* data = nullptr;
+  View view;
+
+  // Return the first element of one of many matrices.
+  T* of(const std::array<int64_t, BATCH_AXES>& indices) const {
+    T* first = data + view.offset;
+    for (size_t i = 0; i < BATCH_AXES; ++i) first += indices[i] * view.batch[i];
+    return first;
+  }
+};
+
+struct Work {
+  Sizes sizes;
+  float alpha;
+  Matrix<const float> a, b;
+  size_t addends;  // whose columns are adjacent
+  std::array<Matrix<const float>, MAX_ADDENDS> addend;
+  Matrix<float> y;  // whose columns are adjacent
+  tiles::InstructionSet instructions = tiles::instruction_set();
+
+  int64_t tasks() const;
+  // Whether the steps of each row of a are adjacent. Else they are copied.
+  bool reads_rows() const { return a.view.column == 1 && a.view.row > 0; }
+};
+
+// Compute the rows and columns of one task. It may throw std::bad_alloc. The results do not depend on
+// the number of tasks, nor on the number of threads.
+void multiply(const Work& work, int64_t task);
+
+}  // namespace product
