@@ -18,6 +18,11 @@ from onnxfit.graph.subgraphs import read_by
 # place. With three inputs, Max and Min would write a result of the first two before they read the
 # third. Where writes only after it has read all of its inputs.
 ELEMENTWISE = {"Add": 2, "Sub": 2, "Mul": 2, "Div": 2, "Max": 2, "Min": 2, "Where": 3}
+# onnxruntime and onnxfit-kernels join a product with such nodes before and after it. The joint node
+# reads the factors of the product while it writes the result.
+PRODUCTS = {"MatMul", "Gemm"}
+JOINED_BEFORE = {"Div", "Mul", "Slice", "Split", "Transpose"}
+JOINED_AFTER = {"Add", "Div", "Mul", "Sub", "Transpose"}
 # Operators whose result may share the memory of their first input.
 VIEWS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
@@ -27,7 +32,7 @@ def overwritable_tensors(graph: onnx.GraphProto, updates: Mapping[str, str]) -> 
 
     Such an input is read by nodes from which a path leads to the node that computes the output, and
     perhaps by this node itself, if its operator is elementwise. Later, no change of the graph may
-    let other nodes read the input.
+    let other nodes read the input, except that products are joined with nodes around them.
 
     - `updates`: input -> the output with its next value, which has the same type and shape. If an
       input is a part of another input's memory, only the larger one may be among them.
@@ -38,7 +43,9 @@ def overwritable_tensors(graph: onnx.GraphProto, updates: Mapping[str, str]) -> 
     return {
         name
         for name, output in updates.items()
-        if output in writers and _is_read_first(name, writers[output], nodes, readers, writers)
+        if output in writers
+        and _is_read_first(name, writers[output], nodes, readers, writers)
+        and not _is_joined(name, nodes[writers[output]], nodes, writers)
     }
 
 
@@ -66,6 +73,36 @@ def _is_read_first(
             elif node.op_type in VIEWS:
                 waiting += node.output
     return True
+
+
+def _is_joined(
+    name: str, writer: onnx.NodeProto, nodes: Sequence[onnx.NodeProto], writers: Mapping[str, int]
+) -> bool:
+    """Return whether the writer may become one node with a product of an input."""
+    waiting = [writer]
+    while waiting:
+        node = waiting.pop()
+        if node.op_type in PRODUCTS:
+            if any(_is_same_numbers(factor, name, nodes, writers) for factor in node.input):
+                return True
+        elif node.op_type in JOINED_AFTER | VIEWS:
+            waiting += [nodes[writers[value]] for value in node.input if value in writers]
+    return False
+
+
+def _is_same_numbers(
+    value: str, name: str, nodes: Sequence[onnx.NodeProto], writers: Mapping[str, int]
+) -> bool:
+    """Return whether a value consists of the numbers of an input, in another order or scaled."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if value == name:
+            return True
+        node = nodes[writers[value]] if value in writers else None
+        if node is not None and node.op_type in JOINED_BEFORE | VIEWS:
+            waiting += node.input
+    return False
 
 
 def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:

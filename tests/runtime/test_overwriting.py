@@ -37,6 +37,12 @@ def overwritable(body: str) -> set[str]:
         ("w_next = CumSum(w, s) m_next = Max(m, g)", {"m"}),
         # a writer that does not read its own tensor may be any operator
         ("m_next = Tanh(g) a = Add(w, g) w_next = Tanh(a)", {"w", "m"}),
+        # onnxruntime joins a product with the nodes around it
+        ("p = MatMul(w, g) w_next = Mul(p, s) m_next = Add(m, g)", {"m"}),
+        ("p = MatMul(g, w) d = Mul(w, s) w_next = Add(p, d) m_next = Add(m, g)", {"m"}),
+        ("t = Transpose(w) p = MatMul(t, g) w_next = Identity(p) m_next = Add(m, g)", {"m"}),
+        ("a, b = Split(w) w_next = MatMul(a, g) m_next = Add(m, g)", {"m"}),
+        ("p = MatMul(w, g) t = Tanh(p) w_next = Mul(t, s) m_next = Add(m, g)", {"w", "m"}),
         # a view with another order of elements
         ("v = Reshape(w, s) w_next = Sub(v, g) m_next = Add(m, g)", {"m"}),
         # the body of a node reads it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,40 @@ def test_a_slot_that_the_next_weight_also_reads_keeps_two_buffers() -> None:
     state = new(optimizer=Lion())._backend.state
     kept = {name for name in state if not state.is_in_place(name)}
     assert kept == {f"fc{i}.{tensor}/m" for i in (0, 1) for tensor in ("weight", "bias")}
+
+
+@dataclass(frozen=True)
+class Squared(Optimizer):
+    """Its slot is multiplied by a matrix, as in Newton's iteration; onnxruntime joins such nodes."""
+
+    joined: str = ""
+
+    def slots(self, w: Any) -> dict[str, Any]:
+        return {"q": np.eye(w.shape[-1], dtype=w.dtype) if w.ndim == 2 else np.zeros_like(w)}
+
+    def update(self, op: Any, w: Any, g: Any, lr: Any, step: Any, q: Any) -> Any:
+        if len(w.shape) != 2:
+            return w - lr * g, q
+        r = op.MatMul(op.Transpose(g, perm=[1, 0]), g)
+        products = {
+            "sum": lambda: op.MatMul(r, q) + 1.5 * q,
+            "scale": lambda: 0.5 * op.MatMul(q, r),
+            "transpose before": lambda: op.MatMul(op.Transpose(q, perm=[1, 0]), r),
+            "transpose after": lambda: op.Transpose(op.MatMul(q, r), perm=[1, 0]),
+        }
+        return w - lr * g, products[self.joined]()
+
+
+@pytest.mark.parametrize("joined", ["sum", "scale", "transpose before", "transpose after"])
+def test_a_product_does_not_read_a_slot_while_it_overwrites_it(joined: str) -> None:
+    x = 3 * RNG.normal(size=(32, 64)).astype(np.float32)
+    slots = []
+    for backend in ("full", "in_place"):
+        trainer = new(backend, (64, 128, 96), optimizer=Squared(0.01, joined=joined))
+        trainer.train_on_batch(x, RNG.integers(0, 96, 32) * 0)
+        slots.append(trainer.get_state()["slots"]["fc1.weight/q"])
+    assert slots[0].any()
+    np.testing.assert_array_equal(slots[1], slots[0])
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
