@@ -23,15 +23,16 @@ struct Product {
     if (tiles::instruction_set() == tiles::InstructionSet::NONE) {
       return api->error("Product is not compiled for this processor.");
     }
-    size_t inputs = 0;
+    size_t inputs = 0, outputs = 0;
     std::vector<int64_t> sizes, views, strides;
     RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
     RETURN_IF_FAILED(get_integers(info, "sizes", sizes));
     RETURN_IF_FAILED(get_integers(info, "views", views));
     RETURN_IF_FAILED(get_integers(info, "strides", strides));
     RETURN_IF_FAILED(get_integers(info, "shape", shape));
     RETURN_IF_FAILED(get_float(info, "alpha", work.alpha));
-    const bool have_counts = inputs >= 2 && inputs <= 2 + product::MAX_ADDENDS && sizes.size() == 6 &&
+    const bool have_counts = outputs == 1 && inputs >= 2 && inputs <= 2 + product::MAX_ADDENDS && sizes.size() == 6 &&
                              views.size() == 6 * inputs && strides.size() == 5;
     if (!have_counts || !are_positive(sizes) || !are_positive(shape)) {
       return api->error("The attributes of Product are out of range.");

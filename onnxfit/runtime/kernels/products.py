@@ -8,6 +8,7 @@ a number and adds up to two values to it, such as a bias.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +17,14 @@ from typing import Any
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxfit.graph import names
 from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
 from onnxfit.runtime.kernels.search import NodeSearch, trains
-from onnxfit.runtime.kernels.strided_products import MAX_ADDENDS, Result, StridedProduct
+from onnxfit.runtime.kernels.strided_products import (
+    MAX_ADDENDS,
+    Result,
+    StridedProduct,
+    is_large,
+)
 from onnxfit.runtime.kernels.types import ResultType
 from onnxfit.runtime.kernels.views import View, strides_of
 
@@ -85,7 +90,18 @@ def _concat_before(transpose: onnx.NodeProto, search: NodeSearch) -> onnx.NodePr
         return None
     is_read = value in search.outputs or len(search.readers[value]) > 1
     has_sizes = all(map(search.shape, (value, *concat.input)))
-    return concat if has_sizes and not is_read else None
+    if is_read or not has_sizes or not all(_is_product(name, search) for name in concat.input):
+        return None
+    return concat
+
+
+def _is_product(name: str, search: NodeSearch) -> bool:
+    """Return whether a value is a product, perhaps scaled and in another order."""
+    node = search.producers.get(name)
+    while node is not None and node.op_type in {"Mul", "Transpose", *_RESHAPES}:
+        operands = (search.producers.get(each) for each in node.input)
+        node = next((each for each in operands if each is not None), None)
+    return node is not None and not node.domain and node.op_type in ("MatMul", "Gemm")
 
 
 class _ProductSearch(NodeSearch):
@@ -104,16 +120,19 @@ class _ProductSearch(NodeSearch):
         """Return the kernel that writes the latest value that it can, and reads the earliest."""
         if node.domain or node.op_type not in ("MatMul", "Gemm"):
             return None
-        shape = self.shape(node.output[0])
+        shape, left = self.shape(node.output[0]), self.shape(node.input[0])
+        steps = left[:1] if _attributes(node).get("transA") else left[-1:]
+        if len(shape) < 2 or not steps or not is_large(*shape, *steps):
+            return None
+        factors = self._factors(node, 0), self._factors(node, 1)
         for result in self._results(node):
             place = result.placed(result.name, strides_of(self.shape(result.name)), shape)
             if place is None:
                 continue
-            for a in self._factors(node, 0):
-                for b in self._factors(node, 1):
-                    product = StridedProduct.of(shape, (a, b, place, *result.addends))
-                    if product is not None and product.is_fast:
-                        return product.node(node.name, self.shape(result.name), result.scale)
+            for a, b in itertools.product(*factors):
+                product = StridedProduct.of(shape, (a, b, place, *result.addends))
+                if product is not None and product.is_fast:
+                    return product.node(node.name, self.shape(result.name), result.scale)
         return None
 
     def _factors(self, node: onnx.NodeProto, index: int) -> list[View]:
@@ -137,9 +156,10 @@ class _ProductSearch(NodeSearch):
             node = self.producers[name]
             path.insert(0, (node, name))
             name = self._source(node)
-            # An update may overwrite a tensor of the state after the last of those that read it.
-            is_state = names.updated(name) in self.outputs
-            if not self.shape(name) or (is_state and self._is_read_twice(path)):
+            # If other nodes read a value on the path, this product may run after an update that
+            # overwrites the source.
+            is_late = self.is_state(name) and any(self._has_other_readers(v) for _, v in path)
+            if not self.shape(name) or is_late:
                 break
             view: View | None = View.whole(name, self.shape(name))
             for step, result in path:
@@ -147,15 +167,16 @@ class _ProductSearch(NodeSearch):
             views += [view] if view else []
         return views[::-1]
 
-    def _is_read_twice(self, path: Sequence[tuple[onnx.NodeProto, str]]) -> bool:
-        return any(len(self.readers[result]) > 1 for _, result in path)
+    def _has_other_readers(self, name: str) -> bool:
+        return name in self.outputs or len(self.readers[name]) > 1
 
     def _source(self, node: onnx.NodeProto) -> str:
         """Return the value whose elements a node puts into another order; "" for other nodes."""
         if node.domain:
             return ""
         if node.op_type == "Mul":
-            return self.scaled(node.output[0])[1]
+            operand = self.scaled(node.output[0])[1]
+            return operand if self.shape(operand) == self.shape(node.output[0]) else ""
         is_view = node.op_type in {"Transpose", "Slice", "Split", *_RESHAPES}
         return node.input[0] if is_view else ""
 
@@ -211,25 +232,22 @@ class _ProductSearch(NodeSearch):
 
     def _following(self, result: Result, shape: Sequence[int]) -> Result | None:
         """Return the value that the only reader of a result computes; None if no kernel can."""
-        readers = self.readers[result.name]
-        if result.name in self.outputs or len(readers) != 1 or readers[0].domain:
+        if self._has_other_readers(result.name) or not self.readers[result.name]:
             return None
-        (reader,) = readers
+        (reader,) = self.readers[result.name]
         name = reader.output[0]
-        if name in self._written or math.prod(self.shape(name)) != math.prod(shape):
+        is_written = name in self._written or name in self.updates
+        if reader.domain or is_written or math.prod(self.shape(name)) != math.prod(shape):
             return None
         if reader.op_type == "Add":
             other = next((each for each in reader.input if each != result.name), "")
-            # The update may be written to the memory of a tensor that the product still reads.
-            is_update = name == names.updated(other)
-            fits = self.shape(name) == self.shape(result.name) and not is_update
-            return self._with_addend(result, other, shape, name) if fits else None
-        if reader.op_type == "Mul":
-            number, operand = self.scaled(name)
-            fits = operand == result.name and not result.addends
-            return replace(result, name=name, scale=result.scale * number) if fits else None
+            has_shape = self.shape(name) == self.shape(result.name)
+            return self._with_addend(result, other, shape, name) if has_shape else None
         if self._source(reader) != result.name or reader.op_type in ("Slice", "Split"):
             return None
+        if reader.op_type == "Mul":
+            scale = result.scale * self.scaled(name)[0]
+            return None if result.addends else replace(result, name=name, scale=scale)
         view = self._after(reader, result.view, name)
         return replace(result, name=name, view=view) if view else None
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import numpy_helper
 
-from onnxfit.graph import scopes
+from onnxfit.graph import names, scopes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.order import sort_nodes
 from onnxfit.runtime.kernels.types import ResultType
+from onnxfit.runtime.overwriting import VIEWS
 
 # The numbers of inputs of operators that do not have two.
 _INPUTS = {
@@ -67,6 +68,14 @@ class NodeSearch:
             for name in read_by(node):
                 self.readers[name].append(node)
         self.outputs = {value.name for value in graph.output}
+        # An update may have the memory of its tensor, which no node may read any more then.
+        self.updates = self.outputs & {names.updated(value.name) for value in graph.input}
+
+    def is_state(self, name: str) -> bool:
+        """Return whether a value is a tensor that a graph updates, or may share its memory."""
+        while name in self.producers and self.producers[name].op_type in VIEWS:
+            name = self.producers[name].input[0]
+        return names.updated(name) in self.updates
 
     def operands(self, result: str, op_type: str) -> tuple[str, ...]:
         """Return the inputs of the node of this type that computes a value."""

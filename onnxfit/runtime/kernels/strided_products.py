@@ -18,12 +18,25 @@ from onnxfit.runtime.kernels.views import Axis, Loop, Part, View, axis_of, joine
 
 BATCH_AXES = 3  # as in kernels/src/product.h
 MAX_ADDENDS = 2  # as there
-MIN_SIDE = 8  # of rows, columns and steps
-# The smallest number of products of numbers. Measured on one thread (onnxruntime 1.19.2, AVX-512),
-# for one product without anything around it: the kernel takes 1.0 to 1.07 of the time of the
-# operator from 2^20 on, 1.0 to 1.2 from here on, and below up to 1.4. On two threads it takes 0.6
-# to 0.7 of it where onnxruntime uses one. A Transpose less makes up for a few percent.
+# Measured on one thread (onnxruntime 1.19.2, AVX-512), for a product without anything around it:
+# the kernel takes 1.0 to 1.07 of the time of the operator from 2^20 products of numbers on, 1.0 to
+# 1.2 from 2^18 on, and below up to 1.4; with 8 columns and steps, 1.7 to 2.3. On two threads, it
+# takes 0.6 to 0.7 where onnxruntime uses one. A Transpose less makes up for some percent.
 MIN_PRODUCTS = 2**18
+MIN_SIDE = 16  # of rows, columns and steps
+MIN_USED = 0.7  # of the numbers of a tile that are there
+TILE = 8, 16  # rows and columns, as with AVX-512
+
+
+def is_large(*sizes: int) -> bool:
+    """Return whether the kernel is not much slower than onnxruntime for a product of these sizes.
+
+    - `sizes`: (batch ..., rows, columns, steps).
+    """
+    *_, rows, columns, steps = sizes
+    used = math.prod(size / (-(-size // n) * n) for size, n in zip((rows, columns), TILE))
+    is_wide = min(rows, columns, steps) >= MIN_SIDE and used >= MIN_USED
+    return is_wide and math.prod(sizes) >= MIN_PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -111,13 +124,10 @@ class StridedProduct:
     @property
     def is_fast(self) -> bool:
         """Whether the kernel can compute the product, and is faster than onnxruntime."""
-        sizes = (self.rows.size, self.columns.size, self.steps.size)
-        return (
-            len(self.batch) <= BATCH_AXES
-            and {*self.columns.strides[2:]} == {1}
-            and min(sizes) >= MIN_SIDE
-            and math.prod((*sizes, *(loop.size for loop in self.batch))) >= MIN_PRODUCTS
-        )
+        a, b, *others = zip(*(loop.strides for loop in (self.rows, self.columns, self.steps)))
+        are_adjacent = all(strides[1] == 1 for strides in others)  # the columns
+        has_rows = all(1 in strides for strides in (a, b))  # else it is read number by number
+        return len(self.batch) <= BATCH_AXES and are_adjacent and has_rows
 
     def node(self, name: str, shape: Sequence[int], scale: float) -> onnx.NodeProto:
         """Return the node of the kernel.

@@ -30,6 +30,7 @@ def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take a kernel, although it would not be faster."""
     monkeypatch.setattr(strided_products, "MIN_SIDE", 1)
     monkeypatch.setattr(strided_products, "MIN_PRODUCTS", 1)
+    monkeypatch.setattr(strided_products, "MIN_USED", 0)
 
 
 def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
@@ -266,14 +267,70 @@ def test_a_factor_that_another_product_writes_in_another_order(
     assert_close(run(with_kernels(plain), feeds, kernels), run(plain, feeds))
 
 
-def test_an_update_is_not_written_while_its_tensor_is_read() -> None:
-    """The update may have the memory of w, whose old numbers are a factor."""
+UPDATES = {  # by a product, and what is done with w before and after it
+    "a sum": ("p = MatMul(x, w) n = Add(w, p)", ["Product", "Add"]),
+    "another sum": ("p = MatMul(x, w) n = Add(x, p)", ["Product", "Add"]),
+    "a transpose": ("p = MatMul(w, x) n = Transpose(p)", ["Product", "Transpose"]),
+    "a transposed sum": (
+        "p = MatMul(x, x) q = Add(p, w) n = Transpose(q)",
+        ["Product", "Transpose"],
+    ),
+    "a decayed tensor": ("n = Mul(w, s) y = MatMul(n, x)", ["Mul", "Product"]),
+    "a transpose read later": (
+        "t = Transpose(w) n = Add(t, x) y = MatMul(t, x)",
+        ["Transpose", "Add", "Product"],
+    ),
+    "a flat transpose read later": (
+        "f = Flatten(w) t = Transpose(f) n = Add(t, x) y = MatMul(t, x)",
+        ["Flatten", "Transpose", "Add", "Product"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_is_not_written_while_its_tensor_is_read(name: str) -> None:
+    """The update n may have the memory of w."""
+    body, expected = UPDATES[name]
     plain = parsed(
-        """g (float[64,64] x, float[64,64] w) => (float[64,64] n)
-        { p = MatMul(x, w) n = Add(w, p) }"""
+        f"""g (float[64,64] x, float[64,64] w) => (float[64,64] n, float[64,64] y)
+        <float s = {{0.9}}> {{ {body} }}"""
     )
-    plain.graph.node[1].output[0] = plain.graph.output[0].name = names.updated("w")
-    assert operators(plain) == ["Product", "Add"]
+    if "y = " not in body:
+        del plain.graph.output[1]
+    plain.graph.output[0].name = names.updated("w")
+    for node in plain.graph.node:
+        for values in (node.input, node.output):
+            values[:] = [names.updated("w") if value == "n" else value for value in values]
+    del plain.graph.value_info[:]
+    found = with_kernels(onnx.shape_inference.infer_shapes(plain))
+    assert sorted(node.op_type for node in found.graph.node) == sorted(expected)
+    readers = [node for node in found.graph.node if "w" in node.input]
+    assert len([node for node in plain.graph.node if "w" in node.input]) == len(readers)
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ("t = Mul(a, s) y = MatMul(t, b)", (1, 64, 64)),
+        ("p = MatMul(a, b) y = Mul(p, s)", (1, 64, 64)),
+        ("p = MatMul(a, b) q = Mul(p, s) y = Transpose<perm=[1,0,2]>(q)", (64, 1, 64)),
+        ("t = Mul(b, s) u = Squeeze(t) y = MatMul(a, u)", (64, 64)),
+    ],
+)
+def test_a_scale_with_more_axes_adds_axes(body: str, shape: tuple[int, ...], kernels: Path) -> None:
+    """onnxruntime 1.19 itself forgets these axes."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g (float[64,64] a, float[64,64] b) => (float y)
+        <float[1,1,1] s = {{2.0}}> {{ {body} }}"""
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for i, node in enumerate(model.graph.node):
+        node.name = f"gradient/{i}"
+    plain = onnx.shape_inference.infer_shapes(model)
+    feeds = random_feeds(plain)
+    (found,) = run(with_kernels(plain), feeds, kernels)
+    assert found.shape == shape
+    assert_close([found.reshape(64, 64)], [2 * feeds["a"] @ feeds["b"]])
 
 
 def test_graphs_for_inference_keep_their_operators() -> None:
@@ -285,7 +342,14 @@ def test_graphs_for_inference_keep_their_operators() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "steps", "columns", "is_used"),
-    [(64, 64, 64, True), (64, 64, 63, False), (7, 512, 512, False), (512, 7, 512, False)],
+    [
+        (64, 64, 64, True),
+        (64, 64, 63, False),
+        (15, 512, 512, False),
+        (512, 15, 512, False),
+        (512, 512, 15, False),
+        (512, 512, 17, False),  # most of the second tile is empty
+    ],
 )
 def test_small_products_keep_their_operators(
     rows: int, steps: int, columns: int, is_used: bool
@@ -352,6 +416,14 @@ def test_attributes_out_of_range_are_refused(changed: dict[str, Any], kernels: P
     arrays = arrays_of(a=(4, 5), b=(5, 3))
     with pytest.raises(Exception, match="Product"):
         run(operator(arrays, **changed), arrays, kernels)
+
+
+def test_a_second_output_is_refused(kernels: Path) -> None:
+    arrays = arrays_of(a=(4, 5), b=(5, 3))
+    model = operator(arrays)
+    model.graph.node[0].output.append("z")
+    with pytest.raises(Exception, match="Product"):
+        run(model, arrays, kernels)
 
 
 @pytest.mark.parametrize("shapes", [{"a": (4, 4), "b": (5, 3)}, {"a": (4, 5), "b": (4, 3)}])
