@@ -1,10 +1,39 @@
 #include "layer_norm.h"
 
+#include <cmath>
+
 #include "vectorized.h"
 
 namespace layer_norm {
 
 namespace {
+
+template <bool HAS_BIAS>
+ALWAYS_INLINE void normalize_row(const Forward& work, int64_t row) {
+  const int64_t columns = work.columns;
+  const float *x = work.x + row * columns, *scale = work.scale, *bias = work.bias;
+  float sums[lanes::LANES] = {}, squares[lanes::LANES] = {};
+  lanes::for_each(columns, [&](int64_t i, int64_t lane) INLINE { sums[lane] += x[i]; });
+  const float mean = lanes::total(sums) / float(columns);
+  lanes::for_each(columns, [&](int64_t i, int64_t lane) INLINE {
+    squares[lane] += (x[i] - mean) * (x[i] - mean);
+  });
+  const float variance = lanes::total(squares) / float(columns);
+  const float inverse = 1.0f / std::sqrt(variance + work.epsilon);
+  float* RESTRICT y = work.y + row * columns;
+  INDEPENDENT for (int64_t i = 0; i < columns; ++i) {
+    y[i] = (x[i] - mean) * inverse * scale[i] + (HAS_BIAS ? bias[i] : 0.0f);
+  }
+  if (work.mean) work.mean[row] = mean;
+  if (work.inverse) work.inverse[row] = inverse;
+}
+
+MULTIVERSIONED void normalize_rows(const Forward& work, int64_t first, int64_t end) {
+  for (int64_t row = first; row < end; ++row) {
+    if (work.bias) normalize_row<true>(work, row);
+    else normalize_row<false>(work, row);
+  }
+}
 
 // dx = (dn - mean of dn - (x - mean) mean of dn (x - mean) / variance) / deviation, dn = dy scale
 template <bool HAS_PARTS>
@@ -43,6 +72,11 @@ MULTIVERSIONED void differentiate_rows_and_weights(
 }
 
 }  // namespace
+
+void normalize(const Forward& work, int64_t task) {
+  const int64_t first = task * work.rows_per_task();
+  normalize_rows(work, first, std::min(first + work.rows_per_task(), work.rows));
+}
 
 void differentiate(const Gradient& work, int64_t task) {
   const int64_t first = task * work.rows_per_task();

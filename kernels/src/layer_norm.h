@@ -1,4 +1,4 @@
-// The gradient of LayerNormalization over the last axis: of rows with `columns` elements.
+// LayerNormalization over the last axis and its gradient: of rows with `columns` elements.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,31 @@
 
 namespace layer_norm {
 
-struct Gradient {
+struct Sizes {
   int64_t rows, columns;
+
+  int64_t rows_per_task() const { return lanes::rows_per_task(columns, 16); }
+  int64_t tasks() const { return (rows + rows_per_task() - 1) / rows_per_task(); }
+};
+
+// y = (x - mean) inverse scale + bias, where inverse = 1 / sqrt(variance + epsilon)
+struct Forward : Sizes {
+  const float *x, *scale, *bias;  // the bias may be missing
+  float epsilon;
+  float *y, *mean, *inverse;  // the last two may be missing
+};
+
+struct Gradient : Sizes {
   const float *x, *dy, *scale;
   const float *mean, *inverse;  // of each row; inverse is 1 / deviation
   float* dx;
   // The part of each task in dscale, and then its part in dbias: zeros at first. The pointer is null
   // if neither is needed.
   float* parts;
-
-  int64_t rows_per_task() const { return lanes::rows_per_task(columns, 16); }
-  int64_t tasks() const { return (rows + rows_per_task() - 1) / rows_per_task(); }
 };
 
 // Compute the rows of one task.
+void normalize(const Forward& work, int64_t task);
 void differentiate(const Gradient& work, int64_t task);
 
 // Add up the parts of all tasks in their order, so that threads do not change the sums.

@@ -1,3 +1,7 @@
+// LayerNorm: y, mean, inverse = normalization(x, scale, bias)
+//
+// The bias may be missing, and so may mean and inverse.
+//
 // LayerNormGradient: dx, dscale, dbias = gradient(x, dy, scale, mean, inverse)
 //
 // x and dy have rows along their last axis. mean and inverse have one element for each row, scale,
@@ -10,6 +14,54 @@
 #include "operator.h"
 
 namespace {
+
+struct LayerNorm {
+  size_t inputs = 0, outputs = 0;
+  float epsilon = 0;
+
+  ort::Status* read(const ort::KernelInfo* info) {
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    RETURN_IF_FAILED(get_float(info, "epsilon", epsilon));
+    if (inputs < 2 || inputs > 3 || (outputs != 1 && outputs != 3)) {
+      return api->error("LayerNorm has two or three inputs, and one output or three.");
+    }
+    return nullptr;
+  }
+
+  ort::Status* compute(ort::KernelContext* context) const {
+    std::array<Tensor, 3> tensors;
+    for (size_t i = 0; i < inputs; ++i) RETURN_IF_FAILED(get_input(context, i, tensors[i]));
+    const auto& [x, scale, bias] = tensors;
+    if (x.shape.empty() || x.shape.back() < 1) {
+      return api->error("LayerNorm needs x of (sizes ..., columns).");
+    }
+    layer_norm::Forward work{};
+    work.columns = x.shape.back();
+    work.rows = int64_t(x.elements()) / work.columns;
+    const size_t columns = size_t(work.columns);
+    if (scale.elements() != columns || (inputs > 2 && bias.elements() != columns)) {
+      return api->error("The inputs of LayerNorm do not fit each other.");
+    }
+    work.x = static_cast<const float*>(x.data);
+    work.scale = static_cast<const float*>(scale.data);
+    work.bias = static_cast<const float*>(bias.data);
+    work.epsilon = epsilon;
+    std::array<void*, 3> results{};
+    std::vector<int64_t> shape = x.shape;
+    for (size_t i = 0; i < outputs; ++i) {
+      RETURN_IF_FAILED(get_output(context, i, shape, results[i]));
+      shape.back() = 1;
+    }
+    work.y = static_cast<float*>(results[0]);
+    work.mean = static_cast<float*>(results[1]);
+    work.inverse = static_cast<float*>(results[2]);
+    const auto task = [](void* data, size_t index) {
+      layer_norm::normalize(*static_cast<const layer_norm::Forward*>(data), int64_t(index));
+    };
+    return run_tasks(context, task, size_t(work.tasks()), &work);
+  }
+};
 
 struct LayerNormGradient {
   static constexpr size_t inputs = 5;

@@ -92,7 +92,9 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<BatchNorm<batch_norm::Gradient>, float>(
           [](const CustomOp*) { return "BatchNormGradient"; }),
       describe<Scan, float>([](const CustomOp*) { return "Scan"; }),
+      describe<LayerNorm, float>([](const CustomOp*) { return "LayerNorm"; }),
       describe<LayerNormGradient, float>([](const CustomOp*) { return "LayerNormGradient"; }),
+      describe<MaskedSoftmax, float>([](const CustomOp*) { return "MaskedSoftmax"; }),
       describe<SoftmaxGradient, float>([](const CustomOp*) { return "SoftmaxGradient"; }),
       describe<PackedProduct<true>, float, void>([](const CustomOp*) { return "PackedProduct"; }),
       describe<PackedProduct<false>, float, void>(
@@ -125,8 +127,8 @@ extern "C" EXPORTED ort::Status* ORT_CALL RegisterCustomOps(
   return api->call<ort::Status*>(ort::ADD_CUSTOM_OP_DOMAIN, options, domain);
 }
 
-// Return the floats of a vector of the instruction set that products use here: 0 if they are not
-// compiled for this processor. Dense convolutions and loops need them.
+// Return the floats of a vector of the instruction set that products of matrices use here: 0 if they
+// are not compiled for this processor. All operators that multiply matrices need them.
 extern "C" EXPORTED int product_lanes() {
   switch (tiles::instruction_set()) {
     case tiles::InstructionSet::AVX512: return 16;

@@ -1,4 +1,4 @@
-// The gradient of Softmax over the last axis: of rows with `columns` elements.
+// Softmax over the last axis and its gradient: of rows with `columns` elements.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,28 @@
 
 namespace softmax {
 
-// dx = y (dy - sum of dy y)
-struct Gradient {
+struct Sizes {
   int64_t rows, columns;
-  const float *y, *dy;
-  float* dx;
 
   int64_t rows_per_task() const { return lanes::rows_per_task(columns, 1); }
   int64_t tasks() const { return (rows + rows_per_task() - 1) / rows_per_task(); }
 };
 
+// y = e^x / sum of e^x. Rows that would be NaN, such as those of -infinity alone, are 0.
+struct Masked : Sizes {
+  const float* x;
+  float* y;
+};
+
+// dx = y (dy - sum of dy y)
+struct Gradient : Sizes {
+  const float *y, *dy;
+  float* dx;
+  bool is_masked;  // whether y has rows of 0 in the place of rows of NaN
+};
+
 // Compute the rows of one task.
+void compute(const Masked& work, int64_t task);
 void differentiate(const Gradient& work, int64_t task);
 
 }  // namespace softmax

@@ -241,13 +241,19 @@ int run_rows() {
     const auto mean = random_array<float>(rows), inverse = random_array<float>(rows);
     const auto scale = random_array<float>(columns), dscale = random_array<float>(columns);
     const auto dbias = random_array<float>(columns);
-    layer_norm::Gradient norm{rows, columns, x.get(), dy.get(), scale.get(), mean.get(),
+    const layer_norm::Forward forward{
+        {rows, columns}, x.get(), scale.get(), trial % 2 ? dbias.get() : nullptr, 1e-5f, dx.get(),
+        trial % 3 ? mean.get() : nullptr, trial % 3 ? inverse.get() : nullptr};
+    for (int64_t task = 0; task < forward.tasks(); ++task) layer_norm::normalize(forward, task);
+    layer_norm::Gradient norm{{rows, columns}, x.get(), dy.get(), scale.get(), mean.get(),
                               inverse.get(), dx.get(), nullptr};
     const auto parts = random_array<float>(norm.tasks() * 2 * columns);
     if (trial % 3) norm.parts = parts.get();
     for (int64_t task = 0; task < norm.tasks(); ++task) layer_norm::differentiate(norm, task);
     if (norm.parts) layer_norm::add_parts(norm, dscale.get(), dbias.get());
-    const softmax::Gradient gradient{rows, columns, x.get(), dy.get(), dx.get()};
+    const softmax::Masked masked{{rows, columns}, x.get(), dx.get()};
+    for (int64_t task = 0; task < masked.tasks(); ++task) softmax::compute(masked, task);
+    const softmax::Gradient gradient{{rows, columns}, x.get(), dy.get(), dx.get(), trial % 2 == 0};
     for (int64_t task = 0; task < gradient.tasks(); ++task) softmax::differentiate(gradient, task);
   }
   return trials;

@@ -53,8 +53,8 @@ def with_kernels(
 
     A model in which no operator can be used is returned itself.
 
-    - `products`: whether the operators that multiply matrices can be used, those for dense
-      convolutions, loops, packed weights and factors of low rank.
+    - `products`: whether the operators that multiply matrices can be used: Product, and those for
+      dense convolutions, loops, packed weights and factors of low rank.
     - `keep_rounding`: whether products with packed weights whose `accuracy_level` lets onnxruntime
       round their activations keep doing so, as in the deployed file.
     """
@@ -63,13 +63,13 @@ def with_kernels(
     from onnxfit.runtime.kernels.convolutions import replace_convolutions
     from onnxfit.runtime.kernels.elementwise import fuse_elementwise
     from onnxfit.runtime.kernels.gather import replace_gather_gradients
-    from onnxfit.runtime.kernels.layer_norm import replace_layer_norm_gradients
+    from onnxfit.runtime.kernels.layer_norm import replace_layer_norms
     from onnxfit.runtime.kernels.low_rank import replace_low_rank_gradients
     from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
     from onnxfit.runtime.kernels.packed import replace_packed_products
     from onnxfit.runtime.kernels.products import replace_products
     from onnxfit.runtime.kernels.scan import replace_scans
-    from onnxfit.runtime.kernels.softmax import replace_softmax_gradients
+    from onnxfit.runtime.kernels.softmax import replace_softmaxes
 
     types = declared_types(model.graph)
     outputs = {value.name for value in model.graph.output}
@@ -82,8 +82,8 @@ def with_kernels(
     nodes = replace_pool_gradients(nodes, types)
     nodes = replace_gather_gradients(model.graph, nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
-    nodes = replace_layer_norm_gradients(model.graph, nodes, types)
-    nodes = replace_softmax_gradients(model.graph, nodes, types)
+    nodes = replace_layer_norms(model.graph, nodes, types)
+    nodes = replace_softmaxes(model.graph, nodes, types)
     nodes = replace_products(model.graph, nodes, types) if products else nodes
     nodes = fuse_elementwise(nodes, types, outputs)
     if nodes is original:

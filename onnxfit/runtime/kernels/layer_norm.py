@@ -1,7 +1,8 @@
-"""The gradient of LayerNormalization as one operator.
+"""LayerNormalization and its gradient as one operator each.
 
-The operators of ONNX go through the whole batch eleven times: seven elementwise operators and four
-sums. The kernel goes through each row twice, while the row is in the cache.
+onnxruntime 1.19 adds up the numbers of a row one by one. For the gradient, the operators of ONNX go
+through the whole batch eleven times: seven elementwise operators and four sums. The kernels go
+through each row two or three times, while the row is in the cache.
 
 The nodes are found by what they compute: those of the rule in `gradients/rules/normalization.py`.
 """
@@ -17,22 +18,24 @@ from onnx import helper, numpy_helper
 
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes
-from onnxfit.runtime.kernels.search import NodeSearch, with_kernel_nodes
+from onnxfit.runtime.kernels.search import NodeSearch, trains, with_kernel_nodes
 from onnxfit.runtime.kernels.types import ResultType
 
 
-def replace_layer_norm_gradients(
+def replace_layer_norms(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
 ) -> Sequence[onnx.NodeProto]:
-    """Return the nodes of a graph, with one node for each gradient of a LayerNormalization.
+    """Return the nodes of a graph, with kernels for LayerNormalizations and their gradients.
 
-    The nodes are returned themselves if there is no such gradient.
+    The nodes are returned themselves if there is no normalization with a kernel.
     """
     search = _LayerNormSearch(graph, nodes, types)
-    kernels = [kernel for norm in search.norms() for kernel in search.gradients(norm)]
-    if not kernels:
+    # Graphs for inference are left to onnxruntime, which joins normalizations with sums.
+    forward = [search.forward(node) for node in search.nodes_of_norms() if trains(nodes)]
+    if not forward:
         return nodes
-    return needed_nodes(with_kernel_nodes(nodes, kernels), search.outputs)
+    kernels = [kernel for norm in search.norms() for kernel in search.gradients(norm)]
+    return needed_nodes(with_kernel_nodes(nodes, [*kernels, *forward]), search.outputs)
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,34 @@ class _Products:
 class _LayerNormSearch(NodeSearch):
     """A search for gradients of LayerNormalization over the last axis, of float32 rows."""
 
+    def nodes_of_norms(self) -> Iterator[onnx.NodeProto]:
+        """Yield each normalization of rows of known sizes."""
+        for node in self.nodes:
+            if (
+                node.op_type != "LayerNormalization"
+                or node.domain
+                or len(node.output) not in (1, 3)
+            ):
+                continue
+            shape, *others = map(self.shape, filter(None, node.input))
+            axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+            fits = shape and all(node.output) and axis in (-1, len(shape) - 1)
+            if fits and all(other == shape[-1:] for other in others):
+                yield node
+
     def norms(self) -> Iterator[_LayerNorm]:
         """Yield each normalization of rows of known sizes whose statistics are results."""
-        for node in self.nodes:
-            if node.op_type == "LayerNormalization" and not node.domain and len(node.output) == 3:
-                x, scale, *_ = node.input
-                shape = self.shape(x)
-                axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
-                if shape and axis in (-1, len(shape) - 1) and self.shape(scale) == shape[-1:]:
-                    yield _LayerNorm(x, scale, *node.output[1:])
+        for node in self.nodes_of_norms():
+            if len(node.output) == 3:
+                yield _LayerNorm(*node.input[:2], *node.output[1:])
+
+    def forward(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """Return the kernel of a normalization."""
+        epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
+        inputs = [name for name in node.input if name]
+        return helper.make_node(
+            "LayerNorm", inputs, node.output, node.name, domain=DOMAIN, epsilon=epsilon
+        )
 
     def gradients(self, norm: _LayerNorm) -> Iterator[onnx.NodeProto]:
         """Yield the node of each gradient of a normalization."""

@@ -1,4 +1,4 @@
-"""The gradient of LayerNormalization by one operator."""
+"""LayerNormalization and its gradient by one operator each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import onnx
 import pytest
 
 from onnxfit.runtime.kernels import with_kernels
-from onnxfit.runtime.kernels.library import DOMAIN
 from tests.runtime.kernels.sessions import (
     differentiated,
     kernel_model,
     layer_types,
+    parsed,
     random_feeds,
     run,
 )
@@ -86,18 +86,24 @@ def test_results_are_those_of_float64(name: str, kernels: Path) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_results_are_those_of_the_operators(name: str, kernels: Path) -> None:
     plain = model_of(SHAPES[name])
-    assert layer_types(plain) == ["LayerNormGradient"]
+    assert layer_types(plain) == ["LayerNorm", "LayerNormGradient"]
     feeds = random_feeds(plain)
     found = by_name(plain, run(with_kernels(plain), feeds, kernels))
     assert_close(found, by_name(plain, run(plain, feeds)), 1e-6)
 
 
-def test_one_operator_takes_the_place_of_all() -> None:
+def test_two_operators_take_the_place_of_all() -> None:
     faster = with_kernels(model_of(SHAPES["tokens"]))
-    assert [node.op_type for node in faster.graph.node] == [
-        "LayerNormalization",
-        "LayerNormGradient",
-    ]
+    assert [node.op_type for node in faster.graph.node] == ["LayerNorm", "LayerNormGradient"]
+
+
+def test_graphs_for_inference_keep_their_operator() -> None:
+    model = parsed(
+        "g (float[4,9] x, float[9] s) => (float[4,9] y) { y = LayerNormalization(x, s) }"
+    )
+    assert layer_types(model) == ["LayerNorm"]
+    model.graph.node[0].name = "norm"
+    assert layer_types(model) == []
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_one_operator_takes_the_place_of_all() -> None:
 def test_frozen_weights_have_no_gradient(wrt: list[str], outputs: int, kernels: Path) -> None:
     plain = model_of(SHAPES["tokens"], wrt=wrt)
     faster = with_kernels(plain)
-    found = [len(node.output) for node in faster.graph.node if node.domain == DOMAIN]
+    found = [len(n.output) for n in faster.graph.node if n.op_type == "LayerNormGradient"]
     assert found == ([outputs] if outputs else [])
     feeds = random_feeds(plain)
     assert_close(
@@ -148,7 +154,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_normalizations_inside_of_graphs(name: str, kernels: Path) -> None:
     plain = model_of(SHAPES["tokens"], BODIES[name])
-    assert set(layer_types(plain)) == {"LayerNormGradient"}
+    assert set(layer_types(plain)) == {"LayerNorm", "LayerNormGradient"}
     feeds = random_feeds(plain)
     found = by_name(plain, run(with_kernels(plain), feeds, kernels))
     assert_close(found, by_name(plain, run(plain, feeds)), 3e-6)
@@ -159,7 +165,7 @@ def test_constant_scales(kernels: Path) -> None:
     text = f"""g (float[4,5,7] x) => (float[4,5,7] y) <float[7] s = {{{numbers}}}>
         {{ y = LayerNormalization(x, s) }}"""
     plain = differentiated(text, ["x"])
-    assert layer_types(plain) == ["LayerNormGradient"]
+    assert layer_types(plain) == ["LayerNorm", "LayerNormGradient"]
     feeds = random_feeds(plain)
     found = by_name(plain, run(with_kernels(plain), feeds, kernels))
     assert_close(found, by_name(plain, run(plain, feeds)), 1e-6)
@@ -180,7 +186,7 @@ def test_other_computations_keep_their_operators(changed: str) -> None:
             node.input[:] = node.input[::-1]
         if changed == "order" and node.op_type == "Sub" and norm.output[1] not in node.input:
             node.input[:] = node.input[::-1]
-    assert layer_types(model) == []
+    assert "LayerNormGradient" not in layer_types(model)
 
 
 def arrays(rows: int, columns: int) -> dict[str, np.ndarray]:
@@ -219,6 +225,46 @@ def test_wrong_inputs_are_refused(
     feeds = arrays(5, 6) | {n: np.zeros(shape, np.float32) for n, shape in change.items()}
     with pytest.raises(Exception, match=message):
         run(kernel_model("LayerNormGradient", feeds, ["dx"]), feeds, kernels)
+
+
+@pytest.mark.parametrize("mean", [0, 100])
+@pytest.mark.parametrize("shape", [(5, 6), (3, 1), (1, 4000), (0, 6)])
+def test_the_operator_is_as_exact_as_float32(
+    mean: float, shape: tuple[int, ...], kernels: Path
+) -> None:
+    feeds = {"x": shape, "scale": shape[-1:], "bias": shape[-1:]}
+    rng = np.random.default_rng(0)
+    values = {name: rng.standard_normal(s).astype(np.float32) for name, s in feeds.items()}
+    values["x"] += np.float32(mean)
+    model = kernel_model("LayerNorm", values, ["y", "mean", "inverse"])
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("epsilon", 0.1))
+    y, means, inverse = run(model, values, kernels)
+    x, scale, bias = (values[name].astype(np.float64) for name in feeds)
+    deviation = np.sqrt(x.var(-1, keepdims=True) + 0.1)
+    exact = (x - x.mean(-1, keepdims=True)) / deviation * scale + bias
+    np.testing.assert_allclose(y, exact, rtol=0, atol=1e-6 * max(mean, 1) * 4)
+    np.testing.assert_allclose(means, x.mean(-1, keepdims=True), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(inverse, 1 / deviation, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"x": (5, 6), "scale": (5,)}, "do not fit"),
+        ({"x": (5, 6), "scale": (6,), "bias": (5,)}, "do not fit"),
+        ({"x": (), "scale": (1,)}, "needs x of"),
+        ({"x": (5, 0), "scale": (0,)}, "needs x of"),
+        ({"x": (5, 6)}, "two or three inputs"),
+    ],
+)
+def test_wrong_inputs_of_the_normalization_are_refused(
+    shapes: dict[str, tuple[int, ...]], message: str, kernels: Path
+) -> None:
+    feeds = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    model = kernel_model("LayerNorm", feeds, ["y"])
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("epsilon", 0.1))
+    with pytest.raises(Exception, match=message):
+        run(model, feeds, kernels)
 
 
 def test_two_outputs_are_refused(kernels: Path) -> None:

@@ -1,4 +1,4 @@
-"""The gradient of Softmax by one operator."""
+"""Softmax without NaN, and the gradient of Softmax, by one operator each."""
 
 from __future__ import annotations
 
@@ -73,16 +73,43 @@ def test_infinite_numbers_reach_the_same_gradients(
     plain = model_of(SHAPES["matrix"], body)
     feeds = random_feeds(plain)
     feeds[name][3, 5] = feeds[name][7] = value
-    found, right = run(with_kernels(plain), feeds, kernels)[1], run(plain, feeds)[1]
-    assert not np.isfinite(right[7]).any()
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(right))
-    np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
+    results = run(with_kernels(plain), feeds, kernels), run(plain, feeds)
+    assert not np.isfinite(results[1][1][7]).any()
+    for found, right in zip(*results, strict=True):
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(right))
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
 
 
 def test_the_gradient_needs_no_mask_of_nan(kernels: Path) -> None:
     plain = model_of(SHAPES["attention"], MASKED)
     (node,) = (n for n in with_kernels(plain).graph.node if n.op_type == "SoftmaxGradient")
     assert node.input[1] == "y_grad"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_softmax_without_nan_is_one_operator(name: str, kernels: Path) -> None:
+    plain = model_of(SHAPES[name], MASKED)
+    faster = with_kernels(plain)
+    assert [node.op_type for node in faster.graph.node] == ["MaskedSoftmax", "SoftmaxGradient"]
+    feeds = random_feeds(plain)
+    feeds["x"].reshape(-1, SHAPES[name][-1])[-1, :-1] = -np.inf  # all but one
+    for found, right in zip(run(faster, feeds, kernels), run(plain, feeds), strict=True):
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-6 * np.abs(right).max())
+
+
+@pytest.mark.parametrize("reader", ["p", "n"])
+def test_a_softmax_with_another_reader_keeps_its_nan(reader: str, kernels: Path) -> None:
+    plain = model_of(SHAPES["matrix"], MASKED)
+    node = onnx.helper.make_node("Cast", [reader], ["other"], "gradient/other", to=1)
+    plain.graph.node.append(node)
+    plain.graph.output.append(onnx.helper.make_tensor_value_info("other", 1, SHAPES["matrix"]))
+    feeds = random_feeds(plain)
+    feeds["x"][3] = -np.inf
+    assert "MaskedSoftmax" not in kernel_types(plain)
+    for found, right in zip(
+        run(with_kernels(plain), feeds, kernels), run(plain, feeds), strict=True
+    ):
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -108,9 +135,19 @@ def test_other_computations_keep_their_operators() -> None:
 @pytest.mark.parametrize("shape", [(0, 4), (3, 1)])
 def test_smallest_tensors(shape: tuple[int, ...], kernels: Path) -> None:
     feeds = {"y": np.ones(shape, np.float32), "dy": np.full(shape, 5, np.float32)}
-    (dx,) = run(kernel_model("SoftmaxGradient", feeds, ["dx"]), feeds, kernels)
+    (dx,) = run(gradient(feeds), feeds, kernels)
     assert dx.shape == shape
     assert not dx.any()
+    only = {"y": feeds["y"]}
+    (y,) = run(kernel_model("MaskedSoftmax", only, ["z"]), only, kernels)
+    assert y.shape == shape
+    np.testing.assert_allclose(y, 1 / shape[1])
+
+
+def gradient(feeds: dict[str, np.ndarray]) -> onnx.ModelProto:
+    model = kernel_model("SoftmaxGradient", feeds, ["dx"])
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("is_masked", 0))
+    return model
 
 
 @pytest.mark.parametrize(
@@ -127,4 +164,13 @@ def test_wrong_inputs_are_refused(
 ) -> None:
     feeds = {f"i{i}": np.zeros(shape, np.float32) for i, shape in enumerate(shapes)}
     with pytest.raises(Exception, match=message):
-        run(kernel_model("SoftmaxGradient", feeds, ["dx"]), feeds, kernels)
+        run(gradient(feeds), feeds, kernels)
+
+
+@pytest.mark.parametrize("shapes", [[()], [(5, 0)], [(5, 6), (5, 6)]])
+def test_wrong_inputs_of_the_softmax_are_refused(
+    shapes: list[tuple[int, ...]], kernels: Path
+) -> None:
+    feeds = {f"i{i}": np.zeros(shape, np.float32) for i, shape in enumerate(shapes)}
+    with pytest.raises(Exception, match="MaskedSoftmax"):
+        run(kernel_model("MaskedSoftmax", feeds, ["y"]), feeds, kernels)
