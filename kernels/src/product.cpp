@@ -9,10 +9,8 @@ namespace product {
 
 namespace {
 
-// A block are the rows and columns of a task.
-constexpr int64_t MAX_ROWS = 384, MAX_COLUMNS = 256;
-constexpr int64_t MIN_ROWS = 120, MIN_COLUMNS = 64;  // they share a packed panel, and packed rows
-constexpr int64_t MIN_PRODUCTS = 1 << 18;            // of numbers: another thread takes time to start
+constexpr int64_t MAX_ROWS = 384, MAX_COLUMNS = 256;  // of a block, whose panels stay in the cache
+constexpr int64_t MIN_ROWS = 48, MIN_COLUMNS = 64;
 constexpr int64_t STEPS = 256;  // at a time: their panels stay in the cache
 // The sizes of tiles of sums, which depend on the instruction set.
 constexpr int64_t MIN_TILE = 6, MAX_TILE = 8, WHOLE_TILES = 24;  // rows
@@ -28,6 +26,7 @@ struct Target {
   float* y;
   int64_t pitch;
   float alpha;
+  bool has_relu;
   size_t addends;
   const float* addend[MAX_ADDENDS];
   int64_t addend_pitch[MAX_ADDENDS];
@@ -64,39 +63,51 @@ struct Memory {
 };
 #endif
 
-// The sizes of large blocks, of which there are enough for the threads of this machine.
-struct Blocks {
-  int64_t rows, columns;
-
-  explicit Blocks(const Sizes& sizes) {
-    static const int64_t enough = 2 * std::max(1u, std::thread::hardware_concurrency());
-    int64_t of_rows = tiles::divide_up(sizes.rows, MAX_ROWS);
-    int64_t of_columns = tiles::divide_up(sizes.columns, MAX_COLUMNS);
-    for (bool is_divided = true; is_divided;) {
-      rows = tiles::round_up(tiles::divide_up(sizes.rows, of_rows), WHOLE_TILES);
-      columns = tiles::round_up(tiles::divide_up(sizes.columns, of_columns), MAX_WIDTH);
-      const bool has_rows = rows >= 2 * MIN_ROWS, has_columns = columns >= 2 * MIN_COLUMNS;
-      const int64_t count = sizes.products() * along_rows(sizes) * along_columns(sizes);
-      is_divided = count < enough && (has_rows || has_columns) && rows * columns * sizes.steps >= 2 * MIN_PRODUCTS;
-      (has_rows && (rows > columns || !has_columns) ? of_rows : of_columns) *= 2;
-    }
-  }
-
-  int64_t along_rows(const Sizes& sizes) const { return tiles::divide_up(sizes.rows, rows); }
-  int64_t along_columns(const Sizes& sizes) const { return tiles::divide_up(sizes.columns, columns); }
-};
+// Return the time of a product, in products of numbers.
+double time_of(const Work& work, const Blocks& blocks) {
+  static const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
+  // Other threads take some microseconds to start.
+  constexpr double start = 1 << 18;
+  // A number of b is copied in the time of so many products, for all rows of a block.
+  constexpr double copy_b = 8, copy_a = 4;
+  const int64_t tasks = blocks.count(work.sizes);
+  const double copies = copy_b / double(blocks.rows) +
+                        (work.reads_rows() ? 0 : copy_a / double(blocks.columns));
+  const double block = double(blocks.rows * blocks.columns * work.sizes.steps) * (1 + copies);
+  // A thread that is interrupted leaves its other tasks to the others.
+  const double waiting = 0.01 * double(threads) / double(tasks);
+  return double(tiles::divide_up(tasks, threads)) * block * (1 + waiting) + (tasks > 1 ? start : 0);
+}
 
 }  // namespace
 
-int64_t Work::tasks() const {
-  const Blocks blocks(sizes);
-  return sizes.products() * blocks.along_rows(sizes) * blocks.along_columns(sizes);
+Blocks fastest_blocks(const Work& work) {
+  const Sizes& sizes = work.sizes;
+  constexpr int64_t most = 64;  // parts of an axis beyond the fewest ones
+  const int64_t rows = tiles::divide_up(sizes.rows, MAX_ROWS);
+  const int64_t columns = tiles::divide_up(sizes.columns, MAX_COLUMNS);
+  Blocks best;
+  double least = 0;
+  for (int64_t i = rows; i <= rows + most; ++i) {
+    for (int64_t j = columns; j <= columns + most; ++j) {
+      const Blocks blocks{
+          tiles::round_up(tiles::divide_up(sizes.rows, i), WHOLE_TILES),
+          tiles::round_up(tiles::divide_up(sizes.columns, j), MAX_WIDTH)};
+      if ((i > rows && blocks.rows < MIN_ROWS) || (j > columns && blocks.columns < MIN_COLUMNS)) break;
+      const double time = time_of(work, blocks);
+      if (!best.rows || time < least) {
+        best = blocks;
+        least = time;
+      }
+    }
+  }
+  return best;
 }
 
 void multiply([[maybe_unused]] const Work& work, [[maybe_unused]] int64_t task) {
 #ifdef HAS_LOOPS
   const Sizes& sizes = work.sizes;
-  const Blocks blocks(sizes);
+  const Blocks& blocks = work.blocks;
   const auto next_index = [&task](int64_t count) {
     const int64_t index = task % count;
     task /= count;

@@ -2,6 +2,8 @@
 //
 //     y[row][column] = alpha sum over steps of a[row][step] b[step][column] + addends[row][column]
 //
+// with 0 in the place of negative numbers if there is a Relu.
+//
 // A matrix is a view of an array: it has an offset and a stride for each of its axes, and so needs no
 // transposed or sliced copy. Along up to three axes there are many products of matrices.
 #pragma once
@@ -44,22 +46,38 @@ struct Matrix {
   }
 };
 
+// The rows and columns of the blocks into which tasks divide a product.
+struct Blocks {
+  int64_t rows = 0, columns = 0;
+
+  int64_t along_rows(const Sizes& sizes) const { return tiles::divide_up(sizes.rows, rows); }
+  int64_t along_columns(const Sizes& sizes) const { return tiles::divide_up(sizes.columns, columns); }
+  int64_t count(const Sizes& sizes) const {
+    return sizes.products() * along_rows(sizes) * along_columns(sizes);
+  }
+};
+
 struct Work {
   Sizes sizes;
   float alpha;
   Matrix<const float> a, b;
   size_t addends;  // whose columns are adjacent
   std::array<Matrix<const float>, MAX_ADDENDS> addend;
+  bool has_relu;
   Matrix<float> y;  // whose columns are adjacent
   tiles::InstructionSet instructions = tiles::instruction_set();
+  Blocks blocks{};
 
-  int64_t tasks() const;
+  int64_t tasks() const { return blocks.count(sizes); }
   // Whether the steps of each row of a are adjacent. Else they are copied.
   bool reads_rows() const { return a.view.column == 1 && a.view.row > 0; }
 };
 
-// Compute the rows and columns of one task. It may throw std::bad_alloc. The results do not depend on
-// the number of tasks, nor on the number of threads.
+// Return the blocks that the threads of this machine compute fastest. The results do not depend on
+// them.
+Blocks fastest_blocks(const Work& work);
+
+// Compute the rows and columns of one task. It may throw std::bad_alloc.
 void multiply(const Work& work, int64_t task);
 
 }  // namespace product

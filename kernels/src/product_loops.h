@@ -87,6 +87,7 @@ void multiply_tile(
         else std::memcpy(&addend, from, size_t(there) * sizeof(float));
         sum += addend;
       }
+      if (to.has_relu) sum = sum < 0.0f ? Vector{} : sum;  // NaN stays NaN
       float* y = to.y + row * to.pitch + v * LANES;
       if (there == LANES) store(y, sum);
       else std::memcpy(y, &sum, size_t(there) * sizeof(float));
@@ -172,6 +173,7 @@ void multiply_block(const Work& work, const Block& block, float* panels, float* 
   Target to{};
   to.pitch = work.y.view.row;
   to.alpha = work.alpha;
+  to.has_relu = work.has_relu;
   to.addends = work.addends;
   to.partial_pitch = tiles::round_up(block.columns, LANES);
   for (size_t i = 0; i < work.addends; ++i) to.addend_pitch[i] = work.addend[i].view.row;

@@ -1,4 +1,4 @@
-// Product: y = alpha a b + addends
+// Product: y = alpha a b + addends; if `has_relu`, negative numbers are replaced by 0
 //
 // The attribute `sizes` has the sizes of three axes of many products, then rows, columns and steps.
 // `views` has six numbers for each input (a, b and up to two addends): an offset, the strides of the
@@ -32,6 +32,9 @@ struct Product {
     RETURN_IF_FAILED(get_integers(info, "strides", strides));
     RETURN_IF_FAILED(get_integers(info, "shape", shape));
     RETURN_IF_FAILED(get_float(info, "alpha", work.alpha));
+    int64_t has_relu = 0;
+    RETURN_IF_FAILED(get_integer(info, "has_relu", has_relu));
+    work.has_relu = has_relu != 0;
     const bool have_counts = outputs == 1 && inputs >= 2 && inputs <= 2 + product::MAX_ADDENDS && sizes.size() == 6 &&
                              views.size() == 6 * inputs && strides.size() == 5;
     if (!have_counts || !are_positive(sizes) || !are_positive(shape)) {
@@ -52,6 +55,7 @@ struct Product {
     }
     strides.insert(strides.begin(), 0);
     work.y.view = view_of(strides.data());
+    work.blocks = product::fastest_blocks(work);
     return covers_result() ? nullptr : api->error("Product does not write each element once.");
   }
 

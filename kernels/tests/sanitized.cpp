@@ -368,6 +368,7 @@ int run_products() {
     product::Work work{};
     work.sizes = {{1 + number_below(3), 1, 1 + number_below(3)}, size(450), size(300), size(300)};
     work.alpha = 0.5f;
+    work.has_relu = trial % 4 == 0;
     work.instructions = trial % 2 ? InstructionSet::AVX2 : newest;
     const auto& [batch, rows, columns, steps] = work.sizes;
     std::vector<std::unique_ptr<float[]>> arrays;
@@ -392,6 +393,7 @@ int run_products() {
     make(work.y, rows, columns, 2);
     work.addends = size_t(number_below(3));
     for (size_t i = 0; i < work.addends; ++i) make(work.addend[i], rows, columns, 1);
+    work.blocks = product::fastest_blocks(work);
     for (int64_t task = 0; task < work.tasks(); ++task) product::multiply(work, task);
   }
   return trials;

@@ -23,7 +23,7 @@ from onnxfit.runtime.kernels.strided_products import (
     MAX_ADDENDS,
     Result,
     StridedProduct,
-    is_large,
+    is_faster,
 )
 from onnxfit.runtime.kernels.types import ResultType
 from onnxfit.runtime.kernels.views import View, strides_of
@@ -122,7 +122,8 @@ class _ProductSearch(NodeSearch):
             return None
         shape, left = self.shape(node.output[0]), self.shape(node.input[0])
         steps = left[:1] if _attributes(node).get("transA") else left[-1:]
-        if len(shape) < 2 or not steps or not is_large(*shape, *steps):
+        sizes = (*shape, *steps)
+        if len(shape) < 2 or not steps or not is_faster(*sizes, is_alone=False):
             return None
         factors = self._factors(node, 0), self._factors(node, 1)
         for result in self._results(node):
@@ -131,8 +132,11 @@ class _ProductSearch(NodeSearch):
                 continue
             for a, b in itertools.product(*factors):
                 product = StridedProduct.of(shape, (a, b, place, *result.addends))
-                if product is not None and product.is_fast:
-                    return product.node(node.name, self.shape(result.name), result.scale)
+                is_alone = {a.source, b.source, result.name} <= {*node.input, *node.output}
+                if product is None or not product.has_kernel:
+                    continue
+                if is_faster(*sizes, is_alone=is_alone):
+                    return product.node(node.name, result, self.shape(result.name))
         return None
 
     def _factors(self, node: onnx.NodeProto, index: int) -> list[View]:
@@ -241,13 +245,16 @@ class _ProductSearch(NodeSearch):
             return None
         if reader.op_type == "Add":
             other = next((each for each in reader.input if each != result.name), "")
-            has_shape = self.shape(name) == self.shape(result.name)
-            return self._with_addend(result, other, shape, name) if has_shape else None
+            fits = self.shape(name) == self.shape(result.name) and not result.has_relu
+            return self._with_addend(result, other, shape, name) if fits else None
+        if reader.op_type == "Relu":
+            return replace(result, name=name, has_relu=True)
         if self._source(reader) != result.name or reader.op_type in ("Slice", "Split"):
             return None
         if reader.op_type == "Mul":
             scale = result.scale * self.scaled(name)[0]
-            return None if result.addends else replace(result, name=name, scale=scale)
+            fits = not result.addends and not result.has_relu
+            return replace(result, name=name, scale=scale) if fits else None
         view = self._after(reader, result.view, name)
         return replace(result, name=name, view=view) if view else None
 

@@ -20,33 +20,36 @@ BATCH_AXES = 3  # as in kernels/src/product.h
 MAX_ADDENDS = 2  # as there
 # Measured on one thread (onnxruntime 1.19.2, AVX-512), for a product without anything around it:
 # the kernel takes 1.0 to 1.07 of the time of the operator from 2^20 products of numbers on, 1.0 to
-# 1.2 from 2^18 on, and below up to 1.4; with 8 columns and steps, 1.7 to 2.3. On two threads, it
-# takes 0.6 to 0.7 where onnxruntime uses one. A Transpose less makes up for some percent.
+# 1.2 from 2^18 on, and below up to 1.4; with 8 columns and steps, 1.7 to 2.3. An operator less,
+# such as a Transpose, makes up for some percent.
 MIN_PRODUCTS = 2**18
+MIN_PRODUCTS_ALONE = 2**23  # without another operator less
 MIN_SIDE = 16  # of rows, columns and steps
 MIN_USED = 0.7  # of the numbers of a tile that are there
 TILE = 8, 16  # rows and columns, as with AVX-512
 
 
-def is_large(*sizes: int) -> bool:
-    """Return whether the kernel is not much slower than onnxruntime for a product of these sizes.
+def is_faster(*sizes: int, is_alone: bool) -> bool:
+    """Return whether the kernel is about as fast as onnxruntime, or faster.
 
     - `sizes`: (batch ..., rows, columns, steps).
+    - `is_alone`: whether it is in the place of one operator.
     """
     *_, rows, columns, steps = sizes
     used = math.prod(size / (-(-size // n) * n) for size, n in zip((rows, columns), TILE))
-    is_wide = min(rows, columns, steps) >= MIN_SIDE and used >= MIN_USED
-    return is_wide and math.prod(sizes) >= MIN_PRODUCTS
+    least = MIN_PRODUCTS_ALONE if is_alone else MIN_PRODUCTS
+    return min(rows, columns, steps) >= MIN_SIDE and used >= MIN_USED and math.prod(sizes) >= least
 
 
 @dataclass(frozen=True)
 class Result:
-    """A value that a kernel can write instead of a product: a view of it, or a sum."""
+    """A value that a kernel can write instead of a product: a view of it, a sum, or a Relu."""
 
     name: str
     view: View  # of the product
     scale: float = 1.0
     addends: tuple[View, ...] = ()  # with the axes of the product
+    has_relu: bool = False
 
     def placed(self, name: str, strides: Sequence[int], shape: Sequence[int]) -> View | None:
         """Return a value with the axes of the product, whose shape is given.
@@ -122,20 +125,19 @@ class StridedProduct:
         )
 
     @property
-    def is_fast(self) -> bool:
-        """Whether the kernel can compute the product, and is faster than onnxruntime."""
+    def has_kernel(self) -> bool:
+        """Whether the kernel can compute the product, and copies no number by itself."""
         a, b, *others = zip(*(loop.strides for loop in (self.rows, self.columns, self.steps)))
         are_adjacent = all(strides[1] == 1 for strides in others)  # the columns
         has_rows = all(1 in strides for strides in (a, b))  # else it is read number by number
         return len(self.batch) <= BATCH_AXES and are_adjacent and has_rows
 
-    def node(self, name: str, shape: Sequence[int], scale: float) -> onnx.NodeProto:
+    def node(self, name: str, result: Result, shape: Sequence[int]) -> onnx.NodeProto:
         """Return the node of the kernel.
 
         - `shape`: that of the result in memory.
-        - `scale`: a factor of the result.
         """
-        a, b, result, *addends = self.views
+        a, b, _, *addends = self.views
         none = Loop(1, (0,) * len(self.views))
         batch = (*[none] * (BATCH_AXES - len(self.batch)), *self.batch)
         of_matrices = [
@@ -151,14 +153,15 @@ class StridedProduct:
         return helper.make_node(
             "Product",
             [view.source for view in inputs],
-            [result.source],
+            [result.name],
             name,
             domain=DOMAIN,
             sizes=[loop.size for loop in (*batch, self.rows, self.columns, self.steps)],
             views=[n for view, each in zip(inputs, strides) for n in (view.offset, *each)],
             strides=of_result,
             shape=shape,
-            alpha=a.scale * b.scale * scale,
+            alpha=a.scale * b.scale * result.scale,
+            has_relu=int(result.has_relu),
         )
 
 

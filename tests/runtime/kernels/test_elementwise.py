@@ -225,8 +225,12 @@ def test_random_graphs_keep_their_results(library_file: Path, data: st.DataObjec
     for node in faster.graph.node:
         assert seen.issuperset(node.input)
         seen.update(node.output)
-    loses_nan = any(node.op_type == "Erf" for node in model.graph.node)
+    # Erf(NaN) is -1 in onnxruntime, and NaN in the library.
+    every = onnx.ModelProto()
+    every.CopyFrom(model)
+    del every.graph.output[:]
+    every.graph.output.extend(onnx.ValueInfoProto(name=name) for name in values[3:])
+    if "Erf" in " ".join(lines) and np.isnan(run(every, feeds)).any():
+        return
     for found, right in zip(run(faster, feeds, library_file), run(model, feeds), strict=True):
-        # Erf(NaN) is -1 in onnxruntime, and NaN in the library.
-        expected = np.where(np.isnan(found) & loses_nan, np.nan, right)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
