@@ -72,6 +72,7 @@ def with_kernels(
     from onnxfit.runtime.kernels.softmax import replace_softmaxes
 
     types = declared_types(model.graph)
+    declared = set(types)
     outputs = {value.name for value in model.graph.output}
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
     nodes = replace_convolutions(model.graph, original, with_dense=products)
@@ -92,6 +93,10 @@ def with_kernels(
     faster.CopyFrom(model)
     del faster.graph.node[:]
     faster.graph.node.extend(nodes)
+    # onnxruntime plans the memory of values of known size.
+    faster.graph.value_info.extend(
+        helper.make_tensor_value_info(name, *types[name]) for name in types if name not in declared
+    )
     remove_unused_nodes(faster.graph)
     faster.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return faster

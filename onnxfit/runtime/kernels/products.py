@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,16 +32,17 @@ _RESHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 
 
 def replace_products(
-    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], types: dict[str, ResultType]
 ) -> Sequence[onnx.NodeProto]:
     """Return the nodes of a graph, with one node for each product and what surrounds it.
 
-    The nodes are returned themselves if there is no product for the kernel.
+    The nodes are returned themselves if there is no product for the kernel. The types of new values
+    are added to `types`.
     """
     # Graphs for inference are left to onnxruntime, which packs constant matrices once.
     if not trains(nodes):
         return nodes
-    parts_first, types = _transposed_parts(NodeSearch(graph, nodes, types))
+    parts_first = _transposed_parts(NodeSearch(graph, nodes, types), types)
     search = _ProductSearch(graph, parts_first, types)
     kernels = list(search.kernels())
     if not kernels:
@@ -51,15 +52,12 @@ def replace_products(
     return needed_nodes(sort_nodes([*kernels, *others]), search.outputs)
 
 
-def _transposed_parts(
-    search: NodeSearch,
-) -> tuple[Sequence[onnx.NodeProto], Mapping[str, ResultType]]:
-    """Return nodes that transpose values before they join them, instead of after, and the types.
+def _transposed_parts(search: NodeSearch, types: dict[str, ResultType]) -> Sequence[onnx.NodeProto]:
+    """Return nodes that transpose values before they join them, instead of after.
 
     A product can write the values in the other order.
     """
     changed: dict[str, list[onnx.NodeProto]] = {}
-    types = dict(search.types)
     for transpose in search.nodes:
         concat = _concat_before(transpose, search)
         if concat is None:
@@ -79,7 +77,7 @@ def _transposed_parts(
         changed[result].append(
             helper.make_node("Concat", list(parts), [result], transpose.name, axis=axis)
         )
-    return [new for node in search.nodes for new in changed.get(node.output[0], [node])], types
+    return [new for node in search.nodes for new in changed.get(node.output[0], [node])]
 
 
 def _concat_before(transpose: onnx.NodeProto, search: NodeSearch) -> onnx.NodeProto | None:
