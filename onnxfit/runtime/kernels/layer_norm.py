@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes
-from onnxfit.runtime.kernels.search import NodeSearch, trains, with_kernel_nodes
+from onnxfit.runtime.kernels.search import NodeSearch, attributes, trains, with_kernel_nodes
 from onnxfit.runtime.kernels.types import ResultType
 
 
@@ -29,9 +29,11 @@ def replace_layer_norms(
 
     The nodes are returned themselves if there is no normalization with a kernel.
     """
-    search = _LayerNormSearch(graph, nodes, types)
     # Graphs for inference are left to onnxruntime, which joins normalizations with sums.
-    forward = [search.forward(node) for node in search.nodes_of_norms() if trains(nodes)]
+    if not trains(nodes):
+        return nodes
+    search = _LayerNormSearch(graph, nodes, types)
+    forward = [search.forward(node) for node in search.nodes_of_norms()]
     if not forward:
         return nodes
     kernels = [kernel for norm in search.norms() for kernel in search.gradients(norm)]
@@ -63,14 +65,11 @@ class _LayerNormSearch(NodeSearch):
     def nodes_of_norms(self) -> Iterator[onnx.NodeProto]:
         """Yield each normalization of rows of known sizes."""
         for node in self.nodes:
-            if (
-                node.op_type != "LayerNormalization"
-                or node.domain
-                or len(node.output) not in (1, 3)
-            ):
+            is_norm = node.op_type == "LayerNormalization" and not node.domain
+            if not is_norm or len(node.output) not in (1, 3):
                 continue
             shape, *others = map(self.shape, filter(None, node.input))
-            axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+            axis = attributes(node).get("axis", -1)
             fits = shape and all(node.output) and axis in (-1, len(shape) - 1)
             if fits and all(other == shape[-1:] for other in others):
                 yield node
@@ -83,7 +82,7 @@ class _LayerNormSearch(NodeSearch):
 
     def forward(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Return the kernel of a normalization."""
-        epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
+        epsilon = attributes(node).get("epsilon", 1e-5)
         inputs = [name for name in node.input if name]
         return helper.make_node(
             "LayerNorm", inputs, node.output, node.name, domain=DOMAIN, epsilon=epsilon

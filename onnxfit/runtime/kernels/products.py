@@ -12,13 +12,12 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import onnx
 from onnx import helper, numpy_helper
 
 from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
-from onnxfit.runtime.kernels.search import NodeSearch, trains
+from onnxfit.runtime.kernels.search import NodeSearch, attributes, trains
 from onnxfit.runtime.kernels.strided_products import (
     MAX_ADDENDS,
     Result,
@@ -42,32 +41,36 @@ def replace_products(
     # Graphs for inference are left to onnxruntime, which packs constant matrices once.
     if not trains(nodes):
         return nodes
-    parts_first = _transposed_parts(NodeSearch(graph, nodes, types), types)
-    search = _ProductSearch(graph, parts_first, types)
+    parts_first, new_types = _transposed_parts(NodeSearch(graph, nodes, types))
+    search = _ProductSearch(graph, parts_first, {**types, **new_types})
     kernels = list(search.kernels())
     if not kernels:
         return nodes
+    types.update(new_types)
     results = {kernel.output[0] for kernel in kernels}
     others = [node for node in parts_first if results.isdisjoint(node.output)]
     return needed_nodes(sort_nodes([*kernels, *others]), search.outputs)
 
 
-def _transposed_parts(search: NodeSearch, types: dict[str, ResultType]) -> Sequence[onnx.NodeProto]:
-    """Return nodes that transpose values before they join them, instead of after.
+def _transposed_parts(
+    search: NodeSearch,
+) -> tuple[Sequence[onnx.NodeProto], dict[str, ResultType]]:
+    """Return nodes that transpose values before they join them, not after, and new types.
 
     A product can write the values in the other order.
     """
     changed: dict[str, list[onnx.NodeProto]] = {}
+    types: dict[str, ResultType] = {}
     for transpose in search.nodes:
         concat = _concat_before(transpose, search)
         if concat is None:
             continue
         (result,) = transpose.output
         order = _order(transpose, len(search.shape(concat.output[0])))
-        axis = order.index(_attributes(concat)["axis"] % len(order))
+        axis = order.index(attributes(concat)["axis"] % len(order))
         parts = {f"{result}/part_{i}": name for i, name in enumerate(concat.input)}
         for part, name in parts.items():
-            element, shape = types[name]
+            element, shape = search.types[name]
             types[part] = ResultType(element, tuple(shape[i] for i in order))
         changed[concat.output[0]] = []
         changed[result] = [
@@ -77,7 +80,7 @@ def _transposed_parts(search: NodeSearch, types: dict[str, ResultType]) -> Seque
         changed[result].append(
             helper.make_node("Concat", list(parts), [result], transpose.name, axis=axis)
         )
-    return [new for node in search.nodes for new in changed.get(node.output[0], [node])]
+    return [new for node in search.nodes for new in changed.get(node.output[0], [node])], types
 
 
 def _concat_before(transpose: onnx.NodeProto, search: NodeSearch) -> onnx.NodeProto | None:
@@ -119,7 +122,7 @@ class _ProductSearch(NodeSearch):
         if node.domain or node.op_type not in ("MatMul", "Gemm"):
             return None
         shape, left = self.shape(node.output[0]), self.shape(node.input[0])
-        steps = left[:1] if _attributes(node).get("transA") else left[-1:]
+        steps = left[:1] if attributes(node).get("transA") else left[-1:]
         sizes = (*shape, *steps)
         if len(shape) < 2 or not steps or not is_faster(*sizes, is_alone=False):
             return None
@@ -142,10 +145,10 @@ class _ProductSearch(NodeSearch):
         views = self._views(node.input[index])
         if node.op_type == "MatMul":
             return views
-        attributes = _attributes(node)
-        if attributes.get(("transA", "transB")[index]):
+        given = attributes(node)
+        if given.get(("transA", "transB")[index]):
             views = [view.permuted((1, 0)) for view in views]
-        return views if index else [view.scaled(attributes.get("alpha", 1.0)) for view in views]
+        return views if index else [view.scaled(given.get("alpha", 1.0)) for view in views]
 
     def _views(self, name: str) -> list[View]:
         """Return a value as views of the values that it follows from, the last one of itself."""
@@ -195,7 +198,7 @@ class _ProductSearch(NodeSearch):
             return view.reshaped(shape)
         if node.op_type == "Slice":
             return self._sliced(node, view, shape)
-        axis = _attributes(node).get("axis", 0) % len(shape)
+        axis = attributes(node).get("axis", 0) % len(shape)
         before = [self.shape(name) for name in node.output[: list(node.output).index(result)]]
         if not all(before):
             return None
@@ -220,12 +223,11 @@ class _ProductSearch(NodeSearch):
         """Return the values that a kernel can write instead of a product, the latest one first."""
         (name,) = node.output
         shape = self.shape(name)
-        if len(shape) < 2:
-            return []
-        result: Result | None = Result(name, View.whole(name, shape))
-        if len(node.input) > 2 and result is not None:
-            has_factor = _attributes(node).get("beta", 1.0) != 1.0
-            result = None if has_factor else self._with_addend(result, node.input[2], shape)
+        product = Result(name, View.whole(name, shape))
+        result: Result | None = product
+        if len(node.input) > 2:
+            has_factor = attributes(node).get("beta", 1.0) != 1.0
+            result = None if has_factor else self._with_addend(product, node.input[2], shape)
         results: list[Result] = []
         while result is not None:
             results.insert(0, result)
@@ -272,8 +274,4 @@ class _ProductSearch(NodeSearch):
 
 def _order(transpose: onnx.NodeProto, rank: int) -> list[int]:
     default = list(range(rank))[::-1]
-    return list(_attributes(transpose).get("perm", default))
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    return list(attributes(transpose).get("perm", default))

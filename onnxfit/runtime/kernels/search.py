@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxfit.graph import names, scopes
 from onnxfit.graph.subgraphs import read_by
@@ -26,6 +27,11 @@ _INPUTS = {
     "Transpose": 1,
     "Where": 3,
 }
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the values of the attributes that a node has."""
+    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
 def trains(nodes: Sequence[onnx.NodeProto]) -> bool:
