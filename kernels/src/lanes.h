@@ -1,4 +1,4 @@
-// Sums over a row in lanes, which become vector instructions.
+// Operators on rows: their tasks, and sums in lanes, which become vector instructions.
 #pragma once
 
 #include <algorithm>
@@ -28,10 +28,19 @@ ALWAYS_INLINE float total(float* sums) {
   return sums[0];
 }
 
-// The number of rows in a task: many enough to be worth a thread's start.
-inline int64_t rows_per_task(int64_t columns, int64_t least) {
-  constexpr int64_t elements = 8192;
-  return std::max(least, elements / std::max<int64_t>(columns, 1));
-}
+// Rows with `columns` elements each. A task has LEAST of them, or as many as are worth a thread's start.
+template <int64_t LEAST>
+struct Rows {
+  int64_t rows, columns;
+
+  int64_t rows_per_task() const {
+    constexpr int64_t elements = 8192;
+    return std::max(LEAST, elements / std::max<int64_t>(columns, 1));
+  }
+  int64_t tasks() const { return (rows + rows_per_task() - 1) / rows_per_task(); }
+  // The first row of a task, and the one after its last.
+  int64_t first(int64_t task) const { return task * rows_per_task(); }
+  int64_t end(int64_t task) const { return std::min(first(task + 1), rows); }
+};
 
 }  // namespace lanes

@@ -74,13 +74,11 @@ MULTIVERSIONED void differentiate_rows_and_weights(
 }  // namespace
 
 void normalize(const Forward& work, int64_t task) {
-  const int64_t first = task * work.rows_per_task();
-  normalize_rows(work, first, std::min(first + work.rows_per_task(), work.rows));
+  normalize_rows(work, work.first(task), work.end(task));
 }
 
 void differentiate(const Gradient& work, int64_t task) {
-  const int64_t first = task * work.rows_per_task();
-  const int64_t end = std::min(first + work.rows_per_task(), work.rows);
+  const int64_t first = work.first(task), end = work.end(task);
   if (work.parts) {
     differentiate_rows_and_weights(work, first, end, work.parts + task * 2 * work.columns);
   } else {

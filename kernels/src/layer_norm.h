@@ -7,12 +7,7 @@
 
 namespace layer_norm {
 
-struct Sizes {
-  int64_t rows, columns;
-
-  int64_t rows_per_task() const { return lanes::rows_per_task(columns, 16); }
-  int64_t tasks() const { return (rows + rows_per_task() - 1) / rows_per_task(); }
-};
+using Sizes = lanes::Rows<16>;
 
 // y = (x - mean) inverse scale + bias, where inverse = 1 / sqrt(variance + epsilon)
 struct Forward : Sizes {

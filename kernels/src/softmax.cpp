@@ -52,13 +52,11 @@ MULTIVERSIONED void differentiate_rows(const Gradient& work, int64_t first, int6
 }  // namespace
 
 void compute(const Masked& work, int64_t task) {
-  const int64_t first = task * work.rows_per_task();
-  compute_rows(work, first, std::min(first + work.rows_per_task(), work.rows));
+  compute_rows(work, work.first(task), work.end(task));
 }
 
 void differentiate(const Gradient& work, int64_t task) {
-  const int64_t first = task * work.rows_per_task();
-  differentiate_rows(work, first, std::min(first + work.rows_per_task(), work.rows));
+  differentiate_rows(work, work.first(task), work.end(task));
 }
 
 }  // namespace softmax

@@ -7,12 +7,7 @@
 
 namespace softmax {
 
-struct Sizes {
-  int64_t rows, columns;
-
-  int64_t rows_per_task() const { return lanes::rows_per_task(columns, 1); }
-  int64_t tasks() const { return (rows + rows_per_task() - 1) / rows_per_task(); }
-};
+using Sizes = lanes::Rows<1>;
 
 // y = e^x / sum of e^x. Rows that would be NaN, such as those of -infinity alone, are 0.
 struct Masked : Sizes {
