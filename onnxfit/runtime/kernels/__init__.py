@@ -73,7 +73,6 @@ def with_kernels(
 
     types = declared_types(model.graph)
     declared = set(types)
-    outputs = {value.name for value in model.graph.output}
     original: Sequence[onnx.NodeProto] = list(model.graph.node)
     nodes = replace_convolutions(model.graph, original, with_dense=products)
     nodes = replace_scans(model.graph, nodes, types) if products else nodes
@@ -86,7 +85,7 @@ def with_kernels(
     nodes = replace_layer_norms(model.graph, nodes, types)
     nodes = replace_softmaxes(model.graph, nodes, types)
     nodes = replace_products(model.graph, nodes, types) if products else nodes
-    nodes = fuse_elementwise(nodes, types, outputs)
+    nodes = fuse_elementwise(model.graph, nodes, types)
     if nodes is original:
         return model
     faster = onnx.ModelProto()

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import helper
 
-from onnxfit.graph import names, scopes
+from onnxfit.graph import scopes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import sort_nodes
 from onnxfit.runtime.kernels.program import OPERATORS, Program, compile_program
-from onnxfit.runtime.kernels.search import trains
+from onnxfit.runtime.kernels.search import NodeSearch, trains
 from onnxfit.runtime.kernels.types import ResultType
 
 KERNELS: dict[int, str] = {
@@ -65,9 +65,7 @@ class Group:
 
 
 def fuse_elementwise(
-    nodes: Sequence[onnx.NodeProto],
-    types: Mapping[str, ResultType],
-    graph_outputs: Collection[str],
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
 ) -> Sequence[onnx.NodeProto]:
     """Return the nodes of a graph, with one node instead of each group of elementwise nodes.
 
@@ -77,15 +75,16 @@ def fuse_elementwise(
     # those of a LayerNormalization or a convolution with its activation.
     if not trains(nodes):
         return nodes
+    search = NodeSearch(graph, nodes, types)
     readers = _readers(nodes)
     groups = _groups(nodes, types, readers)
     groups = [group for group in groups if _is_small(group.in_order(nodes), types)]
-    _recompute(groups, nodes, types, readers, graph_outputs)
+    _recompute(groups, nodes, types, readers, search)
     groups = [group for group in groups if len(group.positions) > 1]
     if not groups:
         return nodes
     while True:  # without a group, another one may have more outputs
-        outputs_of = _outputs(groups, nodes, graph_outputs)
+        outputs_of = _outputs(groups, nodes, search.outputs)
         fitting = [
             group
             for group in groups
@@ -162,7 +161,7 @@ def _recompute(
     nodes: Sequence[onnx.NodeProto],
     types: Mapping[str, ResultType],
     readers: Mapping[str, Sequence[int]],
-    graph_outputs: Collection[str],
+    search: NodeSearch,
 ) -> None:
     """Let a group compute results of other groups again where it then reads no more than before.
 
@@ -178,7 +177,7 @@ def _recompute(
             last = producers[name]
             again, needed = _inputs_within(owners[last], last, nodes, producers, tensors)
             # An update may overwrite a tensor of the state after its last reader.
-            is_state = any(names.updated(each) in graph_outputs for each in needed)
+            is_state = any(map(search.is_state, needed))
             needed = {each for each in needed if not types[each].is_scalar} - tensors
             only_here = {*group.nodes, *owners[last].nodes}.issuperset(readers[name])
             more = sorted({*group.recomputed, *again})
