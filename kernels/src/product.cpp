@@ -2,8 +2,11 @@
 
 #include <cstring>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 #include "buffer.h"
+#include "vectorized.h"
 
 namespace product {
 
@@ -12,14 +15,16 @@ namespace {
 constexpr int64_t MAX_ROWS = 384, MAX_COLUMNS = 256;  // of a block, whose panels stay in the cache
 constexpr int64_t MIN_ROWS = 48, MIN_COLUMNS = 64;
 constexpr int64_t STEPS = 256;  // at a time: their panels stay in the cache
-// The sizes of tiles of sums, which depend on the instruction set.
-constexpr int64_t MIN_TILE = 6, MAX_TILE = 8, WHOLE_TILES = 24;  // rows
-constexpr int64_t MIN_WIDTH = 16, MAX_WIDTH = 32;                // columns
+constexpr Tile AVX2_TILE = {6, 16}, AVX512_TILE = {8, 32};  // whose sums fill the registers
 constexpr int64_t IN_LINE = 16;  // numbers in a line of the cache
 
 // Return the distance of arrays of a size that are written in turns: their first numbers must not all
 // have the same place in the cache.
 constexpr int64_t padded(int64_t size) { return size + IN_LINE; }
+
+Tile tile_of(const Work& work) {
+  return work.instructions == tiles::InstructionSet::AVX512 ? AVX512_TILE : AVX2_TILE;
+}
 
 // Where the sums of a tile go, and what is added to them.
 struct Target {
@@ -54,49 +59,70 @@ struct Memory {
 
   Memory(const Work& work, const Block& block) {
     const int64_t steps = std::min(STEPS, work.sizes.steps);
-    const int64_t width = tiles::round_up(block.columns, MAX_WIDTH);
-    panels = tiles::divide_up(width, MIN_WIDTH) * padded(steps * MAX_WIDTH);
-    frames = work.reads_rows() ? 0 : tiles::divide_up(block.rows, MIN_TILE) * padded(steps * MAX_TILE);
-    partial = steps < work.sizes.steps ? block.rows * width : 0;
+    const Tile tile = tile_of(work);
+    const int64_t count = tiles::divide_up(block.columns, tile.columns);
+    panels = count * padded(steps * tile.columns);
+    frames = work.reads_rows() ? 0 : tiles::divide_up(block.rows, tile.rows) * padded(steps * tile.rows);
+    partial = steps < work.sizes.steps ? block.rows * count * tile.columns : 0;
     buffer = Buffer(panels + frames + partial);
   }
 };
 #endif
 
+// Return the first number of an axis in one of its parts; the size of the axis for the part after the
+// last one.
+int64_t first_of(int64_t part, int64_t parts, int64_t size, int64_t tile) {
+  return std::min(part * tiles::divide_up(size, tile) / parts * tile, size);
+}
+
+// Return the numbers of an axis in its largest part.
+int64_t largest_of(int64_t parts, int64_t size, int64_t tile) {
+  return tiles::divide_up(tiles::divide_up(size, tile), parts) * tile;
+}
+
 // Return the time of a product, in products of numbers.
-double time_of(const Work& work, const Blocks& blocks) {
-  static const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
+double time_of(const Work& work, const Parts& parts, int64_t threads) {
   // Other threads take some microseconds to start.
   constexpr double start = 1 << 18;
   // A number of b is copied in the time of so many products, for all rows of a block.
   constexpr double copy_b = 8, copy_a = 4;
-  const int64_t tasks = blocks.count(work.sizes);
-  const double copies = copy_b / double(blocks.rows) +
-                        (work.reads_rows() ? 0 : copy_a / double(blocks.columns));
-  const double block = double(blocks.rows * blocks.columns * work.sizes.steps) * (1 + copies);
+  const Sizes& sizes = work.sizes;
+  const auto time_of_block = [&](double rows, double columns) {
+    const double copies = copy_b / rows + (work.reads_rows() ? 0 : copy_a / columns);
+    return rows * columns * double(sizes.steps) * (1 + copies);
+  };
+  const Tile tile = tile_of(work);
+  const double largest = time_of_block(
+      double(largest_of(parts.rows, sizes.rows, tile.rows)),
+      double(largest_of(parts.columns, sizes.columns, tile.columns)));
+  const double mean = time_of_block(
+      double(sizes.rows) / double(parts.rows), double(sizes.columns) / double(parts.columns));
+  const int64_t tasks = sizes.products() * parts.rows * parts.columns;
   // A thread that is interrupted leaves its other tasks to the others.
   const double waiting = 0.01 * double(threads) / double(tasks);
-  return double(tiles::divide_up(tasks, threads)) * block * (1 + waiting) + (tasks > 1 ? start : 0);
+  const double time = double(tiles::divide_up(tasks, threads) - 1) * mean + largest;
+  return time * (1 + waiting) + (tasks > 1 ? start : 0);
 }
 
 }  // namespace
 
-Blocks fastest_blocks(const Work& work) {
+Parts fastest_parts(const Work& work) {
+  static const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
   const Sizes& sizes = work.sizes;
+  const Tile tile = tile_of(work);
   constexpr int64_t most = 64;  // parts of an axis beyond the fewest ones
   const int64_t rows = tiles::divide_up(sizes.rows, MAX_ROWS);
   const int64_t columns = tiles::divide_up(sizes.columns, MAX_COLUMNS);
-  Blocks best;
+  Parts best;
   double least = 0;
   for (int64_t i = rows; i <= rows + most; ++i) {
+    if (i > rows && largest_of(i, sizes.rows, tile.rows) < MIN_ROWS) break;
     for (int64_t j = columns; j <= columns + most; ++j) {
-      const Blocks blocks{
-          tiles::round_up(tiles::divide_up(sizes.rows, i), WHOLE_TILES),
-          tiles::round_up(tiles::divide_up(sizes.columns, j), MAX_WIDTH)};
-      if ((i > rows && blocks.rows < MIN_ROWS) || (j > columns && blocks.columns < MIN_COLUMNS)) break;
-      const double time = time_of(work, blocks);
+      if (j > columns && largest_of(j, sizes.columns, tile.columns) < MIN_COLUMNS) break;
+      const Parts parts{i, j};
+      const double time = time_of(work, parts, threads);
       if (!best.rows || time < least) {
-        best = blocks;
+        best = parts;
         least = time;
       }
     }
@@ -107,19 +133,23 @@ Blocks fastest_blocks(const Work& work) {
 void multiply([[maybe_unused]] const Work& work, [[maybe_unused]] int64_t task) {
 #ifdef HAS_LOOPS
   const Sizes& sizes = work.sizes;
-  const Blocks& blocks = work.blocks;
+  const Tile tile = tile_of(work);
   const auto next_index = [&task](int64_t count) {
     const int64_t index = task % count;
     task /= count;
     return index;
   };
-  const int64_t row = next_index(blocks.along_rows(sizes)) * blocks.rows;
-  const int64_t column = next_index(blocks.along_columns(sizes)) * blocks.columns;
+  // The first number of a block along an axis, and how many it has.
+  const auto next_part = [&](int64_t parts, int64_t size, int64_t of_tile) {
+    const int64_t part = next_index(parts), first = first_of(part, parts, size, of_tile);
+    return std::pair{first, first_of(part + 1, parts, size, of_tile) - first};
+  };
+  Block block{};
+  int64_t row, column;
+  std::tie(row, block.rows) = next_part(work.parts.rows, sizes.rows, tile.rows);
+  std::tie(column, block.columns) = next_part(work.parts.columns, sizes.columns, tile.columns);
   std::array<int64_t, BATCH_AXES> indices;
   for (size_t i = BATCH_AXES; i-- > 0;) indices[i] = next_index(sizes.batch[i]);
-  Block block{};
-  block.rows = std::min(blocks.rows, sizes.rows - row);
-  block.columns = std::min(blocks.columns, sizes.columns - column);
   block.a = work.a.of(indices) + row * work.a.view.row;
   block.b = work.b.of(indices) + column * work.b.view.column;
   block.y = work.y.of(indices) + row * work.y.view.row + column;

@@ -46,15 +46,15 @@ struct Matrix {
   }
 };
 
-// The rows and columns of the blocks into which tasks divide a product.
-struct Blocks {
-  int64_t rows = 0, columns = 0;
+// A tile of sums, whose rows and columns depend on the instruction set.
+struct Tile {
+  int64_t rows, columns;
+};
 
-  int64_t along_rows(const Sizes& sizes) const { return tiles::divide_up(sizes.rows, rows); }
-  int64_t along_columns(const Sizes& sizes) const { return tiles::divide_up(sizes.columns, columns); }
-  int64_t count(const Sizes& sizes) const {
-    return sizes.products() * along_rows(sizes) * along_columns(sizes);
-  }
+// The parts of rows and of columns whose blocks are the tasks of a product. Each part has as many tiles
+// as the others, or one more.
+struct Parts {
+  int64_t rows = 0, columns = 0;
 };
 
 struct Work {
@@ -66,16 +66,16 @@ struct Work {
   bool has_relu;
   Matrix<float> y;  // whose columns are adjacent
   tiles::InstructionSet instructions = tiles::instruction_set();
-  Blocks blocks{};
+  Parts parts{};
 
-  int64_t tasks() const { return blocks.count(sizes); }
+  int64_t tasks() const { return sizes.products() * parts.rows * parts.columns; }
   // Whether the steps of each row of a are adjacent. Else they are copied.
   bool reads_rows() const { return a.view.column == 1 && a.view.row > 0; }
 };
 
-// Return the blocks that the threads of this machine compute fastest. The results do not depend on
+// Return the parts that the threads of this machine compute fastest. The results do not depend on
 // them.
-Blocks fastest_blocks(const Work& work);
+Parts fastest_parts(const Work& work);
 
 // Compute the rows and columns of one task. It may throw std::bad_alloc.
 void multiply(const Work& work, int64_t task);

@@ -1,8 +1,9 @@
 // The loops of product.cpp. They are compiled once for each instruction set.
 
-constexpr int MAX_VECTORS = 2;  // of a row of a tile
-constexpr int64_t WIDTH = MAX_VECTORS * LANES;
-constexpr int TILE = LANES == 16 ? 8 : 6;  // its rows: the sums of a tile fill the registers
+constexpr Tile SIZE = LANES == 16 ? AVX512_TILE : AVX2_TILE;
+constexpr int TILE = SIZE.rows;
+constexpr int64_t WIDTH = SIZE.columns;
+constexpr int MAX_VECTORS = WIDTH / LANES;  // of a row of a tile
 
 // Return the columns of a panel, which are whole vectors.
 inline int64_t width_of(int64_t columns) { return columns <= 0 ? 0 : columns > LANES ? WIDTH : LANES; }
@@ -11,6 +12,18 @@ inline int64_t width_of(int64_t columns) { return columns <= 0 ? 0 : columns > L
 inline void prefetch_rows(const float* row, int64_t pitch, int64_t rows, int64_t columns) {
   for (; rows > 0; --rows, row += pitch) {
     for (int64_t i = 0; i < columns; i += IN_LINE) __builtin_prefetch(row + i);
+  }
+}
+
+// Add the products of a step: of the number of each row of a tile with a row of a panel.
+template <int VECTORS, typename Number>
+ALWAYS_INLINE void add_step(const Number& number_of, const float* panel, Vector (&sums)[TILE][VECTORS]) {
+  Vector factors[VECTORS];
+  for (int v = 0; v < VECTORS; ++v) factors[v] = load(panel + v * LANES);
+#pragma GCC unroll 8
+  for (int row = 0; row < TILE; ++row) {
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) sums[row][v] += factors[v] * number_of(row);
   }
 }
 
@@ -25,13 +38,7 @@ inline void add_rows(
     const int64_t end = std::min(first + IN_LINE, steps);
     for (int i = 0; i < TILE; ++i) __builtin_prefetch(of_row[i] + first + TILE * pitch);
     for (int64_t step = first; step < end; ++step, panel += VECTORS * LANES) {
-      Vector factors[VECTORS];
-      for (int v = 0; v < VECTORS; ++v) factors[v] = load(panel + v * LANES);
-#pragma GCC unroll 8
-      for (int row = 0; row < TILE; ++row) {
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; ++v) sums[row][v] += factors[v] * of_row[row][step];
-      }
+      add_step<VECTORS>([&](int row) INLINE { return of_row[row][step]; }, panel, sums);
     }
   }
 }
@@ -41,13 +48,7 @@ template <int VECTORS>
 inline void add_frame(
     const float* frame, const float* panel, int64_t steps, Vector (&sums)[TILE][VECTORS]) {
   for (int64_t step = 0; step < steps; ++step, frame += TILE, panel += VECTORS * LANES) {
-    Vector factors[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) factors[v] = load(panel + v * LANES);
-#pragma GCC unroll 8
-    for (int row = 0; row < TILE; ++row) {
-#pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; ++v) sums[row][v] += factors[v] * frame[row];
-    }
+    add_step<VECTORS>([&](int row) INLINE { return frame[row]; }, panel, sums);
   }
 }
 
@@ -153,7 +154,7 @@ void pack_columns(const float* b, const View& view, int64_t steps, int64_t colum
 void pack_frames(const float* a, const View& view, int64_t rows, int64_t steps, float* frames) {
   const int64_t distance = padded(steps * TILE);
   for (int64_t step = 0; step < steps; ++step, a += view.column, frames += TILE) {
-    __builtin_prefetch(a + 8 * view.column);
+    for (int64_t i = 0; i < rows; i += IN_LINE) __builtin_prefetch(a + 4 * view.column + i * view.row);
     float* frame = frames;
     for (int64_t row = 0; row < rows; row += TILE, frame += distance) {
       if (view.row == 1 && rows - row >= TILE) {

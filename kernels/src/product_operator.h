@@ -55,7 +55,7 @@ struct Product {
     }
     strides.insert(strides.begin(), 0);
     work.y.view = view_of(strides.data());
-    work.blocks = product::fastest_blocks(work);
+    work.parts = product::fastest_parts(work);
     return covers_result() ? nullptr : api->error("Product does not write each element once.");
   }
 

@@ -393,7 +393,7 @@ int run_products() {
     make(work.y, rows, columns, 2);
     work.addends = size_t(number_below(3));
     for (size_t i = 0; i < work.addends; ++i) make(work.addend[i], rows, columns, 1);
-    work.blocks = product::fastest_blocks(work);
+    work.parts = product::fastest_parts(work);
     for (int64_t task = 0; task < work.tasks(); ++task) product::multiply(work, task);
   }
   return trials;
