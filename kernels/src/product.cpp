@@ -67,13 +67,13 @@ struct Memory {
     buffer = Buffer(panels + frames + partial);
   }
 };
-#endif
 
 // Return the first number of an axis in one of its parts; the size of the axis for the part after the
 // last one.
 int64_t first_of(int64_t part, int64_t parts, int64_t size, int64_t tile) {
   return std::min(part * tiles::divide_up(size, tile) / parts * tile, size);
 }
+#endif
 
 // Return the numbers of an axis in its largest part.
 int64_t largest_of(int64_t parts, int64_t size, int64_t tile) {
