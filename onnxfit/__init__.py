@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         TextLoader,
     )
     from onnxfit.drawing import draw
-    from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
+    from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, to_float32, untie
     from onnxfit.errors import (
         ArgumentError,
         CheckpointError,
@@ -100,6 +100,7 @@ __all__ = [
     "replace_head",
     "schedules",
     "tie",
+    "to_float32",
     "unmerge",
     "untie",
     "versions",
@@ -121,7 +122,7 @@ _NAMES = {
         "TextLoader",
     ),
     "drawing": ("draw",),
-    "editing": ("add_biases", "dynamic_batch", "replace_head", "tie", "untie"),
+    "editing": ("add_biases", "dynamic_batch", "replace_head", "tie", "to_float32", "untie"),
     "errors": (
         "ArgumentError",
         "CheckpointError",

@@ -258,6 +258,7 @@ def function_cases() -> dict[str, Case]:
             "add_biases": {},
             "replace_head": {"classes": 2},
             "dynamic_batch": {},
+            "to_float32": {},
         }.items()
     }
     quantized = {"float_model": model(), "int_model": integers(), "data": (X, Y), "loss": "mse"}

@@ -39,6 +39,7 @@ COMMAND_ORDER = (
     "add-biases",
     "dynamic-batch",
     "replace-head",
+    "to-float32",
     "quantization-report",
     "quantize",
     "dequantize",

@@ -4,6 +4,7 @@ from onnxfit.editing.add_biases import add_biases
 from onnxfit.editing.dynamic_batch import dynamic_batch
 from onnxfit.editing.replace_head import replace_head
 from onnxfit.editing.tie import tie
+from onnxfit.editing.to_float32 import to_float32
 from onnxfit.editing.untie import untie
 
-__all__ = ["add_biases", "dynamic_batch", "replace_head", "tie", "untie"]
+__all__ = ["add_biases", "dynamic_batch", "replace_head", "tie", "to_float32", "untie"]

@@ -21,7 +21,7 @@ STATIC = "use static shapes, with fixed sizes of the model's inputs"
 TYPED = "use a model whose types can be inferred"
 FITTING = "use inputs that the operator accepts"
 # What a user can do about a loss in float16 or bfloat16.
-HALF_PRECISION = "Convert a model in half precision to float32 before training."
+HALF_PRECISION = "Convert the model to float32 with onnxfit.to_float32(model)."
 
 
 @dataclass(frozen=True)

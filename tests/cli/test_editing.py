@@ -1,4 +1,4 @@
-"""`untie`, `tie`, `add-biases` and `replace-head`: a file in, a file out."""
+"""`untie`, `tie`, `add-biases`, `replace-head` and `to-float32`: a file in, a file out."""
 
 from __future__ import annotations
 
@@ -43,3 +43,19 @@ def test_replace_head() -> None:
     heads = [array_of(onnx.load(f), "head.weight") for f in ("seven.onnx", "other.onnx")]
     assert not np.array_equal(*heads)
     refused("replace-head", "m.onnx", "x.onnx", code=2)
+
+
+def test_to_float32() -> None:
+    model = onnx.load("m.onnx")
+    tensor = next(t for t in model.graph.initializer if t.name == "a.weight")
+    array = onnx.numpy_helper.to_array(tensor)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float16), "a.weight"))
+    cast = onnx.helper.make_node("Cast", ["a.weight"], ["a.wide"], to=onnx.TensorProto.FLOAT)
+    for node in model.graph.node:
+        node.input[:] = ["a.wide" if name == "a.weight" else name for name in node.input]
+    model.graph.node.insert(0, cast)
+    onnx.save(model, "half.onnx")
+    assert done("to-float32", "half.onnx", "single.onnx").startswith("half.onnx -> single.onnx: ")
+    wide = array_of(onnx.load("single.onnx"), "a.weight")
+    assert wide.dtype == np.float32
+    np.testing.assert_array_equal(wide, array.astype(np.float16))

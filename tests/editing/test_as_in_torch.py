@@ -1,10 +1,11 @@
-"""A network whose weights an exporter merged and dropped trains as in torch after `untie` and
-`add_biases`, and otherwise without them.
+"""Edited files train as in torch: after `untie` and `add_biases`, a network whose weights an
+exporter merged and dropped; after `to_float32`, one that was exported in half precision.
 """
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,3 +87,19 @@ def test_without_them_it_does_not() -> None:
             warnings.simplefilter("ignore")
             trainer = Trainer(model, loss="cross_entropy", optimizer=0.1)
         assert np.abs(np.subtract(losses_of(trainer, x, y), expected)).max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the exporter
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_an_export_in_half_precision_follows_torch(half: torch.dtype, tmp_path: Path) -> None:
+    theirs = network().to(half).eval()
+    path = tmp_path / "half.onnx"
+    torch.onnx.export(
+        theirs, (torch.zeros(2, 6, dtype=half),), path, dynamo=True, dynamic_shapes=({0: "N"},),
+        verbose=False,
+    )  # fmt: skip
+    x, y = random(16, 6), np.arange(16) % 3
+    model = onnxfit.add_biases(onnxfit.untie(onnxfit.to_float32(path)))
+    trainer = Trainer(model, loss="cross_entropy", optimizer=0.1)
+    expected = losses_in_torch(theirs.float(), x, y)
+    np.testing.assert_allclose(losses_of(trainer, x, y), expected, rtol=0, atol=1e-5)
