@@ -270,7 +270,8 @@ def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
     [
         (16, 3, 3, 20, [["Gemm"], [1, 0]]),  # one product of all copies, the images last
         (16, 16, 16, 20, [["Gemm"], [1, 0]]),
-        (16, 64, 64, 32, [["Gemm"] * 3, [1, 0]]),  # too many copies to make all at once
+        (16, 80, 80, 32, [["Gemm"] * 3, [1, 0]]),  # too many copies to make all at once
+        (16, 64, 64, 32, [["Gemm"] * 3, [1, 0, 2, 3]]),  # a product for each row of taps
         # so many filters that turning them costs more: one product for each image
         (16, 3, 40, 20, [["MatMul"], [0, 2, 1]]),
         (8, 3, 3, 20, [["MatMul"], [0, 2, 1]]),
@@ -342,6 +343,41 @@ def test_copies_of_many_images_are_torchs(
                 shape,
                 (*filters, *taps),
             )
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("images", [1, 3])
+def test_copies_of_long_rows_are_torchs(images: int, dilation: int) -> None:
+    """With different pads on both sides, along two axes and three."""
+    torch = pytest.importorskip("torch")
+    columns = weights.MIN_COLUMNS_TO_SHIFT + 4 * dilation
+    for padding, taps in [
+        ((1, 0), (3, 2)),
+        ((2, 3), (2, 1)),
+        ((2, 3), (3, 4)),
+        ((1, 0, 2), (1, 2, 3)),
+    ]:
+        axes = len(taps)
+        shape = (images, 16, *(6, 5)[: axes - 1], columns)
+        w = (17, 16, *taps)
+        function = getattr(torch.nn.functional, f"conv{axes}d")
+
+        def of_padded(a: Any, b: Any, padding: Any = padding, function: Any = function) -> Any:
+            both_sides = [n for pad in reversed(padding) for n in (pad, pad + 1)]
+            return function(torch.nn.functional.pad(a, both_sides), b, dilation=dilation)
+
+        after = [pad + 1 for pad in padding]
+        body = f"Conv<dilations={[dilation] * axes}, pads={[*padding, *after]}>(a, b)"
+        model = onnx.parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["": 21]>
+            g (float{[*shape]} a, float{[*w]} b) => (y) {{ y = {body} }}"""
+        )
+        dy = of_padded(torch.zeros(shape), torch.zeros(w)).numpy()
+        graph = built(model, ["y"], ["b"], {"y_grad": dy}, runs="").model.graph
+        slices = [node for node in graph.node if node.op_type == "Slice"]
+        assert len(slices) == taps[-1] + np.prod(taps[:-1])  # not one for each tap
+        meets_torch(body, of_padded, shape, w)
 
 
 @pytest.mark.torch
