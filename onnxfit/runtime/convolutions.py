@@ -103,19 +103,6 @@ class ImageGradient:
 AnyConvolution = Union[Convolution, WeightGradient, ImageGradient]
 
 
-def depthwise_convolutions(
-    graph: onnx.GraphProto,
-) -> dict[str, Convolution | WeightGradient]:
-    """Return the depthwise ones among `convolutions` of images."""
-    return {
-        output: convolution
-        for output, convolution in convolutions(graph).items()
-        if not isinstance(convolution, ImageGradient)
-        and convolution.is_depthwise
-        and len(convolution.kernel) == 2
-    }
-
-
 def convolutions(graph: onnx.GraphProto) -> dict[str, AnyConvolution]:
     """Return result -> the convolution in float32 that computes it, in the order of nodes.
 
