@@ -50,15 +50,35 @@ MAX_REPEATS = 3  # one Gather for each read of an element; with more reads, one 
 
 
 def known(value: Value | None) -> npt.NDArray[Any] | None:
-    """Return the elements of a constant; None for a computed or absent value."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value.ir)
-    return None if tensor is None else tensor.numpy()
+    """Return the elements of a constant, or of a Cast of one; None for any other value."""
+    if value is None:
+        return None
+    tensor = ir.convenience.get_const_tensor(value.ir)
+    if tensor is not None:
+        return tensor.numpy()
+    node = value.ir.producer()
+    if node is None or node.domain or node.op_type not in ("Cast", "CastLike"):
+        return None
+    source = node.inputs[0]
+    tensor = None if source is None else ir.convenience.get_const_tensor(source)
+    return None if tensor is None or value.dtype is None else tensor.numpy().astype(value.dtype)
 
 
 def known_int(value: Value) -> int | None:
     """Return the only element of a constant; None for a computed value."""
     array = known(value)
     return None if array is None else int(array.reshape(()))
+
+
+def equality_mask(op: GraphBuilder, a: Value, b: Value) -> Value:
+    """Return 1 where two finite tensors are equal, 0 elsewhere, in their type.
+
+    In float32, numbers that differ by less than 1e-38 also count as equal, in part.
+    """
+    if a.dtype != np.float32:  # HardSigmoid has no kernels for some types
+        return op.cast(a == b, a.dtype)
+    # 0 becomes 1, and anything else 0. A Cast would use one thread only.
+    return op.HardSigmoid(op.Abs(a - b), alpha=-1e38, beta=1.0)
 
 
 def int_vector(op: GraphBuilder, *numbers: int) -> Value:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfit.gradients.broadcasting import reduce_to
-from onnxfit.gradients.building import known
+from onnxfit.gradients.building import equality_mask, known
 from onnxfit.gradients.table import Gradients, Values, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -88,6 +88,9 @@ def clip(
     """
 
     def of_x() -> Value:
+        least, most = known(low), known(high)
+        if least is not None and most is not None and -np.inf < least <= most < np.inf:
+            return dy * equality_mask(op, x, y)
         unclipped = x == y
         if (
             low is not None

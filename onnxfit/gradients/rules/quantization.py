@@ -30,7 +30,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfit.gradients.blocker import TYPED
-from onnxfit.gradients.building import MICROSOFT, Ints, arange, axis_size, known
+from onnxfit.gradients.building import (
+    MICROSOFT,
+    Ints,
+    arange,
+    axis_size,
+    equality_mask,
+    known,
+)
 from onnxfit.gradients.rules.convolution import conv
 from onnxfit.gradients.rules.linear import matmul
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
@@ -190,9 +197,7 @@ def _constant_range(
         return None
     low, high = (_expand_scale(op, op.constant(end), x, axis, block_size) for end in ends)
     inside = op.Min(op.Max(x, low), high) if low.rank else op.Clip(x, low, high)
-    distance = op.Abs(inside - x)
-    # 0 becomes 1, and anything else 0: faster than Equal and Cast
-    return op.HardSigmoid(distance, alpha=-1e38, beta=1.0)
+    return equality_mask(op, inside, x)
 
 
 def _last_rounded_to(limit: Array, scale: Array, sign: int) -> Array:

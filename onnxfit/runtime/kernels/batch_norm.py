@@ -186,16 +186,27 @@ class _BatchNormSearch(NodeSearch):
         if node is not None and node.op_type == "HardSigmoid":
             attributes = {a.name: a.f for a in node.attribute}
             (result,) = node.input
-            is_step = attributes.get("alpha", 0) > 1e37 and attributes.get("beta") == 0
-            return RELU if is_step and self.operands(result, "Relu") == (z,) else NONE
+            alpha, beta = attributes.get("alpha", 0), attributes.get("beta")
+            if alpha > 1e37 and beta == 0:
+                return RELU if self.operands(result, "Relu") == (z,) else NONE
+            (difference,) = self.operands(result, "Abs")
+            if alpha < -1e37 and beta == 1:
+                return self._activation_equal_to(z, self.operands(difference, "Sub"))
+            return NONE
         (is_unclipped,) = self.operands(mask, "Cast")
         # Bounds that are not constants in the file are compared as well.
         is_equal, has_order = self.operands(is_unclipped, "And")
         bounds = list(self.operands(has_order, "LessOrEqual"))
-        clipped = set(self.operands(is_equal or is_unclipped, "Equal")) - {z}
+        compared = self.operands(is_equal or is_unclipped, "Equal")
+        return self._activation_equal_to(z, compared, bounds if is_equal else None)
+
+    def _activation_equal_to(
+        self, z: str, compared: Sequence[str], bounds: Sequence[str] | None = None
+    ) -> int:
+        """Return the activation whose result is compared with z, and whose bounds are these."""
         for name in self.results(z, "Clip"):
             clip = self.producers[name]
-            if clipped == {name} and (not is_equal or bounds == clip.input[1:]):
+            if {*compared} - {z} == {name} and bounds in (None, clip.input[1:]):
                 return self._activation(clip)
         return NONE
 

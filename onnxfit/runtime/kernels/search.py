@@ -18,6 +18,7 @@ from onnxfit.runtime.overwriting import VIEWS
 
 # The numbers of inputs of operators that do not have two.
 _INPUTS = {
+    "Abs": 1,
     "Cast": 1,
     "Flatten": 1,
     "IsNaN": 1,

@@ -77,7 +77,9 @@ KINKS: list[tuple[str, str, Any]] = [  # body, constants, arrays of a and b, and
     ("y = Min(a, b)", "minimum", [[1, 2, 3, -inf, inf], [2, 2, 2, -inf, 1]]),
     ("y = Pow(a, b)", "pow", [[0, 0, 0, 2, 2, 0], [2, 1, 0, 0, 1, 3.5]]),
     ("y = Mod<fmod=1>(a, b)", "fmod", [[5, -5, 5, 0.3], [3, 3, -3, 1]]),
-    ("l = Constant<value_float=-1.0>() h = Constant<value_float=1.0>() y = Clip(a, l, h)", "torch.clamp(a, -1, 1)", [[-2, -1, 0, 1, 2]]),
+    ("l = Constant<value_float=-1.0>() h = Constant<value_float=1.0>() y = Clip(a, l, h)", "torch.clamp(a, -1, 1)", [[-inf, -2, -1.0000001, -1, 0, 1, 1.0000001, 2, inf]]),
+    ("b = Constant<value_int=0>() c = Constant<value_int=6>() l = CastLike(b, a) h = CastLike(c, a) y = Clip(a, l, h)", "torch.clamp(a, 0, 6)", [[-inf, -1, -1e-37, 0, 1e-37, 6, 7, inf]]),
+    ("h = Constant<value_float=1.0>() y = Clip(a, , h)", "torch.clamp(a, max=1)", [[-1e38, 0, 1, 2, inf]]),
     ("k = Constant<value_ints=[1]>() y = ReduceMax(a, k)", "torch.amax(a, 1)", [[[1, 3, 3], [2, 2, 2]]]),
     ("k = Constant<value_ints=[1]>() y = ReduceMin(a, k)", "torch.amin(a, 1)", [[[1, 1, 3], [2, 2, 2]]]),
     ("k = Constant<value_ints=[1]>() y = ReduceProd(a, k)", "torch.prod(a, 1)", [[[1, 0, 3], [0, 2, 0], [0, 0, 0], [2, 3, 4]]]),
@@ -168,6 +170,15 @@ def test_clip_hands_on_to_the_bound_that_moved_a_number() -> None:
     agrees(a, [0, 2, 4, 8, 0]), agrees(low, 1), agrees(high, 16)
     a, low, high = slopes("y = Clip(a, b, c)", arriving=[1, 2, 4], a=[-9, 0, 9], b=1, c=-1)
     agrees(a, [0, 0, 0]), agrees(low, 0), agrees(high, 7)
+
+
+def test_constant_bounds_are_compared_without_booleans() -> None:
+    """Of which a Cast would make numbers, on one thread."""
+    bounds = "float l = {0.0}, int64 k = {6}"
+    proto, feeds = model("h = CastLike(k, a) y = Clip(a, l, h)", bounds, a=[-1.0, 3.0, 7.0])
+    arrives = {"y_grad": np.ones(3, np.float32)}
+    graph = built(proto, ["y"], list(feeds), arrives).model.graph
+    assert not {"Equal", "Cast", "And", "Where"} & {node.op_type for node in graph.node}
 
 
 def test_three_that_tie_get_a_third() -> None:
