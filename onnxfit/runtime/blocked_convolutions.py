@@ -150,9 +150,10 @@ def _write(writer: _Writer, convolution: AnyConvolution) -> bool:
         return _image_gradient(writer, convolution)
     if convolution.is_depthwise:
         return convolution.channels % writer.block == 0 and _depthwise(writer, convolution)
-    if isinstance(convolution, Convolution) and convolution.node.op_type == "Conv":
-        return _conv(writer, convolution)
-    return False
+    if isinstance(convolution, WeightGradient) or convolution.attributes.get("group", 1) != 1:
+        return False
+    is_conv = convolution.node.op_type == "Conv"
+    return (_conv if is_conv else _conv_transpose)(writer, convolution)
 
 
 # Depthwise convolutions
@@ -192,12 +193,7 @@ def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool
     images, channels, rows, columns = convolution.y
     strides = attributes.get("strides", (1, 1))
     pads = attributes.get("pads", (0, 0, 0, 0))
-    is_plain = (
-        set(attributes.get("dilations", (1, 1))) == {1}
-        and attributes.get("auto_pad", b"NOTSET") == b"NOTSET"
-        and not attributes.get("output_shape")
-        and len(node.input) == 2
-    )
+    is_plain = set(attributes.get("dilations", (1, 1))) == {1} and _has_numbered_pads(convolution)
     is_small = rows * columns <= MAX_INTERLEAVED_PIXELS
     if not is_plain or not is_small or rows % strides[0] or columns % strides[1]:
         return False
@@ -316,9 +312,7 @@ def _conv(writer: _Writer, convolution: Convolution) -> bool:
     """Write a Conv."""
     node = convolution.node
     filters, channels, *kernel = convolution.w
-    if convolution.attributes.get("group", 1) != 1 or not _is_faster(
-        writer, convolution.w, convolution.x
-    ):
+    if not _is_faster(writer, convolution.w, convolution.x):
         return False
     block = writer.block
     taps = math.prod(kernel)
@@ -336,6 +330,38 @@ def _conv(writer: _Writer, convolution: Convolution) -> bool:
     )
     _reorder_back(writer, y, node, filters)
     return True
+
+
+def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
+    """Write a ConvTranspose without strides, which is the gradient of a convolution's images."""
+    node = convolution.node
+    attributes = convolution.attributes
+    if not _has_numbered_pads(convolution):
+        return False
+    return _image_gradient(
+        writer,
+        ImageGradient(
+            node,
+            node.input[0],
+            node.input[1],
+            convolution.x,
+            convolution.w,
+            convolution.y,
+            tuple(attributes.get("strides", (1, 1))),
+            tuple(attributes.get("dilations", (1, 1))),
+            tuple(attributes.get("pads", (0, 0, 0, 0))[:2]),
+        ),
+    )
+
+
+def _has_numbered_pads(convolution: Convolution) -> bool:
+    """Return whether a ConvTranspose has no bias, and its pads are given as numbers."""
+    attributes = convolution.attributes
+    return (
+        attributes.get("auto_pad", b"NOTSET") == b"NOTSET"
+        and not attributes.get("output_shape")
+        and len(convolution.inputs) == 2
+    )
 
 
 def _image_gradient(writer: _Writer, gradient: ImageGradient) -> bool:

@@ -65,6 +65,8 @@ def domains(model: onnx.ModelProto) -> set[str]:
         ("float[1,48,9,7] x, float[32,48,3,2] w, float[32] b",
          "Conv<strides=[2,1], dilations=[1,2], pads=[0,1,2,1]>(x, w, b)"),
         ("float[3,16,9,8] x, float[48,16,2,2] w", 'Conv<auto_pad="SAME_LOWER">(x, w)'),
+        ("float[2,32,9,8] x, float[32,16,3,2] w",
+         "ConvTranspose<dilations=[2,1], pads=[1,0,2,1], output_padding=[0,0]>(x, w)"),
     ],
 )  # fmt: skip
 def test_blocks_change_no_number(inputs: str, body: str) -> None:
@@ -88,7 +90,10 @@ def test_blocks_change_no_number(inputs: str, body: str) -> None:
         ("float[2,15,9,9] x, float[16,15,3,3] w", "Conv(x, w)"),
         ("float[2,16,9,9] x, float[15,16,3,3] w", "Conv(x, w)"),
         ("float[2,32,9,9] x, float[32,16,3,3] w", "Conv<group=2>(x, w)"),
-        ("float[2,16,9,9] x, float[16,16,3,3] w", "ConvTranspose(x, w)"),
+        ("float[2,16,9,9] x, float[16,16,3,3] w", "ConvTranspose<strides=[2,1]>(x, w)"),
+        ("float[2,16,9,9] x, float[16,16,3,3] w, float[16] b", "ConvTranspose(x, w, b)"),
+        ("float[2,16,9,9] x, float[16,16,3,3] w",
+         'ConvTranspose<auto_pad="SAME_UPPER">(x, w)'),
         ("float[2,16,5] x, float[16,1,3] w", "Conv<group=16>(x, w)"),
         ("float[2,16,5,5] x, float[32,1,3,3] w", "Conv<group=16>(x, w)"),
         # no tap reaches each second pixel; a size that is no multiple of the stride; a bias; a
