@@ -41,14 +41,14 @@ DOMAIN = "com.microsoft.nchwc"
 # takes 0.1 to 1.0 of the time of the operator for results up to this size, and 1.6 to 2.2 above.
 MAX_INTERLEAVED_PIXELS = 256
 # Filters that read all channels: with fewer taps, a convolution takes 1.0 to 1.3 of its time.
-MIN_TAPS = 4
+MIN_TAPS = 3
 # The weights are reordered in each step. A convolution with more weights for each element of its
 # images takes 1.0 to 1.4 of its time.
 MAX_WEIGHTS_PER_ELEMENT = 4
 
 
 def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model whose convolutions of images read blocks of channels.
+    """Return a copy of a model whose convolutions of images and signals read blocks of channels.
 
     The model itself is returned if this makes no convolution faster, or if the processor lacks the
     kernels.
@@ -56,7 +56,7 @@ def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
     found = {
         output: convolution
         for output, convolution in convolutions(model.graph).items()
-        if len(convolution.kernel) == 2
+        if len(convolution.kernel) in (1, 2)
     }
     block = channel_block() if found else 0
     if not block:
@@ -130,14 +130,22 @@ class _Writer:
         """Put blocks of channels last."""
         return self.add("ReorderInput", value, name=name, domain=DOMAIN)
 
-    def reorder_once(self, value: str, name: str) -> str:
+    def reorder_once(self, value: str, name: str, shape: Shape) -> str:
         """Put blocks of channels last; reuse the result if the same value is reordered again.
+
+        `shape` is that of the value; signals become images of one row.
 
         The result stays in memory until its last use. The backward pass reads a gradient twice in a
         row.
         """
         if value not in self.reordered:
-            self.reordered[value] = self.reorder(value, name)
+            is_images = len(shape) == 4
+            images = (
+                value
+                if is_images
+                else self.reshape(value, *_of_images(shape), name=f"{name}/one_row")
+            )
+            self.reordered[value] = self.reorder(images, name)
         return self.reordered[value]
 
 
@@ -149,7 +157,8 @@ def _write(writer: _Writer, convolution: AnyConvolution) -> bool:
     if isinstance(convolution, ImageGradient):
         return _image_gradient(writer, convolution)
     if convolution.is_depthwise:
-        return convolution.channels % writer.block == 0 and _depthwise(writer, convolution)
+        is_blocked = convolution.channels % writer.block == 0 and len(convolution.kernel) == 2
+        return is_blocked and _depthwise(writer, convolution)
     if isinstance(convolution, WeightGradient) or convolution.attributes.get("group", 1) != 1:
         return False
     is_conv = convolution.node.op_type == "Conv"
@@ -174,11 +183,11 @@ def _depthwise_conv(writer: _Writer, convolution: Convolution) -> bool:
     kernel = convolution.kernel
     taps = _taps_before_channels(writer, convolution)
     w = writer.reshape(taps, channels, 1, *kernel, name=f"{node.name}/weights")
-    x = writer.reorder_once(node.input[0], f"{node.name}/images")
+    x = writer.reorder_once(node.input[0], f"{node.name}/images", convolution.x)
     attributes = {**convolution.attributes, "kernel_shape": kernel}
     name = f"{node.name}/blocked"
     y = writer.add("Conv", x, w, *node.input[2:], name=name, domain=DOMAIN, **attributes)
-    _reorder_back(writer, y, node, channels)
+    _reorder_back(writer, y, node, convolution.y)
     return True
 
 
@@ -209,7 +218,7 @@ def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool
     if any(phase is None for axis in phases for phase in axis):
         return False
     all_taps = _taps_before_channels(writer, convolution)
-    x = writer.reorder_once(node.input[0], f"{node.name}/images")
+    x = writer.reorder_once(node.input[0], f"{node.name}/images", convolution.x)
     stripes = []
     for i, row in enumerate(phases[0]):
         pieces = []
@@ -231,7 +240,7 @@ def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool
         stripes.append(writer.reshape(stripe, -1, 1, width, name=f"{node.name}/{i}/rows"))
     y = writer.add("Concat", *stripes, name=f"{node.name}/stripes", axis=1)
     y = writer.reshape(y, images, channels, rows, columns, name=f"{node.name}/interleaved")
-    _reorder_back(writer, y, node, channels)
+    _reorder_back(writer, y, node, convolution.y)
     return True
 
 
@@ -255,7 +264,7 @@ def _depthwise_weight_gradient(writer: _Writer, gradient: WeightGradient) -> boo
     name = gradient.node.name
     x = writer.reorder(gradient.large, f"{name}/images")
     x = writer.reshape(x, 1, images * channels, *pixels, name=f"{name}/one_image")
-    w = writer.reorder_once(gradient.small, f"{name}/weights")
+    w = writer.reorder_once(gradient.small, f"{name}/weights", gradient.positions)
     w = writer.reshape(w, images * channels, 1, *positions, name=f"{name}/weights_of_images")
     y = writer.add(
         "Conv", x, w, name=f"{name}/blocked", domain=DOMAIN, group=images * channels,
@@ -311,7 +320,7 @@ def _taps_before_channels(writer: _Writer, convolution: Convolution) -> str:
 def _conv(writer: _Writer, convolution: Convolution) -> bool:
     """Write a Conv."""
     node = convolution.node
-    filters, channels, *kernel = convolution.w
+    filters, channels, *kernel = _of_images(convolution.w)
     if not _is_faster(writer, convolution.w, convolution.x):
         return False
     block = writer.block
@@ -323,12 +332,15 @@ def _conv(writer: _Writer, convolution: Convolution) -> bool:
     order = writer.taps_before_channels(channels, taps)
     w = writer.add("Gather", w, order, name=f"{node.name}/ordered", axis=1)
     w = writer.reshape(w, filters, channels, *kernel, name=f"{node.name}/weights")
-    x = writer.reorder_once(node.input[0], f"{node.name}/images")
+    x = writer.reorder_once(node.input[0], f"{node.name}/images", convolution.x)
     attributes = {**convolution.attributes, "kernel_shape": kernel}
+    for key, of_row in {"strides": 1, "dilations": 1, "pads": 0}.items():
+        if key in attributes:
+            attributes[key] = _of_both_axes(attributes[key], len(convolution.kernel), of_row)
     y = writer.add(
         "Conv", x, w, *node.input[2:], name=f"{node.name}/blocked", domain=DOMAIN, **attributes
     )
-    _reorder_back(writer, y, node, filters)
+    _reorder_back(writer, y, node, convolution.y)
     return True
 
 
@@ -338,6 +350,7 @@ def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
     attributes = convolution.attributes
     if not _has_numbered_pads(convolution):
         return False
+    axes = len(convolution.kernel)
     return _image_gradient(
         writer,
         ImageGradient(
@@ -347,9 +360,9 @@ def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
             convolution.x,
             convolution.w,
             convolution.y,
-            tuple(attributes.get("strides", (1, 1))),
-            tuple(attributes.get("dilations", (1, 1))),
-            tuple(attributes.get("pads", (0, 0, 0, 0))[:2]),
+            tuple(attributes.get("strides", [1] * axes)),
+            tuple(attributes.get("dilations", [1] * axes)),
+            tuple(attributes.get("pads", [0] * axes)[:axes]),
         ),
     )
 
@@ -366,11 +379,16 @@ def _has_numbered_pads(convolution: Convolution) -> bool:
 
 def _image_gradient(writer: _Writer, gradient: ImageGradient) -> bool:
     """Write a convolution by the flipped weights, whose filters and channels are swapped."""
-    filters, channels, *kernel = gradient.w
+    filters, channels, *kernel = _of_images(gradient.w)
+    axes = len(gradient.kernel)
+    dilations = _of_both_axes(gradient.dilations, axes, 1)
     sizes = zip(
-        gradient.pixels[2:], gradient.positions[2:], kernel, gradient.dilations,
-        gradient.pads_before,
-    )  # fmt: skip
+        _of_images(gradient.pixels)[2:],
+        _of_images(gradient.positions)[2:],
+        kernel,
+        dilations,
+        _of_both_axes(gradient.pads_before, axes, 0),
+    )
     pads_before = []
     pads_after = []
     for pixels, positions, taps, dilation, pad in sizes:
@@ -394,12 +412,12 @@ def _image_gradient(writer: _Writer, gradient: ImageGradient) -> bool:
     back = writer.integers(*reversed(range(taps)))
     w = writer.add("Gather", w, back, name=f"{name}/flipped", axis=2)
     w = writer.reshape(w, channels, filters, *kernel, name=f"{name}/weights")
-    x = writer.reorder_once(gradient.dy, f"{name}/images")
+    x = writer.reorder_once(gradient.dy, f"{name}/images", gradient.positions)
     y = writer.add(
         "Conv", x, w, name=f"{name}/blocked", domain=DOMAIN, kernel_shape=kernel,
-        pads=[*pads_before, *pads_after], dilations=gradient.dilations,
+        pads=[*pads_before, *pads_after], dilations=dilations,
     )  # fmt: skip
-    _reorder_back(writer, y, gradient.node, channels)
+    _reorder_back(writer, y, gradient.node, gradient.pixels)
     return True
 
 
@@ -413,12 +431,33 @@ def _is_faster(writer: _Writer, w: Shape, x: Shape) -> bool:
     )
 
 
-def _reorder_back(writer: _Writer, value: str, node: onnx.NodeProto, channels: int) -> None:
-    """Write the result of a replaced node."""
-    result = helper.make_node(
-        "ReorderOutput", [value], node.output, node.name, domain=DOMAIN, channels=channels
+def _of_images(shape: Shape) -> Shape:
+    """Return the shape of images; signals, and weights of one axis, become images of one row."""
+    return shape if len(shape) == 4 else (*shape[:2], 1, *shape[2:])
+
+
+def _of_both_axes(numbers: Sequence[int], axes: int, of_row: int) -> Sequence[int]:
+    """Return an attribute of images; signals have one axis, and become images of one row."""
+    if axes == 2:
+        return numbers
+    return [n for of_column in numbers for n in (of_row, of_column)]
+
+
+def _reorder_back(writer: _Writer, value: str, node: onnx.NodeProto, shape: Shape) -> None:
+    """Write the result of a replaced node, which has this shape."""
+    is_images = len(shape) == 4
+    (result,) = node.output
+    plain = result if is_images else f"{node.name}/one_row"
+    writer.nodes.append(
+        helper.make_node(
+            "ReorderOutput", [value], [plain], node.name, domain=DOMAIN, channels=shape[1]
+        )
     )
-    writer.nodes.append(result)
+    if not is_images:
+        sizes = writer.integers(*shape)
+        writer.nodes.append(
+            helper.make_node("Reshape", [plain, sizes], [result], f"{node.name}/signals")
+        )
 
 
 # Blocks

@@ -67,6 +67,11 @@ def domains(model: onnx.ModelProto) -> set[str]:
         ("float[3,16,9,8] x, float[48,16,2,2] w", 'Conv<auto_pad="SAME_LOWER">(x, w)'),
         ("float[2,32,9,8] x, float[32,16,3,2] w",
          "ConvTranspose<dilations=[2,1], pads=[1,0,2,1], output_padding=[0,0]>(x, w)"),
+        ("float[2,32,11] x, float[16,32,3] w", "Conv<pads=[0,2]>(x, w)"),
+        ("float[3,16,24] x, float[32,16,5] w, float[32] b",
+         "Conv<strides=[2], dilations=[2], pads=[3,1]>(x, w, b)"),
+        ("float[3,16,12] x, float[32,16,4] w", 'Conv<strides=[3], auto_pad="SAME_UPPER">(x, w)'),
+        ("float[2,32,9] x, float[32,16,3] w", "ConvTranspose<dilations=[2], pads=[1,0]>(x, w)"),
     ],
 )  # fmt: skip
 def test_blocks_change_no_number(inputs: str, body: str) -> None:
@@ -84,8 +89,8 @@ def test_blocks_change_no_number(inputs: str, body: str) -> None:
         ("float[2,15,5,5] x, float[15,1,3,3] w", "Conv<group=15>(x, w)"),
         ("float[n,16,5,5] x, float[16,1,3,3] w", "Conv<group=16>(x, w)"),
         ("double[2,16,5,5] x, double[16,1,3,3] w", "Conv<group=16>(x, w)"),
-        # a pixel of a window, more weights than images, channels that are no blocks, groups
-        ("float[2,16,5,5] x, float[16,16,1,3] w", "Conv(x, w)"),
+        # two pixels of a window, more weights than images, channels that are no blocks, groups
+        ("float[2,16,5,5] x, float[16,16,1,2] w", "Conv(x, w)"),
         ("float[1,16,3,3] x, float[16,16,3,3] w", "Conv(x, w)"),
         ("float[2,15,9,9] x, float[16,15,3,3] w", "Conv(x, w)"),
         ("float[2,16,9,9] x, float[15,16,3,3] w", "Conv(x, w)"),
@@ -177,6 +182,8 @@ def test_blocks_change_no_gradient_of_weights(
         ("Conv<pads=[0,1,2,0]>(x, w)", (1, 32, 8, 9), (16, 32, 3, 2), (1, 16, 8, 9)),
         ("Conv<dilations=[2,3], pads=[1,0,1,2]>(x, w)",
          (2, 16, 9, 8), (32, 16, 2, 3), (2, 32, 9, 4)),
+        ("Conv<pads=[2,1]>(x, w)", (3, 16, 9), (32, 16, 5), (3, 32, 8)),
+        ("Conv<dilations=[2]>(x, w)", (3, 32, 19), (16, 32, 3), (3, 16, 15)),
     ],
 )  # fmt: skip
 def test_blocks_change_no_gradient_of_images(

@@ -67,16 +67,18 @@ def _flipped_spec(spec: ConvSpec, w: Value) -> ConvSpec | None:
     """Return the pads with which a convolution by flipped weights is the transposed convolution.
 
     None with strides, and where ConvTranspose is faster: its cost grows with the channels that it
-    makes, that of the convolution with the filters, which are the channels of its input. Where
-    windows have one pixel, both compute the same product, and the convolution takes 0.35 to 0.9 of
-    the time.
+    makes, that of the convolution with the filters, which are the channels of its input. For
+    windows of one pixel, where both are the same product, and for signals of one axis, the
+    convolution takes 0.35 to 0.9 of the time.
     """
     shape = static_shape(w)
     if shape is None or set(spec.strides) != {1}:
         return None
     filters, channels, *kernel = shape
     pads = [extent - 1 - pad for extent, pad in zip(spec.extents(kernel) * 2, spec.pads)]
-    has_many_filters = filters > 2 * channels * spec.group and math.prod(kernel) > 1
+    has_many_filters = (
+        filters > 2 * channels * spec.group and len(kernel) > 1 and math.prod(kernel) > 1
+    )
     if min(pads) < 0 or has_many_filters:
         return None
     return replace(spec, pads=tuple(pads))
