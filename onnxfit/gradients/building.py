@@ -61,7 +61,8 @@ def known(value: Value | None) -> npt.NDArray[Any] | None:
         return None
     source = node.inputs[0]
     tensor = None if source is None else ir.convenience.get_const_tensor(source)
-    return None if tensor is None or value.dtype is None else tensor.numpy().astype(value.dtype)
+    is_typed = value.ir.dtype is not None
+    return tensor.numpy().astype(value.dtype) if tensor is not None and is_typed else None
 
 
 def known_int(value: Value) -> int | None:
@@ -71,9 +72,10 @@ def known_int(value: Value) -> int | None:
 
 
 def equality_mask(op: GraphBuilder, a: Value, b: Value) -> Value:
-    """Return 1 where two finite tensors are equal, 0 elsewhere, in their type.
+    """Return 1 where two tensors are equal, 0 elsewhere, in their type.
 
-    In float32, numbers that differ by less than 1e-38 also count as equal, in part.
+    In float32, a difference below 1e-38 gives a number between 0 and 1, and that of two equal
+    infinities gives NaN.
     """
     if a.dtype != np.float32:  # HardSigmoid has no kernels for some types
         return op.cast(a == b, a.dtype)

@@ -40,10 +40,13 @@ DOMAIN = "com.microsoft.nchwc"
 # A ConvTranspose with strides becomes several convolutions whose results are interleaved. That
 # takes 0.1 to 1.0 of the time of the operator for results up to this size, and 1.6 to 2.2 above.
 MAX_INTERLEAVED_PIXELS = 256
-# Filters that read all channels: with fewer taps, a convolution takes 1.0 to 1.3 of its time.
+# Filters that read all channels: with fewer taps, blocks take 1.0 to 1.3 of the time of the plain
+# convolution. More taps are those of gradients that are written as a convolution whose windows are
+# whole images; their order would be a large constant.
 MIN_TAPS = 3
-# The weights are reordered in each step. A convolution with more weights for each element of its
-# images takes 1.0 to 1.4 of its time.
+MAX_TAPS = 121
+# The weights are reordered in each step. With more weights for each element of the images, blocks
+# take 1.0 to 1.4 of the time of the plain convolution.
 MAX_WEIGHTS_PER_ELEMENT = 4
 
 
@@ -150,9 +153,9 @@ class _Writer:
 
 
 def _write(writer: _Writer, convolution: AnyConvolution) -> bool:
-    """Write the nodes that replace the last node; return False if they are not faster.
+    """Write the nodes that replace a convolution.
 
-    Attributes may forbid them, too.
+    Return False, and write nothing, if they would not be faster or its attributes forbid them.
     """
     if isinstance(convolution, ImageGradient):
         return _image_gradient(writer, convolution)
@@ -202,7 +205,7 @@ def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool
     images, channels, rows, columns = convolution.y
     strides = attributes.get("strides", (1, 1))
     pads = attributes.get("pads", (0, 0, 0, 0))
-    is_plain = set(attributes.get("dilations", (1, 1))) == {1} and _has_numbered_pads(convolution)
+    is_plain = set(attributes.get("dilations", (1, 1))) == {1} and _has_only_pads(convolution)
     is_small = rows * columns <= MAX_INTERLEAVED_PIXELS
     if not is_plain or not is_small or rows % strides[0] or columns % strides[1]:
         return False
@@ -348,7 +351,7 @@ def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
     """Write a ConvTranspose without strides, which is the gradient of a convolution's images."""
     node = convolution.node
     attributes = convolution.attributes
-    if not _has_numbered_pads(convolution):
+    if not _has_only_pads(convolution):
         return False
     axes = len(convolution.kernel)
     return _image_gradient(
@@ -367,8 +370,8 @@ def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
     )
 
 
-def _has_numbered_pads(convolution: Convolution) -> bool:
-    """Return whether a ConvTranspose has no bias, and its pads are given as numbers."""
+def _has_only_pads(convolution: Convolution) -> bool:
+    """Return whether a ConvTranspose has no bias, and only its pads decide the result's sizes."""
     attributes = convolution.attributes
     return (
         attributes.get("auto_pad", b"NOTSET") == b"NOTSET"
@@ -422,11 +425,11 @@ def _image_gradient(writer: _Writer, gradient: ImageGradient) -> bool:
 
 
 def _is_faster(writer: _Writer, w: Shape, x: Shape) -> bool:
-    """Return whether weights of one shape and images of another have blocks, and are faster so."""
+    """Return whether channels divide into blocks, and a convolution by blocks is faster."""
     filters, channels, *kernel = w
     return (
         filters % writer.block == channels % writer.block == 0
-        and math.prod(kernel) >= MIN_TAPS
+        and MIN_TAPS <= math.prod(kernel) <= MAX_TAPS
         and math.prod(w) <= MAX_WEIGHTS_PER_ELEMENT * math.prod(x)
     )
 
@@ -437,7 +440,7 @@ def _of_images(shape: Shape) -> Shape:
 
 
 def _of_both_axes(numbers: Sequence[int], axes: int, of_row: int) -> Sequence[int]:
-    """Return an attribute of images; signals have one axis, and become images of one row."""
+    """Return an attribute for both axes of images; that of signals gets `of_row` for the rows."""
     if axes == 2:
         return numbers
     return [n for of_column in numbers for n in (of_row, of_column)]

@@ -122,7 +122,7 @@ class Backend(ABC):
             )
         # Number of axes of the sample weights, 0 without any -> outputs whose loss has a divisor.
         self._counted: dict[int, list[str]] = {}
-        # Known sizes make an evaluation of images up to twice as fast (depthwise convolutions).
+        # Known sizes make an evaluation of images up to twice as fast (convolutions).
         any_size = {"predict": True, "evaluate": recipe.has_free_lengths}
         self.caches: dict[str, ShapeCache[Any]] = {
             kind: ShapeCache(only_any_size=any_size.get(kind, False)) for kind in self.kinds

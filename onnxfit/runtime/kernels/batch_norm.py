@@ -203,7 +203,10 @@ class _BatchNormSearch(NodeSearch):
     def _activation_equal_to(
         self, z: str, compared: Sequence[str], bounds: Sequence[str] | None = None
     ) -> int:
-        """Return the activation whose result is compared with z, and whose bounds are these."""
+        """Return the activation whose result is compared with z.
+
+        `bounds` are its bounds; None accepts any.
+        """
         for name in self.results(z, "Clip"):
             clip = self.producers[name]
             if {*compared} - {z} == {name} and bounds in (None, clip.input[1:]):

@@ -348,9 +348,12 @@ def test_copies_of_many_images_are_torchs(
 @pytest.mark.torch
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("images", [1, 3])
-def test_copies_of_long_rows_are_torchs(images: int, dilation: int) -> None:
+def test_copies_of_long_rows_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, images: int, dilation: int
+) -> None:
     """With different pads on both sides, along two axes and three."""
     torch = pytest.importorskip("torch")
+    monkeypatch.setattr(weights, "MAX_PADDING_TO_SHIFT", 100)
     columns = weights.MIN_COLUMNS_TO_SHIFT + 4 * dilation
     for padding, taps in [
         ((1, 0), (3, 2)),
@@ -378,6 +381,17 @@ def test_copies_of_long_rows_are_torchs(images: int, dilation: int) -> None:
         slices = [node for node in graph.node if node.op_type == "Slice"]
         assert len(slices) == taps[-1] + np.prod(taps[:-1])  # not one for each tap
         meets_torch(body, of_padded, shape, w)
+
+
+@pytest.mark.torch
+def test_pixels_that_no_window_covers_have_no_part_in_the_weights() -> None:
+    """A ConvTranspose with long rows, whose output is larger than its windows reach."""
+    torch = pytest.importorskip("torch")
+    meets_torch(
+        "ConvTranspose<dilations=[2,2], output_padding=[1,1]>(a, b)",
+        lambda a, b: torch.nn.functional.conv_transpose2d(a, b, dilation=2, output_padding=1),
+        (2, 16, 40, 40), (16, 17, 3, 3),
+    )  # fmt: skip
 
 
 @pytest.mark.torch

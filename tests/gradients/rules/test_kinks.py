@@ -173,7 +173,7 @@ def test_clip_hands_on_to_the_bound_that_moved_a_number() -> None:
 
 
 def test_constant_bounds_are_compared_without_booleans() -> None:
-    """Of which a Cast would make numbers, on one thread."""
+    """A Cast of booleans to numbers uses one thread only."""
     bounds = "float l = {0.0}, int64 k = {6}"
     proto, feeds = model("h = CastLike(k, a) y = Clip(a, l, h)", bounds, a=[-1.0, 3.0, 7.0])
     arrives = {"y_grad": np.ones(3, np.float32)}

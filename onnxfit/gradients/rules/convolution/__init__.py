@@ -19,7 +19,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxfit.gradients.building import MICROSOFT, Ints, spatial_shape
-from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, padding, with_rank
+from onnxfit.gradients.rules.convolution.spec import (
+    ConvSpec,
+    apply_conv,
+    crop_like,
+    padding,
+    with_rank,
+)
 from onnxfit.gradients.rules.convolution.transposed import transposed_conv
 from onnxfit.gradients.rules.convolution.weights import weight_gradient
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
@@ -69,8 +75,16 @@ def conv_transpose(
         dy = op.Pad(dy, all_pads, None, spec.axes)
     else:
         spec = replace(spec, pads=all_pads)
+    # An `output_padding` of a stride or more, or an `output_shape`, may add windows.
+    padding_sizes = zip(output_padding or (), spec.strides)
+    may_have_more = bool(output_shape) or any(size >= stride for size, stride in padding_sizes)
+
+    def dx() -> Value:
+        positions = apply_conv(op.Conv, dy, w, spec)
+        return crop_like(op, positions, x, spec) if may_have_more else positions
+
     return (
-        lambda: apply_conv(op.Conv, dy, w, spec),
+        dx,
         lambda: weight_gradient(op, dy, x, spec, w),
         lambda: _bias_gradient(op, dy, spec),
     )

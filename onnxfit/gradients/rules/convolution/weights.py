@@ -48,10 +48,14 @@ MAX_GATHER_INDICES = 2**16
 # products are computed, each with as many taps as fit. They take 0.9 to 1.0 of the time of a single
 # product.
 MAX_GATHERED_ELEMENTS = 2**22
-# From this length of rows on, and with at most so many channels, shifted copies are faster. The
-# zeros between short rows cost too much. With many channels, the products take most of the time.
+# From this length of rows on, with at most so many channels, and with at most so many elements for
+# each position of a window, shifted copies are faster. With many channels, the products take most
+# of the time.
 MIN_COLUMNS_TO_SHIFT = 24
 MAX_CHANNELS_TO_SHIFT = 64
+MAX_PADDING_TO_SHIFT = 1.4
+# All copies are in memory at once: at most 32 MB of float32.
+MAX_SHIFTED_ELEMENTS = 2**23
 # From this number of channels per element of a row, copies with the channels last are faster.
 MIN_CHANNELS_PER_COLUMN = 4
 # Each channel of a depthwise convolution has few weights. Up to these sizes, matrix products are
@@ -110,13 +114,22 @@ class WeightProblem:
 
     @property
     def has_long_rows(self) -> bool:
-        """Whether shifted copies of all images at once are the fastest copies."""
+        """Whether shifted copies of `small` are possible and the fastest copies."""
+        spec = self.spec
+        padded = [n + sum(p) for n, *p in zip(self.pixels, spec.pads_before, spec.pads_after)]
+        covered = [n + extent - 1 for n, extent in zip(self.positions, spec.extents(self.kernel))]
         return (
             self.images is not None
-            and math.prod(self.kernel[:-1]) > 1  # the copies of a single row would be too long
-            and set(self.spec.strides) == {1}
+            # A ConvTranspose may have pixels that no window covers.
+            and padded == covered
+            # With one row of taps, the last copy would begin too late: see `by_shifts`.
+            and math.prod(self.kernel[:-1]) > 1
+            and set(spec.strides) == {1}
             and self.positions[-1] >= MIN_COLUMNS_TO_SHIFT
             and min(self.filters, self.channels) <= MAX_CHANNELS_TO_SHIFT
+            and math.prod(padded) <= MAX_PADDING_TO_SHIFT * self.position_count
+            and self.kernel[-1] * self.images * self.filters * math.prod(padded)
+            <= MAX_SHIFTED_ELEMENTS
         )
 
     @property
@@ -235,11 +248,11 @@ def by_product_per_tap(op: GraphBuilder, problem: WeightProblem) -> Value:
 
 
 def by_shifts(op: GraphBuilder, problem: WeightProblem) -> Value:
-    """Multiply all pixels by all elements of `small`, shifted against each other for each tap.
+    """Compute each row of taps as one matrix product, with a shifted copy of `small` for each tap.
 
-    With padding, `large` and `small` have the same sizes. Then all images of a channel can be read
+    `small` is padded to the sizes of the padded `large`. Then all images of a channel can be read
     as one vector, in which each tap reads the pixel at a fixed distance from the element that it
-    meets. There is one product for each row of taps, by a copy of `small` for each tap of the row.
+    meets.
     """
     assert problem.images is not None  # `has_long_rows` has asked
     spec = problem.spec
