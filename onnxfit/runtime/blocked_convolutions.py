@@ -201,11 +201,9 @@ def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool
     interleaved.
     """
     node = convolution.node
-    attributes = convolution.attributes
     images, channels, rows, columns = convolution.y
-    strides = attributes.get("strides", (1, 1))
-    pads = attributes.get("pads", (0, 0, 0, 0))
-    is_plain = set(attributes.get("dilations", (1, 1))) == {1} and _has_only_pads(convolution)
+    strides = convolution.strides
+    is_plain = set(convolution.dilations) == {1} and _has_only_pads(convolution)
     is_small = rows * columns <= MAX_INTERLEAVED_PIXELS
     if not is_plain or not is_small or rows % strides[0] or columns % strides[1]:
         return False
@@ -215,7 +213,11 @@ def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool
             for remainder in range(stride)
         ]
         for stride, pad, taps, before, after in zip(
-            strides, pads, convolution.kernel, convolution.x[2:], convolution.y[2:]
+            strides,
+            convolution.pads_before,
+            convolution.kernel,
+            convolution.x[2:],
+            convolution.y[2:],
         )
     ]
     if any(phase is None for axis in phases for phase in axis):
@@ -350,10 +352,8 @@ def _conv(writer: _Writer, convolution: Convolution) -> bool:
 def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
     """Write a ConvTranspose without strides, which is the gradient of a convolution's images."""
     node = convolution.node
-    attributes = convolution.attributes
     if not _has_only_pads(convolution):
         return False
-    axes = len(convolution.kernel)
     return _image_gradient(
         writer,
         ImageGradient(
@@ -363,9 +363,9 @@ def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
             convolution.x,
             convolution.w,
             convolution.y,
-            tuple(attributes.get("strides", [1] * axes)),
-            tuple(attributes.get("dilations", [1] * axes)),
-            tuple(attributes.get("pads", [0] * axes)[:axes]),
+            convolution.strides,
+            convolution.dilations,
+            convolution.pads_before,
         ),
     )
 

@@ -47,6 +47,23 @@ class Convolution:
         return self.w[2:]
 
     @property
+    def strides(self) -> Sizes:
+        return self._of_axes("strides", 1)
+
+    @property
+    def dilations(self) -> Sizes:
+        return self._of_axes("dilations", 1)
+
+    @property
+    def pads_before(self) -> Sizes:
+        """Zero for each axis unless the node has the attribute `pads`."""
+        return self._of_axes("pads", 0)
+
+    def _of_axes(self, name: str, default: int) -> Sizes:
+        axes = len(self.kernel)
+        return tuple(self.attributes.get(name, [default] * axes)[:axes])
+
+    @property
     def is_depthwise(self) -> bool:
         """Whether each filter reads one channel, and each channel has one filter."""
         return self.attributes.get("group") == self.w[0] == self.x[1] and self.w[1] == 1

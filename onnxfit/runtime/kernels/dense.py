@@ -68,9 +68,8 @@ class _Images(NamedTuple):
     def of(cls, convolution: Convolution | ImageGradient) -> _Images:
         if isinstance(convolution, ImageGradient):
             return cls(convolution.positions, convolution.pixels, convolution.strides, True)
-        strides = convolution.attributes.get("strides", (1,) * len(convolution.kernel))
         is_transposed = convolution.node.op_type == "ConvTranspose"
-        return cls(convolution.x, convolution.y, tuple(strides), is_transposed)
+        return cls(convolution.x, convolution.y, convolution.strides, is_transposed)
 
 
 def _is_faster(convolution: AnyConvolution) -> bool:
@@ -150,17 +149,15 @@ def _kernel_of_operator(convolution: Convolution) -> onnx.NodeProto | None:
         return None
     if attributes.get("output_shape"):  # which changes the pads
         return None
-    axes = len(convolution.kernel)
-    pads = attributes.get("pads", (0,) * 2 * axes)
-    if min(pads) < 0:
+    if min(attributes.get("pads", (0,))) < 0:
         return None
     return _node(
         convolution.node.op_type,
         convolution,
         convolution.inputs,
-        strides=attributes.get("strides", (1,) * axes),
-        dilations=attributes.get("dilations", (1,) * axes),
-        pads=pads[:axes],
+        strides=convolution.strides,
+        dilations=convolution.dilations,
+        pads=convolution.pads_before,
         sizes=convolution.y[2:],
     )
 

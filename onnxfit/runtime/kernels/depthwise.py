@@ -75,16 +75,11 @@ def _kernel(convolution: Convolution | WeightGradient) -> onnx.NodeProto | None:
         convolution.node,
         convolution.inputs,
         kernel_shape=convolution.kernel,
-        strides=attributes.get("strides", (1, 1)),
-        dilations=attributes.get("dilations", (1, 1)),
-        pads=_pads_before(convolution),
+        strides=convolution.strides,
+        dilations=convolution.dilations,
+        pads=convolution.pads_before,
         sizes=convolution.y[2:],
     )
-
-
-def _pads_before(convolution: Convolution) -> Sequence[int]:
-    pads: Sequence[int] = convolution.attributes.get("pads", (0, 0))
-    return pads[:2]
 
 
 def _node(
