@@ -89,8 +89,9 @@ def test_blocks_change_no_number(inputs: str, body: str) -> None:
         ("float[2,15,5,5] x, float[15,1,3,3] w", "Conv<group=15>(x, w)"),
         ("float[n,16,5,5] x, float[16,1,3,3] w", "Conv<group=16>(x, w)"),
         ("double[2,16,5,5] x, double[16,1,3,3] w", "Conv<group=16>(x, w)"),
-        # two pixels of a window, more weights than images, channels that are no blocks, groups
+        # few taps, too many, more weights than images, channels that are no blocks, groups
         ("float[2,16,5,5] x, float[16,16,1,2] w", "Conv(x, w)"),
+        ("float[2,16,40,40] x, float[16,16,12,12] w", "Conv(x, w)"),
         ("float[1,16,3,3] x, float[16,16,3,3] w", "Conv(x, w)"),
         ("float[2,15,9,9] x, float[16,15,3,3] w", "Conv(x, w)"),
         ("float[2,16,9,9] x, float[15,16,3,3] w", "Conv(x, w)"),

@@ -272,6 +272,7 @@ def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
         (16, 16, 16, 20, [["Gemm"], [1, 0]]),
         (16, 80, 80, 32, [["Gemm"] * 3, [1, 0]]),  # too many copies to make all at once
         (16, 64, 64, 32, [["Gemm"] * 3, [1, 0, 2, 3]]),  # a product for each row of taps
+        (8, 64, 64, 100, [["Gemm"] * 9, [1, 0, 2, 3]]),  # too many elements to shift
         # so many filters that turning them costs more: one product for each image
         (16, 3, 40, 20, [["MatMul"], [0, 2, 1]]),
         (8, 3, 3, 20, [["MatMul"], [0, 2, 1]]),
@@ -303,6 +304,28 @@ def test_copies_lie_as_their_sizes_make_them_fast(
         list(a.ints) for node in added if node.op_type == "Transpose" for a in node.attribute
     )
     assert [products, turned] == form
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "form"),
+    [
+        ((2, 16, 8, 8), (64, 16, 1, 1), "Conv"),
+        ((2, 16, 80), (64, 16, 3), "Conv"),
+        ((2, 16, 8, 8), (64, 16, 3, 3), "ConvTranspose"),
+    ],
+)
+def test_many_filters_are_transposed_where_this_is_faster(
+    x: tuple[int, ...], w: tuple[int, ...], form: str
+) -> None:
+    """The operator of the gradient of the images; all equal what torch says."""
+    y = (x[0], w[0], *(n - k + 1 for n, k in zip(x[2:], w[2:])))
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 21]>
+        g (float{[*x]} a, float{[*w]} b) => (y) {{ y = Conv(a, b) }}"""
+    )
+    graph = built(model, ["y"], ["a"], {"y_grad": np.zeros(y, np.float32)}, runs="").model.graph
+    added = {node.op_type for node in graph.node if node.name.startswith("gradient/")}
+    assert added & {"Conv", "ConvTranspose"} == {form}
 
 
 def test_large_images_are_not_listed_place_by_place() -> None:

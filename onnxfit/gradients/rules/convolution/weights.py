@@ -48,9 +48,9 @@ MAX_GATHER_INDICES = 2**16
 # products are computed, each with as many taps as fit. They take 0.9 to 1.0 of the time of a single
 # product.
 MAX_GATHERED_ELEMENTS = 2**22
-# From this length of rows on, with at most so many channels, and with at most so many elements for
-# each position of a window, shifted copies are faster. With many channels, the products take most
-# of the time.
+# From this length of rows on, with at most so many channels, and with at most so many padded pixels
+# for each position of a window, shifted copies are faster. With many channels, the products take
+# most of the time.
 MIN_COLUMNS_TO_SHIFT = 24
 MAX_CHANNELS_TO_SHIFT = 64
 MAX_PADDING_TO_SHIFT = 1.4
@@ -113,7 +113,7 @@ class WeightProblem:
         return self.group == 1 and min(self.filters, self.channels) >= MIN_CHANNELS_FOR_PRODUCTS
 
     @property
-    def has_long_rows(self) -> bool:
+    def is_shift_cheap(self) -> bool:
         """Whether shifted copies of `small` are possible and the fastest copies."""
         spec = self.spec
         padded = [n + sum(p) for n, *p in zip(self.pixels, spec.pads_before, spec.pads_after)]
@@ -254,7 +254,7 @@ def by_shifts(op: GraphBuilder, problem: WeightProblem) -> Value:
     as one vector, in which each tap reads the pixel at a fixed distance from the element that it
     meets.
     """
-    assert problem.images is not None  # `has_long_rows` has asked
+    assert problem.images is not None  # `is_shift_cheap` has asked
     spec = problem.spec
     *reach, reach_last = (extent - 1 for extent in spec.extents(problem.kernel))
     large = pad_pixels(op, swap_first_axes(op, problem.large, spec), spec, 2)
@@ -431,8 +431,8 @@ STRATEGIES: tuple[Strategy[WeightProblem], ...] = (
     ),
     Strategy(
         by_shifts,
-        lambda p: p.is_wide and p.has_long_rows,
-        "Shifted copies take 0.65 to 1.0 of the time of a Slice for each tap, if rows are long.",
+        lambda p: p.is_wide and p.is_shift_cheap,
+        "Shifted copies take 0.65 to 1.1 of the time of a Slice for each tap, if rows are long.",
     ),
     Strategy(
         by_gather,
