@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.editing.batch_axes import BatchAxis
+from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import compile_model
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.graph.opset import OPSET
+from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import CPU
-from onnxfit.runtime.session import compile_model
 
 NUMBER = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float16): TensorProto.FLOAT16}
 

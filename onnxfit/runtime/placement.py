@@ -6,8 +6,8 @@ from collections import Counter
 from contextlib import suppress
 
 from onnxfit.errors import GradientError, InstallationError
+from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import compile_model
 from onnxfit.step.batch_specs import batch_specs
 from onnxfit.step.graphs import train_graph
 from onnxfit.step.providers import PROVIDERS

@@ -12,8 +12,8 @@ import pytest
 from onnxfit import GradientError, StepError, Trainer, UnknownNameError, gradient_model
 from onnxfit.gradients import NoGradientError, register
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import CPU
-from onnxfit.runtime.session import compile_model
 from tests.builds import needs_builder
 
 PLAIN = {"", "ai.onnx"}

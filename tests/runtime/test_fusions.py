@@ -172,7 +172,7 @@ def test_a_pattern_names_operators_that_exist() -> None:
 
 def test_a_large_graph_trains_as_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of nodes, and the optimizers, change no number."""
-    from onnxfit.runtime import node_order, session
+    from onnxfit.runtime import compilation, node_order
 
     x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     y = np.arange(8) % 3
@@ -185,7 +185,7 @@ def test_a_large_graph_trains_as_a_small_one(monkeypatch: pytest.MonkeyPatch) ->
 
     as_small = weights()
     monkeypatch.setattr(node_order, "MIN_NODES_TO_SORT", 1)
-    monkeypatch.setattr(session, "useless_optimizers", lambda model: [])
+    monkeypatch.setattr(compilation, "useless_optimizers", lambda model: [])
     for limit in (0, 2**30):
         monkeypatch.setattr(node_order, "MAX_BYTES_IN_MEMORY", limit)
         for name, weight in weights().items():

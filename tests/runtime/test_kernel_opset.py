@@ -11,9 +11,9 @@ import onnx.shape_inference
 import onnxruntime
 import pytest
 
+from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.kernel_opset import KERNEL_OPSET, kernel_opset
-from onnxfit.runtime.session import compile_model
 
 
 def model_of(body: str, opset: int = 21) -> onnx.ModelProto:

@@ -8,10 +8,10 @@ import onnxruntime
 import pytest
 
 from onnxfit.runtime import memory_plan
+from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.memory_plan import MAX_TERMS, plan_memory
 from onnxfit.runtime.node_order import bytes_of_values
-from onnxfit.runtime.session import compile_model
 
 ROUNDED = """<ir_version: 10, opset_import: ["": 21]>
     g (float[N, 8] x) => (float[N, 8] y) <float scale = {0.5}, TYPE zero = {0}>

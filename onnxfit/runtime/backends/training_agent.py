@@ -21,8 +21,8 @@ from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.runtime.backends.forward_pass import ForwardPass
 from onnxfit.runtime.buffers import DoubleBufferedState
+from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import compile_model
 from onnxfit.runtime.values import array_of, ort_value
 from onnxfit.step.split import SplitStep
 
