@@ -166,6 +166,10 @@ def test_the_sentence_has_the_whole_range(report: Any) -> None:
     assert times in text
     assert text.endswith("; peak memory is 0.50 of eager PyTorch's")
 
+    once.append({"workload": "cnn", "contender": "onnxfit-in-place", "peak_memory": "15"})
+    in_place = '; with `backend="in_place"`, it is 0.25'
+    assert report.summary(headline, once).endswith(f"eager PyTorch's{in_place}")
+
     headline[2]["fast_ratio"] = "1.1"
     headline[3]["fast_ratio"] = "nan"  # not measured
     fast = "with the C++ operators of `onnxfit[fast]`, it is 1.10 on larger ones; peak memory"

@@ -10,10 +10,11 @@ import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from contenders import DEFAULT, ENTRIES, FAST, HALF, PLAIN, RIVALS
+from contenders import DEFAULT, ENTRIES, FAST, HALF, IN_PLACE, PLAIN, RIVALS
 from measure import Row
 from sentences import KINDS, Record, half_sentence, overall, summary
 from workloads import WORKLOADS
@@ -252,10 +253,10 @@ def bars(figures: Figures) -> list[list[str]]:
                 what = f"{us.title} / {learn.title}"
                 found.append([f"tabular, {optimizer}: {title}", what, *_barred(ratio, 1)])
     peaks = {(item["workload"], item["contender"]): item["peak_memory"] for item in figures.once}
-    for name in WORKLOADS:
-        if (name, DEFAULT) in peaks and (name, "torch") in peaks:
-            ratio = peaks[name, DEFAULT] / peaks[name, "torch"]
-            what = f"{ENTRIES[DEFAULT].title} / {ENTRIES['torch'].title}"
+    for name, contender in product(WORKLOADS, (DEFAULT, IN_PLACE)):
+        if (name, contender) in peaks and (name, "torch") in peaks:
+            ratio = peaks[name, contender] / peaks[name, "torch"]
+            what = f"{ENTRIES[contender].title} / {ENTRIES['torch'].title}"
             found.append([f"{name}: peak memory", what, *_barred(ratio, MEMORY_BAR)])
     for item in figures.limits:
         ratio = item["ours"] / item["limit"]

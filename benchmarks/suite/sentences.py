@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from contenders import DEFAULT, ENTRIES, HALF
+from contenders import DEFAULT, ENTRIES, HALF, IN_PLACE
 from workloads import WORKLOADS
 
 KINDS = {"step": "step", "fit": "fit per batch"}
@@ -87,13 +87,18 @@ def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
     if fast:
         parts.append(f"with the C++ operators of `onnxfit[fast]`, it is {fast}")
     peaks = {(item["workload"], item["contender"]): float(item["peak_memory"]) for item in once}
-    memory = [
-        peaks[work, DEFAULT] / peaks[work, "torch"]
-        for work in WORKLOADS
-        if (work, DEFAULT) in peaks and (work, "torch") in peaks
-    ]
+    memory, in_place = (
+        [
+            peaks[work, contender] / peaks[work, "torch"]
+            for work in WORKLOADS
+            if (work, contender) in peaks and (work, "torch") in peaks
+        ]
+        for contender in (DEFAULT, IN_PLACE)
+    )
     if memory:
         parts.append(f"peak memory is {span(memory)} of eager PyTorch's")
+    if in_place:
+        parts.append(f'with `backend="in_place"`, it is {span(in_place)}')
     return "; ".join(parts)
 
 

@@ -29,6 +29,7 @@ from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.kernels import use_kernels
 from onnxfit.runtime.memory_plan import plan_memory
 from onnxfit.runtime.node_order import bytes_of_values, compilation_order
+from onnxfit.runtime.shared_arena import share_arena
 from onnxfit.runtime.shared_initializers import share_initializers
 
 MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
@@ -46,6 +47,7 @@ def compile_model(
     pausable: bool = False,
     busy_wait: bool = False,
     uses_integers: bool = False,
+    shares_arena: bool = False,
     entries: Mapping[str, str] | None = None,
 ) -> Any:
     """Return an onnxruntime session for a model.
@@ -62,6 +64,7 @@ def compile_model(
       QuantizeLinear, as for a quantized file. Training does not use them, because gradients belong
       to the floats that the integers represent. Moreover, onnxruntime 1.31 moves QuantizeLinear
       into the backward pass, and writes nodes there that do not compile.
+    - `shares_arena`: whether the values of a run are in the arena that all such sessions share.
     - `entries`: further entries of the session's configuration.
     """
     if names.SEED in {value.name for value in model.graph.input} and not device.draws:
@@ -80,6 +83,8 @@ def compile_model(
         options.add_session_config_entry("session.disable_prepacking", "1")
     in_memory = bytes_of_values(model.graph)
     plan_memory(model, in_memory, options)
+    if shares_arena:
+        share_arena(options)
     if not busy_wait:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if not uses_integers:

@@ -16,11 +16,14 @@ from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.compilation import compile_model, explain_error
-from onnxfit.runtime.device import Device
+from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.freed_memory import return_freed_memory
 from onnxfit.runtime.kernels import products_with_kernels
 from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
+
+# A tensor without elements, in the place of an input that a binding no longer keeps.
+_NOTHING = ort_value(np.zeros(0, np.float32), CPU)
 
 
 def _first_run_options(device: Device) -> Any:
@@ -54,7 +57,8 @@ class BoundSession:
     - `overwrite_outputs`: the next run overwrites outputs of known size, which saves allocations.
     - `input_buffers`: input -> the buffer that it is read from.
     - `output_buffers`: output -> the buffer that it is written into. `outputs` omits them.
-    - `busy_wait`, `uses_integers`: as for `compile_model`.
+    - `taken_outputs`: outputs that `take_outputs` returns, and `outputs` omits.
+    - `busy_wait`, `uses_integers`, `shares_arena`: as for `compile_model`.
     """
 
     def __init__(
@@ -70,8 +74,10 @@ class BoundSession:
         overwrite_outputs: bool = False,
         input_buffers: Mapping[str, Buffer] | None = None,
         output_buffers: Mapping[str, Buffer] | None = None,
+        taken_outputs: Collection[str] = (),
         busy_wait: bool = False,
         uses_integers: bool = False,
+        shares_arena: bool = False,
     ) -> None:
         # The current set of the state -> the binding that reads it, and the key and value of each
         # per-run input in that binding. Keeping the values keeps their memory alive.
@@ -85,12 +91,19 @@ class BoundSession:
         products = products_with_kernels(model, keep_rounding=uses_integers) if on_cpu else ()
         share_packed_weights(model, state, products)
         self._session = compile_model(
-            model, device, threads, name, busy_wait=busy_wait, uses_integers=uses_integers
+            model,
+            device,
+            threads,
+            name,
+            busy_wait=busy_wait,
+            uses_integers=uses_integers,
+            shares_arena=shares_arena,
         )._sess
         self._run = self._session.run_with_iobinding
         self._input_buffers = dict(input_buffers or {})
         self._sort_inputs(model.graph, per_run_inputs)
         self._given_buffers = dict(output_buffers or {})
+        self._taken_outputs = list(taken_outputs)
         self._sort_outputs(model.graph, writes, overwrite_outputs)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
@@ -133,7 +146,9 @@ class BoundSession:
                 self._state_outputs[value.name] = updated
             elif shape == () and names.reserved(value.name):
                 self._scalars[value.name] = Buffer(_dtype(value), ())
-            elif value.name in self.predictions or value.name in self._given_buffers:
+            elif value.name in self._given_buffers or value.name in self._taken_outputs:
+                continue
+            elif value.name in self.predictions:
                 continue  # a model may list an output twice
             else:
                 self.predictions.append(value.name)
@@ -186,6 +201,20 @@ class BoundSession:
             outputs |= {name: values[self._positions[name]] for name in self._allocated_outputs}
         return outputs
 
+    def take_outputs(self) -> dict[str, Any]:
+        """Return the last run's `taken_outputs` as OrtValues, which the session no longer keeps."""
+        values = self._last_binding.get_outputs()
+        taken = {name: values[self._positions[name]] for name in self._taken_outputs}
+        for name in taken:
+            self._last_binding.bind_output(name, self._device.handle)
+        return taken
+
+    def release_inputs(self) -> None:
+        """Stop keeping the per-run inputs of the last run."""
+        for name in self._last_bound:
+            self._last_binding.bind_ortvalue_input(name, _NOTHING)
+        self._last_bound.clear()
+
     def prediction(self) -> dict[str, Array]:
         """Return copies of `outputs` as arrays."""
         return copied_arrays(self.outputs())
@@ -220,7 +249,9 @@ class BoundSession:
         }
         for name, buffer in outputs.items():
             binding.bind_ortvalue_output(name, buffer.value)
-        order = (*outputs, *self._allocated_outputs)
+        for name in self._taken_outputs:
+            binding.bind_output(name, self._device.handle)
+        order = (*outputs, *self._taken_outputs, *self._allocated_outputs)
         self._positions = {name: i for i, name in enumerate(order)}
         return binding
 

@@ -48,6 +48,9 @@ ENTRIES: dict[str, Entry] = {
     "onnxfit-fb": Entry(
         "onnxfit, forward_backward", "with_onnxfit.Onnxfit", {"backend": "forward_backward"}
     ),
+    "onnxfit-in-place": Entry(
+        "onnxfit, in_place", "with_onnxfit.Onnxfit", {"backend": "in_place"}, measures_memory=True
+    ),
     "onnxfit-ort": Entry(
         "onnxfit, onnxruntime's gradients", "with_onnxfit.Onnxfit", {"gradient": "onnxruntime"}
     ),
@@ -65,6 +68,7 @@ ENTRIES: dict[str, Entry] = {
     "sklearn-sgd": Entry("scikit-learn SGDRegressor", "with_sklearn.Linear"),
 }
 DEFAULT = "onnxfit"  # the default install with the default backend, which the headline is about
+IN_PLACE = "onnxfit-in-place"  # its memory is compared, too
 PLAIN = "onnxfit-plain"  # a further column of the headline
 FAST = "onnxfit-fast"  # a further column with a ratio of its own
 HALF = "torch-bf16"  # a further column, too: fewer bits, on the processors that multiply them

@@ -46,17 +46,19 @@ class Onnxfit(Contender):
 
     def step(self) -> Callable[[], object]:
         """What the loop of `fit` asks of the backend for a batch: copy it into the buffers, write
-        the scalars, run.
+        the scalars, run; and the update, if that is a graph of its own.
         """
         x, y = self.job.workload.data()
-        train, rate = self.trainer._backend.train, self.job.learning_rate
+        backend, rate = self.trainer._backend, self.job.learning_rate
         with self.trainer._source(x, y, None, self.job.workload.batch_size, "training") as source:
             batches = list(source.batches(0))
         numbers = iter(range(10, 1 << 62))
-        return over(
-            lambda batch, _: train(batch, rate, next(numbers), 0),
-            [(batch, None) for batch in batches],
-        )
+
+        def train(batch: Any, _: object) -> None:
+            backend.train(batch, rate, next(numbers), 0)
+            backend.finish_step()
+
+        return over(train, [(batch, None) for batch in batches])
 
     def fit(self, epochs: int, on_batch: Callable[[], None]) -> None:
         if self.fitted is None:

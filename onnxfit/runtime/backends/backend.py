@@ -85,6 +85,7 @@ class Backend(ABC):
     needs_loss: ClassVar[bool] = True  # False for a backend that can train without a loss
     shows_gradients: ClassVar[bool] = False  # whether `on_gradients` is called
     steps_by_hand: ClassVar[bool] = False  # whether `ManualTraining` can use it
+    shares_arena: ClassVar[bool] = False  # whether its sessions share the memory of their values
     kinds: ClassVar[tuple[str, ...]]  # graphs that are compiled for the shapes of a batch
 
     def __init__(
@@ -453,6 +454,7 @@ class Backend(ABC):
             per_run_inputs=per_run_inputs,
             overwrite_outputs=overwrite_outputs,
             uses_integers=kind in INFERENCE_KINDS,
+            shares_arena=self.shares_arena,
             **settings,
         )
 

@@ -16,10 +16,10 @@ from onnxfit.runtime.backends.backend import Array
 from onnxfit.runtime.backends.full import FullBackend
 from onnxfit.runtime.backends.inputs import write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
-from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.overwriting import overwritable_tensors
 from onnxfit.runtime.session import BoundSession
+from onnxfit.runtime.values import array_of
 from onnxfit.step.recipe import Recipe
 
 __all__ = ["InPlaceBackend"]
@@ -32,11 +32,13 @@ class InPlaceBackend(FullBackend):
     nothing has changed. If the loss or a gradient is not finite, the step is skipped: weights,
     slots and running statistics stay as they are. An update cannot be undone.
 
-    Weights, most slots and the gradients are in memory once; with `accumulate`, the sums of
-    gradients twice. The backend `full` has two sets of weights and slots.
+    Weights and most slots are in memory once; with `accumulate`, the sums of gradients twice. The
+    backend `full` has two sets of weights and slots. The gradients have the memory of values that
+    the backward pass no longer needs, and the update that of the backward pass.
     """
 
     name = "in_place"
+    shares_arena = True
     kinds = ("gradients", "accumulate", "counts", "evaluate", "predict")
 
     def __init__(
@@ -60,11 +62,9 @@ class InPlaceBackend(FullBackend):
         super().__init__(
             recipe, arrays, device=device, threads=threads, accumulate=accumulate, world=world
         )
-        # The gradients of a batch. With accumulated gradients, the state has their sums instead.
-        self._gradients = {
-            names.gradient(name): Buffer(arrays[name].dtype, arrays[name].shape, device)
-            for name in ([] if self.can_accumulate else recipe.weights)
-        }
+        # The gradients that wait for the update, as OrtValues by their names in the graphs. With
+        # accumulated gradients, the state has their sums instead.
+        self._gradients: dict[str, Any] = {}
         # The learning rate and the number of the step whose gradients wait for the update.
         self._pending: tuple[float, int] | None = None
         # Whether the losses since the last update, and their gradients, may be used.
@@ -90,13 +90,16 @@ class InPlaceBackend(FullBackend):
     def train(
         self, batch: Batch, learning_rate: float, step: int, seed: int
     ) -> BoundSession | None:
-        self._pending = self.last_update = None
+        self._discard_gradients()
+        self.last_update = None
         if not self.window:
             self._losses_are_finite = True
         if self.can_accumulate:
             session = self._accumulate(batch, learning_rate, step, seed)
         else:
             session = self._run_share("gradients", batch, learning_rate, step, seed)
+            if session is not None:
+                self._gradients = session.take_outputs()
         self._updated_version = -1
         if session is not None and not math.isfinite(session.scalars[names.TOTAL].item()):
             self._losses_are_finite = False
@@ -108,8 +111,11 @@ class InPlaceBackend(FullBackend):
     def finish_step(self) -> bool:
         if self._pending is None:
             return False
-        (learning_rate, step), self._pending = self._pending, None
-        self._update(learning_rate, step)
+        learning_rate, step = self._pending
+        try:
+            self._update(learning_rate, step)
+        finally:
+            self._discard_gradients()
         return True
 
     def flush(self, learning_rate: float, step: int) -> bool:
@@ -130,16 +136,14 @@ class InPlaceBackend(FullBackend):
         if not finite and (finite_gradients or not self.recipe.precision.scales_loss):
             self.window = 0
             return
-        if self.can_accumulate:
-            update = self.batchless_session("update")
-        else:
-            update = self._batchless.get("apply") or self._compile_update()
+        # Before the update begins, so that a graph that does not compile changes nothing.
+        update = self.batchless_session("update" if self.can_accumulate else "apply")
         try:
             if self.can_accumulate:
                 super().flush(learning_rate, step)
             else:
                 write_scalars(update, learning_rate, step, 0)
-                update.run()
+                update.run(self._gradients)
                 self.last_update = update
         except StepError as error:
             self.window = 0
@@ -155,10 +159,18 @@ class InPlaceBackend(FullBackend):
     def _gradient_arrays(self) -> Iterator[Array]:
         if self.can_accumulate:
             return (self.state.buffer(names.gradient_sum(w)).array for w in self.recipe.weights)
-        return (buffer.array for buffer in self._gradients.values())
+        return map(array_of, self._gradients.values())
+
+    def _discard_gradients(self) -> None:
+        """Free the gradients that wait for the update, which is no longer made."""
+        self._pending = None
+        self._gradients = {}
+        update = self._batchless.get("apply")
+        if update is not None:
+            update.release_inputs()
 
     def revert(self) -> None:
-        self._pending = None
+        self._discard_gradients()
         if self._updated_version == self.state.version:
             raise SettingError(
                 "backend='in_place' cannot undo an update, because it overwrites the weights. Use"
@@ -169,17 +181,11 @@ class InPlaceBackend(FullBackend):
 
     # ------------------------------------------------------------------ graphs
 
-    def _compile_update(self) -> BoundSession:
-        """Return the graph of the update, bound to the gradients of a batch."""
-        self._batchless["apply"] = self.bind(
-            "apply", self.graph("apply", {}), input_buffers=self._gradients, overwrite_outputs=True
-        )
-        return self._batchless["apply"]
-
     def compile(self, kind: str, shapes: Specs) -> Any:
         if kind != "gradients":
             return super().compile(kind, shapes)
-        return self.bind(kind, self.graph(kind, shapes), output_buffers=self._gradients)
+        gradients = [names.gradient(weight) for weight in self.recipe.weights]
+        return self.bind(kind, self.graph(kind, shapes), taken_outputs=gradients)
 
 
 def _all_finite(array: Array) -> bool:
