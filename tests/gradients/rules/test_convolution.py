@@ -338,17 +338,53 @@ def test_large_images_are_not_listed_place_by_place() -> None:
     assert "Gather" not in [node.op_type for node in graph.node]
 
 
+@pytest.mark.parametrize(
+    ("filters", "size", "turned"),
+    [
+        (weights.MIN_FILTERS_FIRST, 4, []),
+        (weights.MIN_FILTERS_FIRST - 1, 4, [[1, 0]]),
+        (weights.MIN_FILTERS_FIRST, 32, [[1, 0]]),  # several products
+    ],
+)
+def test_a_product_of_many_filters_is_not_turned(
+    filters: int, size: int, turned: list[list[int]]
+) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 21]>
+        g (float[16,80,{size},{size}] a, float[{filters},80,3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}"""
+    )
+    y = np.zeros((16, filters, size, size), np.float32)
+    nodes = built(model, ["y"], ["b"], {"y_grad": y}, runs="").model.graph.node
+    names = [node.op_type for node in nodes]
+    after = nodes[names.index("Gemm") :]
+    perms = [a.ints for node in after if node.op_type == "Transpose" for a in node.attribute]
+    assert [list(perm) for perm in perms] == turned
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize("cached", [weights.MAX_GATHERED_ELEMENTS, 0])
+@pytest.mark.parametrize(
+    ("cached", "filters_first"),
+    [
+        (weights.MAX_GATHERED_ELEMENTS, weights.MIN_FILTERS_FIRST),
+        (weights.MAX_GATHERED_ELEMENTS, 1),
+        (0, 1),
+    ],
+)
 @pytest.mark.parametrize(
     ("stride", "dilation", "pads"), [(1, 1, (0, 0)), (1, 2, (1, 2)), (2, 1, (2, 0)), (3, 2, (1, 1))]
 )
 def test_copies_of_many_images_are_torchs(
-    monkeypatch: pytest.MonkeyPatch, stride: int, dilation: int, pads: tuple[int, int], cached: int
+    monkeypatch: pytest.MonkeyPatch,
+    stride: int,
+    dilation: int,
+    pads: tuple[int, int],
+    cached: int,
+    filters_first: int,
 ) -> None:
     """In one piece, and row of taps by row of taps; along one axis, two and three."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(weights, "MAX_GATHERED_ELEMENTS", cached)
+    monkeypatch.setattr(weights, "MIN_FILTERS_FIRST", filters_first)
     many = weights.MIN_IMAGES_FOR_GATHER
     settings = {"stride": stride, "dilation": dilation, "padding": pads}
     for axes, shape in enumerate([(many, 3, 8), (many, 3, 8, 7), (many, 2, 8, 7, 6)], 1):

@@ -48,6 +48,9 @@ MAX_GATHER_INDICES = 2**16
 # products are computed, each with as many taps as fit. They take 0.9 to 1.0 of the time of a single
 # product.
 MAX_GATHERED_ELEMENTS = 2**22
+# From this number of filters on, transposing a product takes longer than reading the copies as the
+# second factor.
+MIN_FILTERS_FIRST = 192
 # From this length of rows on, with at most so many channels, and with at most so many padded pixels
 # for each position of a window, shifted copies are faster. With many channels, the products take
 # most of the time.
@@ -213,6 +216,10 @@ def by_gather(op: GraphBuilder, problem: WeightProblem) -> Value:
     elements_per_tap = channels * images * problem.position_count
     # at least one row of taps
     taps_at_once = max(MAX_GATHERED_ELEMENTS // elements_per_tap, problem.kernel[-1])
+    if taps_at_once >= len(read) and filters >= MIN_FILTERS_FIRST:
+        columns = op.Reshape(op.Gather(large, read.ravel(), axis=1), [channels * len(read), -1])
+        dw = op.Gemm(small, columns, transB=1)
+        return op.Reshape(dw, [filters, channels, *problem.kernel])
     products = []
     for first in range(0, len(read), taps_at_once):
         rows = read[first : first + taps_at_once]
