@@ -87,18 +87,15 @@ def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
     if fast:
         parts.append(f"with the C++ operators of `onnxfit[fast]`, it is {fast}")
     peaks = {(item["workload"], item["contender"]): float(item["peak_memory"]) for item in once}
-    memory, in_place = (
-        [
-            peaks[work, contender] / peaks[work, "torch"]
-            for work in WORKLOADS
-            if (work, contender) in peaks and (work, "torch") in peaks
-        ]
-        for contender in (DEFAULT, IN_PLACE)
-    )
-    if memory:
-        parts.append(f"peak memory is {span(memory)} of eager PyTorch's")
-    if in_place:
-        parts.append(f'with `backend="in_place"`, it is {span(in_place)}')
+
+    def memory(contender: str) -> list[float]:
+        both = [w for w in WORKLOADS if (w, contender) in peaks and (w, "torch") in peaks]
+        return [peaks[work, contender] / peaks[work, "torch"] for work in both]
+
+    if memory(DEFAULT):
+        parts.append(f"peak memory is {span(memory(DEFAULT))} of eager PyTorch's")
+        if memory(IN_PLACE):
+            parts.append(f'with `backend="in_place"`, it is {span(memory(IN_PLACE))}')
     return "; ".join(parts)
 
 

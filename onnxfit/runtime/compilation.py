@@ -1,4 +1,4 @@
-"""Compiling a graph: what is done to it for onnxruntime, and the options of its session."""
+"""Compile a graph: its changes for onnxruntime, and the options of its session."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from onnxfit.runtime.memory_plan import plan_memory
 from onnxfit.runtime.node_order import bytes_of_values, compilation_order
 from onnxfit.runtime.shared_arena import share_arena
 from onnxfit.runtime.shared_initializers import share_initializers
+from onnxfit.runtime.version import onnxruntime_version
 
 MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
 
@@ -131,8 +132,7 @@ def newest_opset() -> int:
 
     A file may be newer: its training step is built in an older opset, and `predict` runs it.
     """
-    version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
-    return 21 if version < (1, 21) else sys.maxsize
+    return 21 if onnxruntime_version() < (1, 21) else sys.maxsize
 
 
 def quantizes(model: onnx.ModelProto) -> bool:

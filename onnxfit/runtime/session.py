@@ -23,7 +23,7 @@ from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
 # A tensor without elements, in the place of an input that a binding no longer keeps.
-_NOTHING = ort_value(np.zeros(0, np.float32), CPU)
+_NOTHING = C.OrtValue.ortvalue_from_shape_and_type([0], np.float32, CPU.handle)
 
 
 def _first_run_options(device: Device) -> Any:
@@ -100,6 +100,7 @@ class BoundSession:
             shares_arena=shares_arena,
         )._sess
         self._run = self._session.run_with_iobinding
+        self._shares_arena = shares_arena
         self._input_buffers = dict(input_buffers or {})
         self._sort_inputs(model.graph, per_run_inputs)
         self._given_buffers = dict(output_buffers or {})
@@ -146,9 +147,7 @@ class BoundSession:
                 self._state_outputs[value.name] = updated
             elif shape == () and names.reserved(value.name):
                 self._scalars[value.name] = Buffer(_dtype(value), ())
-            elif value.name in self._given_buffers or value.name in self._taken_outputs:
-                continue
-            elif value.name in self.predictions:
+            elif value.name in (*self._given_buffers, *self._taken_outputs, *self.predictions):
                 continue  # a model may list an output twice
             else:
                 self.predictions.append(value.name)
@@ -174,7 +173,8 @@ class BoundSession:
             binding = self._bind()
             self._bindings[state.current] = binding
             self._bound[state.current] = {}
-            options = _first_run_options(self._device)
+            if not self._shares_arena:  # such a session has no pattern to learn
+                options = _first_run_options(self._device)
         if self._prepares_runs:
             for buffer in self._feeds.values():
                 buffer.sync()
@@ -210,10 +210,11 @@ class BoundSession:
         return taken
 
     def release_inputs(self) -> None:
-        """Stop keeping the per-run inputs of the last run."""
-        for name in self._last_bound:
-            self._last_binding.bind_ortvalue_input(name, _NOTHING)
-        self._last_bound.clear()
+        """Stop keeping the per-run inputs of earlier runs, also of those that failed."""
+        for current, bound in self._bound.items():
+            for name in bound:
+                self._bindings[current].bind_ortvalue_input(name, _NOTHING)
+            bound.clear()
 
     def prediction(self) -> dict[str, Array]:
         """Return copies of `outputs` as arrays."""

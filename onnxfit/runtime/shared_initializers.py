@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import onnx
-import onnxruntime
 
 from onnxfit.graph.shared_tensors import array_of, contents_of, whole_model
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.values import ort_value, wrap_ort_value
+from onnxfit.runtime.version import onnxruntime_version
 
 # The products with packed weights: that of onnxruntime, and those of onnxfit-kernels.
 PRODUCTS = ("MatMulNBits", "PackedProduct", "PackedProductGradient")
@@ -42,7 +42,7 @@ def share_initializers(
         return model, []
     arrays = {tensor.name: array_of(tensor) for tensor in tensors}
     values = {name: wrap_ort_value(ort_value(array, device)) for name, array in arrays.items()}
-    kernels_only = _packed_weights(model) if onnxruntime.__version__.startswith("1.19.") else ()
+    kernels_only = _packed_weights(model) if onnxruntime_version() == (1, 19) else ()
     external = [name for name in values if name not in kernels_only]
     if external:
         options.add_external_initializers(external, [values[name] for name in external])

@@ -45,8 +45,8 @@ class Onnxfit(Contender):
         )
 
     def step(self) -> Callable[[], object]:
-        """What the loop of `fit` asks of the backend for a batch: copy it into the buffers, write
-        the scalars, run; and the update, if that is a graph of its own.
+        """Return a function that takes a step as the loop of `fit` does: copy the batch into the
+        buffers, write the scalars, run, and update if the backend updates separately.
         """
         x, y = self.job.workload.data()
         backend, rate = self.trainer._backend, self.job.learning_rate

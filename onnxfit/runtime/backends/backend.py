@@ -85,7 +85,8 @@ class Backend(ABC):
     needs_loss: ClassVar[bool] = True  # False for a backend that can train without a loss
     shows_gradients: ClassVar[bool] = False  # whether `on_gradients` is called
     steps_by_hand: ClassVar[bool] = False  # whether `ManualTraining` can use it
-    shares_arena: ClassVar[bool] = False  # whether its sessions share the memory of their values
+    # Whether the values of its bound sessions are in the arena of the process.
+    shares_arena: ClassVar[bool] = False
     kinds: ClassVar[tuple[str, ...]]  # graphs that are compiled for the shapes of a batch
 
     def __init__(

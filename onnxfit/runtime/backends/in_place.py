@@ -19,7 +19,7 @@ from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.overwriting import overwritable_tensors
 from onnxfit.runtime.session import BoundSession
-from onnxfit.runtime.values import array_of
+from onnxfit.runtime.values import array_view
 from onnxfit.step.recipe import Recipe
 
 __all__ = ["InPlaceBackend"]
@@ -32,9 +32,10 @@ class InPlaceBackend(FullBackend):
     nothing has changed. If the loss or a gradient is not finite, the step is skipped: weights,
     slots and running statistics stay as they are. An update cannot be undone.
 
-    Weights and most slots are in memory once; with `accumulate`, the sums of gradients twice. The
-    backend `full` has two sets of weights and slots. The gradients have the memory of values that
-    the backward pass no longer needs, and the update that of the backward pass.
+    Weights and most slots are in memory once; the backend `full` has two sets of both. The
+    gradients are allocated where the backward pass has freed activations, and the update uses the
+    memory of the backward pass again. With `accumulate`, the sums of gradients have buffers of
+    their own.
     """
 
     name = "in_place"
@@ -136,7 +137,7 @@ class InPlaceBackend(FullBackend):
         if not finite and (finite_gradients or not self.recipe.precision.scales_loss):
             self.window = 0
             return
-        # Before the update begins, so that a graph that does not compile changes nothing.
+        # Compiled before the update begins: if that fails, nothing has changed.
         update = self.batchless_session("update" if self.can_accumulate else "apply")
         try:
             if self.can_accumulate:
@@ -159,15 +160,20 @@ class InPlaceBackend(FullBackend):
     def _gradient_arrays(self) -> Iterator[Array]:
         if self.can_accumulate:
             return (self.state.buffer(names.gradient_sum(w)).array for w in self.recipe.weights)
-        return map(array_of, self._gradients.values())
+        weights = {w: self.state.buffer(w).array for w in self.recipe.weights}
+        return (
+            array_view(self._gradients[names.gradient(name)], weight.dtype, weight.shape)
+            for name, weight in weights.items()
+        )
 
     def _discard_gradients(self) -> None:
-        """Free the gradients that wait for the update, which is no longer made."""
+        """Free the gradients of the last batch, after their update or instead of it."""
         self._pending = None
+        if not self._gradients:
+            return
         self._gradients = {}
-        update = self._batchless.get("apply")
-        if update is not None:
-            update.release_inputs()
+        if "apply" in self._batchless:
+            self._batchless["apply"].release_inputs()
 
     def revert(self) -> None:
         self._discard_gradients()

@@ -339,15 +339,15 @@ def test_large_images_are_not_listed_place_by_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("filters", "size", "turned"),
+    ("filters", "size", "transposed"),
     [
         (weights.MIN_FILTERS_FIRST, 4, []),
         (weights.MIN_FILTERS_FIRST - 1, 4, [[1, 0]]),
         (weights.MIN_FILTERS_FIRST, 32, [[1, 0]]),  # several products
     ],
 )
-def test_a_product_of_many_filters_is_not_turned(
-    filters: int, size: int, turned: list[list[int]]
+def test_a_product_of_many_filters_is_not_transposed(
+    filters: int, size: int, transposed: list[list[int]]
 ) -> None:
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 21]>
@@ -358,7 +358,7 @@ def test_a_product_of_many_filters_is_not_turned(
     names = [node.op_type for node in nodes]
     after = nodes[names.index("Gemm") :]
     perms = [a.ints for node in after if node.op_type == "Transpose" for a in node.attribute]
-    assert [list(perm) for perm in perms] == turned
+    assert [list(perm) for perm in perms] == transposed
 
 
 @pytest.mark.torch

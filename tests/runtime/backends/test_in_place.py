@@ -20,6 +20,7 @@ from onnxfit.optimizers import SGD, Adam, Lion, Optimizer
 from onnxfit.registry import registry
 from onnxfit.runtime.backends.in_place import InPlaceBackend, _all_finite
 from onnxfit.runtime.device import CPU, Device
+from onnxfit.runtime.session import BoundSession
 from onnxfit.step.update import MAX_ELEMENTS_TO_FUSE
 from tests.models import convolutional, mlp
 
@@ -290,6 +291,33 @@ def test_a_failed_step_says_whether_weights_may_have_changed(
     assert ("may have updated some of the weights" in str(raised.value)) == (kind == "apply")
     np.testing.assert_equal(trainer.get_state(), before)
     trainer.train_on_batch(X, Y)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lion"])  # with Lion, steps take turns of two sets
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_training_goes_on_after_an_update_that_failed(
+    optimizer: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = new(optimizer=optimizer)
+    for _ in range(steps):
+        trainer.train_on_batch(X, Y)
+    run = BoundSession.run
+
+    def fail(session: BoundSession, *arguments: Any) -> None:
+        if session._name == "apply":
+            monkeypatch.setattr(session, "_run", raise_error)
+        run(session, *arguments)
+
+    def raise_error(*arguments: Any) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(BoundSession, "run", fail)
+        with pytest.raises(StepError, match="may have updated some of the weights"):
+            trainer.train_on_batch(X, Y)
+    monkeypatch.undo()
+    assert not trainer._backend._gradients
+    assert np.isfinite(trainer.train_on_batch(X, Y)["loss"])
 
 
 def test_a_loaded_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
