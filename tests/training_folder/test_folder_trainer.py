@@ -155,7 +155,7 @@ NETWORKS = {
         # the bias before BatchNormalization has no gradient, and a small eps would raise its noise
         convolutional(),
         loss="cross_entropy",
-        optimizer=onnxfit.optimizers.Adam(0.01, eps=0.01),
+        optimizer=onnxfit.optimizers.Adam(0.01, eps=0.1),
     ),
     "dropout": lambda: Trainer(convolutional(dropout=0.5), loss="cross_entropy", seed=7),
     "two inputs": lambda: Trainer(two_inputs(), loss="mse", optimizer="adam"),
