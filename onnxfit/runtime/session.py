@@ -104,7 +104,7 @@ class BoundSession:
         self._input_buffers = dict(input_buffers or {})
         self._sort_inputs(model.graph, per_run_inputs)
         self._given_buffers = dict(output_buffers or {})
-        self._taken_outputs = list(taken_outputs)
+        self._taken_outputs = dict.fromkeys(taken_outputs)
         self._sort_outputs(model.graph, writes, overwrite_outputs)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
@@ -147,8 +147,10 @@ class BoundSession:
                 self._state_outputs[value.name] = updated
             elif shape == () and names.reserved(value.name):
                 self._scalars[value.name] = Buffer(_dtype(value), ())
-            elif value.name in (*self._given_buffers, *self._taken_outputs, *self.predictions):
-                continue  # a model may list an output twice
+            elif value.name in self._given_buffers or value.name in self._taken_outputs:
+                pass  # not a prediction
+            elif value.name in self.predictions:
+                pass  # a model may list an output twice
             else:
                 self.predictions.append(value.name)
                 if overwrite_outputs and shape is not None:

@@ -160,6 +160,7 @@ class InPlaceBackend(FullBackend):
     def _gradient_arrays(self) -> Iterator[Array]:
         if self.can_accumulate:
             return (self.state.buffer(names.gradient_sum(w)).array for w in self.recipe.weights)
+        # Type and shape are those of the weights. Asking each OrtValue takes longer.
         weights = {w: self.state.buffer(w).array for w in self.recipe.weights}
         return (
             array_view(self._gradients[names.gradient(name)], weight.dtype, weight.shape)
