@@ -27,7 +27,7 @@ def share_arena(options: Any) -> None:
     memory of each value is requested when its node runs: a plan for all values, which onnxruntime
     makes otherwise, would hold the memory of all of them until the end of a run, so outputs that
     the run allocates could not use what is already free. In large graphs, `plan_memory` leaves the
-    reuse of memory to the arena, too: with onnxruntime's own, ResNet-18 takes 7 % more.
+    reuse of memory to the arena, too: with onnxruntime's own, ResNet-18 takes up to 8 % more.
 
     On processors other than x86, versions of onnxruntime before 1.21 share memory without an arena,
     which is slow, so there each session keeps its own.
