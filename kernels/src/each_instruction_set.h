@@ -5,7 +5,7 @@
 #define HAS_LOOPS
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=fast")
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,prfchw")
 namespace avx2 {
 #define LANES 8
 #include "vectors.h"
@@ -13,7 +13,7 @@ namespace avx2 {
 #include LOOPS
 #undef LANES
 }  // namespace avx2
-#pragma GCC target("avx512f,fma")
+#pragma GCC target("avx512f,fma,prfchw")
 namespace avx512 {
 #define LANES 16
 #include "vectors.h"

@@ -73,6 +73,36 @@ struct Memory {
 int64_t first_of(int64_t part, int64_t parts, int64_t size, int64_t tile) {
   return std::min(part * tiles::divide_up(size, tile) / parts * tile, size);
 }
+
+// Return the block of a task. Each thread of onnxruntime takes adjacent tasks and so computes adjacent
+// rows, as in the operators before and after a product: its processor has them in its caches.
+Block block_of(const Work& work, int64_t task) {
+  const Sizes& sizes = work.sizes;
+  const Tile tile = tile_of(work);
+  const auto next_index = [&task](int64_t count) {
+    const int64_t index = task % count;
+    task /= count;
+    return index;
+  };
+  // The first number of a block along an axis, and how many it has.
+  const auto next_part = [&](int64_t parts, int64_t size, int64_t of_tile) {
+    const int64_t part = next_index(parts), first = first_of(part, parts, size, of_tile);
+    return std::pair{first, first_of(part + 1, parts, size, of_tile) - first};
+  };
+  Block block{};
+  int64_t row, column;
+  std::tie(column, block.columns) = next_part(work.parts.columns, sizes.columns, tile.columns);
+  std::tie(row, block.rows) = next_part(work.parts.rows, sizes.rows, tile.rows);
+  std::array<int64_t, BATCH_AXES> indices;
+  for (size_t i = BATCH_AXES; i-- > 0;) indices[i] = next_index(sizes.batch[i]);
+  block.a = work.a.of(indices) + row * work.a.view.row;
+  block.b = work.b.of(indices) + column * work.b.view.column;
+  block.y = work.y.of(indices) + row * work.y.view.row + column;
+  for (size_t i = 0; i < work.addends; ++i) {
+    block.addend[i] = work.addend[i].of(indices) + row * work.addend[i].view.row + column;
+  }
+  return block;
+}
 #endif
 
 // Return the numbers of an axis in its largest part.
@@ -87,9 +117,13 @@ double time_of(const Work& work, const Parts& parts, int64_t threads) {
   // A number of b is copied in the time of so many products, for all rows of a block.
   constexpr double copy_b = 8, copy_a = 4;
   const Sizes& sizes = work.sizes;
+  // Threads that write parts of the same rows wait for each other's lines, longest if they share no
+  // cache: for each number of a result as long as for so many products.
+  constexpr double wait = 40;
+  const bool shares_rows = sizes.products() * parts.rows % threads != 0;
   const auto time_of_block = [&](double rows, double columns) {
     const double copies = copy_b / rows + (work.reads_rows() ? 0 : copy_a / columns);
-    return rows * columns * double(sizes.steps) * (1 + copies);
+    return rows * columns * (double(sizes.steps) * (1 + copies) + (shares_rows ? wait : 0));
   };
   const Tile tile = tile_of(work);
   const double largest = time_of_block(
@@ -132,36 +166,15 @@ Parts fastest_parts(const Work& work) {
 
 void multiply([[maybe_unused]] const Work& work, [[maybe_unused]] int64_t task) {
 #ifdef HAS_LOOPS
-  const Sizes& sizes = work.sizes;
-  const Tile tile = tile_of(work);
-  const auto next_index = [&task](int64_t count) {
-    const int64_t index = task % count;
-    task /= count;
-    return index;
-  };
-  // The first number of a block along an axis, and how many it has.
-  const auto next_part = [&](int64_t parts, int64_t size, int64_t of_tile) {
-    const int64_t part = next_index(parts), first = first_of(part, parts, size, of_tile);
-    return std::pair{first, first_of(part + 1, parts, size, of_tile) - first};
-  };
-  Block block{};
-  int64_t row, column;
-  std::tie(row, block.rows) = next_part(work.parts.rows, sizes.rows, tile.rows);
-  std::tie(column, block.columns) = next_part(work.parts.columns, sizes.columns, tile.columns);
-  std::array<int64_t, BATCH_AXES> indices;
-  for (size_t i = BATCH_AXES; i-- > 0;) indices[i] = next_index(sizes.batch[i]);
-  block.a = work.a.of(indices) + row * work.a.view.row;
-  block.b = work.b.of(indices) + column * work.b.view.column;
-  block.y = work.y.of(indices) + row * work.y.view.row + column;
-  for (size_t i = 0; i < work.addends; ++i) {
-    block.addend[i] = work.addend[i].of(indices) + row * work.addend[i].view.row + column;
-  }
+  const Block block = block_of(work, task);
+  // The same thread usually takes the next task.
+  const Block next = task + 1 < work.tasks() ? block_of(work, task + 1) : Block{};
   const Memory memory(work, block);
   float* panels = memory.buffer.data();
   float* frames = panels + memory.panels;
   const bool has_avx512 = work.instructions == tiles::InstructionSet::AVX512;
   const auto multiply_block = has_avx512 ? avx512::multiply_block : avx2::multiply_block;
-  multiply_block(work, block, panels, frames, frames + memory.frames);
+  multiply_block(work, block, next, panels, frames, frames + memory.frames);
 #endif
 }
 

@@ -8,12 +8,27 @@ constexpr int MAX_VECTORS = WIDTH / LANES;  // of a row of a tile
 // Return the columns of a panel, which are whole vectors.
 inline int64_t width_of(int64_t columns) { return columns <= 0 ? 0 : columns > LANES ? WIDTH : LANES; }
 
-// Let the processor load rows that are written or added to soon.
-inline void prefetch_rows(const float* row, int64_t pitch, int64_t rows, int64_t columns) {
+// Let the processor load rows that are written (1) or added (0) soon.
+template <int WRITES>
+ALWAYS_INLINE void prefetch_rows(const float* row, int64_t pitch, int64_t rows, int64_t columns) {
   for (; rows > 0; --rows, row += pitch) {
-    for (int64_t i = 0; i < columns; i += IN_LINE) __builtin_prefetch(row + i);
+    for (int64_t i = 0; i < columns; i += IN_LINE) __builtin_prefetch(row + i, WRITES);
   }
 }
+
+// Rows that are copied next. While a tile is computed, the processor loads one of them after the other
+// into its cache.
+struct Ahead {
+  const float* row = nullptr;
+  int64_t pitch = 0, rows = 0, lines = 0;
+
+  ALWAYS_INLINE void load_row() {
+    if (rows == 0) return;
+    for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(row + i * IN_LINE, 0, 2);
+    row += pitch;
+    --rows;
+  }
+};
 
 // Add the products of a step: of the number of each row of a tile with a row of a panel.
 template <int VECTORS, typename Number>
@@ -30,13 +45,13 @@ ALWAYS_INLINE void add_step(const Number& number_of, const float* panel, Vector 
 // Add the products of the rows of a tile, which are `pitch` apart, with a panel.
 template <int VECTORS>
 inline void add_rows(
-    const float* a, int64_t pitch, int64_t rows, const float* panel, int64_t steps,
+    const float* a, int64_t pitch, int64_t rows, const float* panel, int64_t steps, Ahead& ahead,
     Vector (&sums)[TILE][VECTORS]) {
   const float* of_row[TILE];
   for (int64_t i = 0; i < TILE; ++i) of_row[i] = a + std::min(i, rows - 1) * pitch;
   for (int64_t first = 0; first < steps; first += IN_LINE) {
     const int64_t end = std::min(first + IN_LINE, steps);
-    for (int i = 0; i < TILE; ++i) __builtin_prefetch(of_row[i] + first + TILE * pitch);
+    ahead.load_row();
     for (int64_t step = first; step < end; ++step, panel += VECTORS * LANES) {
       add_step<VECTORS>([&](int row) INLINE { return of_row[row][step]; }, panel, sums);
     }
@@ -46,9 +61,14 @@ inline void add_rows(
 // The same for a frame, (steps, rows of the tile).
 template <int VECTORS>
 inline void add_frame(
-    const float* frame, const float* panel, int64_t steps, Vector (&sums)[TILE][VECTORS]) {
-  for (int64_t step = 0; step < steps; ++step, frame += TILE, panel += VECTORS * LANES) {
-    add_step<VECTORS>([&](int row) INLINE { return frame[row]; }, panel, sums);
+    const float* frame, const float* panel, int64_t steps, Ahead& ahead,
+    Vector (&sums)[TILE][VECTORS]) {
+  for (int64_t first = 0; first < steps; first += IN_LINE) {
+    const int64_t end = std::min(first + IN_LINE, steps);
+    ahead.load_row();
+    for (int64_t step = first; step < end; ++step, frame += TILE, panel += VECTORS * LANES) {
+      add_step<VECTORS>([&](int row) INLINE { return frame[row]; }, panel, sums);
+    }
   }
 }
 
@@ -57,16 +77,18 @@ inline void add_frame(
 template <int VECTORS>
 void multiply_tile(
     const float* left, int64_t pitch, const float* panel, int64_t steps, const Target& to,
-    int64_t rows, int64_t columns) {
+    int64_t rows, int64_t columns, Ahead& ahead) {
   rows = std::min<int64_t>(rows, TILE);
   columns = std::min<int64_t>(columns, VECTORS * LANES);
-  prefetch_rows(to.y, to.pitch, rows, columns);
-  for (size_t i = 0; i < to.addends; ++i) {
-    if (to.is_last) prefetch_rows(to.addend[i], to.addend_pitch[i], rows, columns);
+  if (to.is_last) {
+    prefetch_rows<1>(to.y, to.pitch, rows, columns);
+    for (size_t i = 0; i < to.addends; ++i) {
+      prefetch_rows<0>(to.addend[i], to.addend_pitch[i], rows, columns);
+    }
   }
   Vector sums[TILE][VECTORS] = {};
-  if (pitch) add_rows(left, pitch, rows, panel, steps, sums);
-  else add_frame(left, panel, steps, sums);
+  if (pitch) add_rows(left, pitch, rows, panel, steps, ahead, sums);
+  else add_frame(left, panel, steps, ahead, sums);
 #pragma GCC unroll 8
   for (int row = 0; row < TILE; ++row) {
     if (row >= rows) break;
@@ -166,9 +188,21 @@ void pack_frames(const float* a, const View& view, int64_t rows, int64_t steps, 
   }
 }
 
+// Return the rows of b, or of its transpose, that a block copies from a step on.
+Ahead rows_ahead(const Work& work, const Block& block, int64_t step) {
+  if (!block.b) return {};
+  const View& b = work.b.view;
+  const int64_t steps = std::min(STEPS, work.sizes.steps - step);
+  const float* first = block.b + step * b.row;
+  if (b.column == 1) return {first, b.row, steps, tiles::divide_up(block.columns, IN_LINE)};
+  if (b.row == 1) return {first, b.column, block.columns, tiles::divide_up(steps, IN_LINE)};
+  return {};
+}
+
 // A tile of rows is multiplied with one panel after the other: it stays in the nearest cache, and the
 // rows of the result are written from their first to their last column.
-void multiply_block(const Work& work, const Block& block, float* panels, float* frames, float* partial) {
+void multiply_block(
+    const Work& work, const Block& block, const Block& next, float* panels, float* frames, float* partial) {
   const View &a = work.a.view, &b = work.b.view;
   const bool has_rows = work.reads_rows();
   Target to{};
@@ -192,6 +226,7 @@ void multiply_block(const Work& work, const Block& block, float* panels, float* 
       }
     }
     if (!has_rows) pack_frames(left, a, block.rows, steps, frames);
+    Ahead ahead = to.is_last ? rows_ahead(work, next, 0) : rows_ahead(work, block, step + steps);
     for (int64_t row = 0; row < block.rows; row += TILE) {
       const float* rows = has_rows ? left + row * a.row : frames + row / TILE * padded(steps * TILE);
       for (int64_t column = 0; column < block.columns; column += WIDTH) {
@@ -203,7 +238,7 @@ void multiply_block(const Work& work, const Block& block, float* panels, float* 
         const int64_t columns = block.columns - column;
         const auto multiply = columns > LANES ? multiply_tile<MAX_VECTORS> : multiply_tile<1>;
         const float* panel = panels + column / WIDTH * padded(steps * WIDTH);
-        multiply(rows, has_rows ? a.row : 0, panel, steps, to, block.rows - row, columns);
+        multiply(rows, has_rows ? a.row : 0, panel, steps, to, block.rows - row, columns, ahead);
       }
     }
   }
