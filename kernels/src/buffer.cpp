@@ -16,15 +16,15 @@ constexpr int64_t LEAST = 1 << 14;
 struct Block {
   float* data;
   int64_t size;
-  std::thread::id user;  // the last one
+  std::thread::id user;  // the thread of its last buffer
 };
 
 // The blocks that no buffer has.
 class Kept {
  public:
-  // Return a block of `size` to MAX_EXCESS x `size` numbers: one that this thread has used, which its
-  // processor may have in its caches, else one of another thread, the smallest one of these.
-  // {nullptr, 0} if there is none.
+  // Return the smallest block of `size` to MAX_EXCESS x `size` numbers that this thread used last, since
+  // its processor may have it in its caches; if there is none, the smallest of the other threads; if
+  // there is none either, {nullptr, 0}.
   Block take(int64_t size) {
     const std::thread::id user = std::this_thread::get_id();
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -34,7 +34,7 @@ class Kept {
       const bool fits = blocks_[i].size >= size && blocks_[i].size / MAX_EXCESS <= size;
       if (fits && (best == blocks_.size() || cost(blocks_[i]) < cost(blocks_[best]))) best = i;
     }
-    if (best == blocks_.size()) return {nullptr, 0, user};
+    if (best == blocks_.size()) return {};
     const Block found = blocks_[best];
     blocks_.erase(blocks_.begin() + int64_t(best));
     total_ -= found.size;

@@ -8,16 +8,16 @@ constexpr int MAX_VECTORS = WIDTH / LANES;  // of a row of a tile
 // Return the columns of a panel, which are whole vectors.
 inline int64_t width_of(int64_t columns) { return columns <= 0 ? 0 : columns > LANES ? WIDTH : LANES; }
 
-// Let the processor load rows that are written (1) or added (0) soon.
-template <int WRITES>
+// Let the processor load rows that are written or read soon.
+template <bool ARE_WRITTEN>
 ALWAYS_INLINE void prefetch_rows(const float* row, int64_t pitch, int64_t rows, int64_t columns) {
   for (; rows > 0; --rows, row += pitch) {
-    for (int64_t i = 0; i < columns; i += IN_LINE) __builtin_prefetch(row + i, WRITES);
+    for (int64_t i = 0; i < columns; i += IN_LINE) __builtin_prefetch(row + i, ARE_WRITTEN);
   }
 }
 
-// Rows that are copied next. While a tile is computed, the processor loads one of them after the other
-// into its cache.
+// Rows that are copied after this block. While its tiles are computed, the processor loads these rows
+// into its cache, one after the other.
 struct Ahead {
   const float* row = nullptr;
   int64_t pitch = 0, rows = 0, lines = 0;
@@ -81,9 +81,9 @@ void multiply_tile(
   rows = std::min<int64_t>(rows, TILE);
   columns = std::min<int64_t>(columns, VECTORS * LANES);
   if (to.is_last) {
-    prefetch_rows<1>(to.y, to.pitch, rows, columns);
+    prefetch_rows<true>(to.y, to.pitch, rows, columns);
     for (size_t i = 0; i < to.addends; ++i) {
-      prefetch_rows<0>(to.addend[i], to.addend_pitch[i], rows, columns);
+      prefetch_rows<false>(to.addend[i], to.addend_pitch[i], rows, columns);
     }
   }
   Vector sums[TILE][VECTORS] = {};
