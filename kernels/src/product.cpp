@@ -22,11 +22,7 @@ constexpr int64_t IN_LINE = 16;  // numbers in a line of the cache
 // have the same place in the cache.
 constexpr int64_t padded(int64_t size) { return size + IN_LINE; }
 
-Tile tile_of(const Work& work) {
-  return work.instructions == tiles::InstructionSet::AVX512 ? AVX512_TILE : AVX2_TILE;
-}
-
-// Where the sums of a tile go, and what is added to them.
+// Where sums go, and what is added to them.
 struct Target {
   float* y;
   int64_t pitch;
@@ -38,6 +34,15 @@ struct Target {
   float* partial;  // sums of some of the steps
   int64_t partial_pitch;
   bool is_first, is_last;  // whether the steps are
+
+  // Return where the sums from a row and a column on go.
+  Target at(int64_t row, int64_t column) const {
+    Target moved = *this;
+    moved.y += row * pitch + column;
+    moved.partial += row * partial_pitch + column;
+    for (size_t i = 0; i < addends; ++i) moved.addend[i] += row * addend_pitch[i] + column;
+    return moved;
+  }
 };
 
 // The first elements of a block of each matrix.
@@ -59,7 +64,7 @@ struct Memory {
 
   Memory(const Work& work, const Block& block) {
     const int64_t steps = std::min(STEPS, work.sizes.steps);
-    const Tile tile = tile_of(work);
+    const Tile tile = tile_of(work.instructions);
     const int64_t count = tiles::divide_up(block.columns, tile.columns);
     panels = count * padded(steps * tile.columns);
     frames = work.reads_rows() ? 0 : tiles::divide_up(block.rows, tile.rows) * padded(steps * tile.rows);
@@ -78,7 +83,7 @@ int64_t first_of(int64_t part, int64_t parts, int64_t size, int64_t tile) {
 // rows, as in the operators before and after a product: its processor has them in its caches.
 Block block_of(const Work& work, int64_t task) {
   const Sizes& sizes = work.sizes;
-  const Tile tile = tile_of(work);
+  const Tile tile = tile_of(work.instructions);
   const auto next_index = [&task](int64_t count) {
     const int64_t index = task % count;
     task /= count;
@@ -125,7 +130,7 @@ double time_of(const Work& work, const Parts& parts, int64_t threads) {
     const double copies = copy_b / rows + (work.reads_rows() ? 0 : copy_a / columns);
     return rows * columns * (double(sizes.steps) * (1 + copies) + (shares_rows ? wait : 0));
   };
-  const Tile tile = tile_of(work);
+  const Tile tile = tile_of(work.instructions);
   const double largest = time_of_block(
       double(largest_of(parts.rows, sizes.rows, tile.rows)),
       double(largest_of(parts.columns, sizes.columns, tile.columns)));
@@ -140,10 +145,14 @@ double time_of(const Work& work, const Parts& parts, int64_t threads) {
 
 }  // namespace
 
+Tile tile_of(tiles::InstructionSet instructions) {
+  return instructions == tiles::InstructionSet::AVX512 ? AVX512_TILE : AVX2_TILE;
+}
+
 Parts fastest_parts(const Work& work) {
   static const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
   const Sizes& sizes = work.sizes;
-  const Tile tile = tile_of(work);
+  const Tile tile = tile_of(work.instructions);
   constexpr int64_t most = 64;  // parts of an axis beyond the fewest ones
   const int64_t rows = tiles::divide_up(sizes.rows, MAX_ROWS);
   const int64_t columns = tiles::divide_up(sizes.columns, MAX_COLUMNS);
@@ -175,6 +184,37 @@ void multiply([[maybe_unused]] const Work& work, [[maybe_unused]] int64_t task) 
   const bool has_avx512 = work.instructions == tiles::InstructionSet::AVX512;
   const auto multiply_block = has_avx512 ? avx512::multiply_block : avx2::multiply_block;
   multiply_block(work, block, next, panels, frames, frames + memory.frames);
+#endif
+}
+
+Factor::Factor(
+    [[maybe_unused]] const float* b, int64_t steps, int64_t columns,
+    tiles::InstructionSet instructions)
+    : steps_(steps), columns_(columns), instructions_(instructions) {
+#ifdef HAS_LOOPS
+  const int64_t width = tile_of(instructions).columns;
+  panels_ = Buffer(tiles::divide_up(columns, width) * padded(steps * width));
+  const bool has_avx512 = instructions == tiles::InstructionSet::AVX512;
+  const auto pack = has_avx512 ? avx512::pack_rows : avx2::pack_rows;
+  pack(b, columns, steps, columns, panels_.data());
+#endif
+}
+
+void Factor::multiply(
+    [[maybe_unused]] Rows<const float> a, [[maybe_unused]] Rows<const float> addend,
+    [[maybe_unused]] Rows<float> y, [[maybe_unused]] int64_t rows) const {
+#ifdef HAS_LOOPS
+  Target to{};
+  to.y = y.data;
+  to.pitch = y.pitch;
+  to.alpha = 1.0f;
+  to.addends = addend.data ? 1 : 0;
+  to.addend[0] = addend.data;
+  to.addend_pitch[0] = addend.pitch;
+  to.is_first = to.is_last = true;
+  const bool has_avx512 = instructions_ == tiles::InstructionSet::AVX512;
+  const auto multiply_rows = has_avx512 ? avx512::multiply_rows : avx2::multiply_rows;
+  multiply_rows(a.data, a.pitch, panels_.data(), steps_, to, rows, columns_);
 #endif
 }
 

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 
+#include "buffer.h"
 #include "tiles.h"
 
 namespace product {
@@ -51,6 +52,8 @@ struct Tile {
   int64_t rows, columns;
 };
 
+Tile tile_of(tiles::InstructionSet instructions);
+
 // The parts of rows and of columns whose blocks are the tasks of a product. Each part has as many tiles
 // as the others, or one more.
 struct Parts {
@@ -79,5 +82,28 @@ Parts fastest_parts(const Work& work);
 
 // Compute the rows and columns of one task. It may throw std::bad_alloc.
 void multiply(const Work& work, int64_t task);
+
+// Rows of numbers, `pitch` apart: 0 for one row that is read again and again.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t pitch;
+};
+
+// A factor b that is copied once, for products with a few rows each.
+class Factor {
+ public:
+  // `b` is (steps, columns). It may throw std::bad_alloc.
+  Factor(const float* b, int64_t steps, int64_t columns, tiles::InstructionSet instructions);
+
+  int64_t steps() const { return steps_; }
+  // Write y = a b + addend. The rows of a have a pitch; the data of the addend may be nullptr.
+  void multiply(Rows<const float> a, Rows<const float> addend, Rows<float> y, int64_t rows) const;
+
+ private:
+  int64_t steps_, columns_;
+  tiles::InstructionSet instructions_;
+  Buffer panels_;
+};
 
 }  // namespace product

@@ -199,19 +199,45 @@ Ahead rows_ahead(const Work& work, const Block& block, int64_t step) {
   return {};
 }
 
-// A tile of rows is multiplied with one panel after the other: it stays in the nearest cache, and the
-// rows of the result are written from their first to their last column.
+// Multiply rows, which are frames if they have no pitch, with panels. A tile of rows is multiplied with
+// one panel after the other: it stays in the nearest cache, and the rows of the result are written from
+// their first to their last column.
+void multiply_panels(
+    const float* left, int64_t pitch, const float* panels, int64_t steps, const Target& to,
+    int64_t rows, int64_t columns, Ahead ahead) {
+  for (int64_t row = 0; row < rows; row += TILE) {
+    const float* of_tile = left + (pitch ? row * pitch : row / TILE * padded(steps * TILE));
+    for (int64_t column = 0; column < columns; column += WIDTH) {
+      const auto multiply = columns - column > LANES ? multiply_tile<MAX_VECTORS> : multiply_tile<1>;
+      const float* panel = panels + column / WIDTH * padded(steps * WIDTH);
+      multiply(
+          of_tile, pitch, panel, steps, to.at(row, column), rows - row, columns - column, ahead);
+    }
+  }
+}
+
+void multiply_rows(
+    const float* a, int64_t pitch, const float* panels, int64_t steps, const Target& to,
+    int64_t rows, int64_t columns) {
+  multiply_panels(a, pitch, panels, steps, to, rows, columns, {});
+}
+
 void multiply_block(
     const Work& work, const Block& block, const Block& next, float* panels, float* frames, float* partial) {
   const View &a = work.a.view, &b = work.b.view;
   const bool has_rows = work.reads_rows();
   Target to{};
+  to.y = block.y;
   to.pitch = work.y.view.row;
   to.alpha = work.alpha;
   to.has_relu = work.has_relu;
   to.addends = work.addends;
+  to.partial = partial;
   to.partial_pitch = tiles::round_up(block.columns, LANES);
-  for (size_t i = 0; i < work.addends; ++i) to.addend_pitch[i] = work.addend[i].view.row;
+  for (size_t i = 0; i < work.addends; ++i) {
+    to.addend[i] = block.addend[i];
+    to.addend_pitch[i] = work.addend[i].view.row;
+  }
   for (int64_t step = 0; step < work.sizes.steps; step += STEPS) {
     const int64_t steps = std::min(STEPS, work.sizes.steps - step);
     to.is_first = step == 0;
@@ -226,20 +252,9 @@ void multiply_block(
       }
     }
     if (!has_rows) pack_frames(left, a, block.rows, steps, frames);
-    Ahead ahead = to.is_last ? rows_ahead(work, next, 0) : rows_ahead(work, block, step + steps);
-    for (int64_t row = 0; row < block.rows; row += TILE) {
-      const float* rows = has_rows ? left + row * a.row : frames + row / TILE * padded(steps * TILE);
-      for (int64_t column = 0; column < block.columns; column += WIDTH) {
-        to.y = block.y + row * to.pitch + column;
-        to.partial = partial + row * to.partial_pitch + column;
-        for (size_t i = 0; i < work.addends; ++i) {
-          to.addend[i] = block.addend[i] + row * to.addend_pitch[i] + column;
-        }
-        const int64_t columns = block.columns - column;
-        const auto multiply = columns > LANES ? multiply_tile<MAX_VECTORS> : multiply_tile<1>;
-        const float* panel = panels + column / WIDTH * padded(steps * WIDTH);
-        multiply(rows, has_rows ? a.row : 0, panel, steps, to, block.rows - row, columns, ahead);
-      }
-    }
+    const Ahead ahead = to.is_last ? rows_ahead(work, next, 0) : rows_ahead(work, block, step + steps);
+    multiply_panels(
+        has_rows ? left : frames, has_rows ? a.row : 0, panels, steps, to, block.rows,
+        block.columns, ahead);
   }
 }

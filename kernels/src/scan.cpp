@@ -80,7 +80,10 @@ const char* Program::problem() const {
         if (j == 1 || (j == 2 && place.buffer == NOTHING)) continue;
         // Of the operand a, the columns are known with the matrix; here, all behind its first must
         // be written.
-        if (j == 0 && exists(place, 1)) count = columns[place.buffer] - place.column;
+        if (j == 0 && exists(place, 1)) {
+          if (kind(place.buffer) == Kind::VECTOR) return "A product has one row for all rows.";
+          count = columns[place.buffer] - place.column;
+        }
       } else if (exists(place, 1) && kind(place.buffer) == Kind::SCALAR) {
         if (i.code == COPY) return "An instruction copies a scalar.";
         count = 1;
@@ -122,23 +125,11 @@ void copy_rows(const Rows& from, const Rows& to, int64_t rows, int64_t columns) 
   }
 }
 
-MULTIVERSIONED void add_rows(
-    const float* sums, int64_t width, const Rows& more, const Rows& result, int64_t rows,
-    int64_t columns) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const float *sum = sums + row * width, *other = more.data + row * more.pitch;
-    float* RESTRICT to = result.data + row * result.pitch;
-    INDEPENDENT for (int64_t i = 0; i < columns; ++i) to[i] = sum[i] + other[i];
-  }
-}
-
 // The rows of one task in one step.
 class Block {
  public:
   Block(const Work& all, int64_t first, int64_t end)
       : work(all), program(all.program), first_row(first), rows(end - first) {
-    const tiles::Functions& functions = tiles::functions_of(work.instructions);
-    const int64_t padded = tiles::round_up(rows, functions.rows_of_tile(1));
     for (size_t i = 0; i < program.columns.size(); ++i) {
       const Kind kind = program.kind(int64_t(i));
       const bool is_own = kind == Kind::STATE || kind == Kind::TEMPORARY;
@@ -148,10 +139,6 @@ class Block {
       const int64_t n = program.columns[i];
       std::copy_n(work.inputs[i] + first_row * n, rows * n, memory[i].data());
     }
-    int64_t width = 0;
-    for (const Panel& panel : work.panels) width = std::max(width, panel.width);
-    sums.resize(size_t(padded * width));
-    offsets.reserve(size_t(padded));
   }
 
   void step(int64_t time) {
@@ -176,8 +163,6 @@ class Block {
   const int64_t first_row, rows;
   int64_t now = 0;
   std::vector<std::vector<float>> memory;  // of states and temporaries
-  std::vector<float> sums;
-  std::vector<int64_t> offsets;
 
   Rows at(Place place) {
     const int64_t buffer = place.buffer, columns = program.columns[buffer];
@@ -203,54 +188,25 @@ class Block {
   }
 
   void multiply(const Instruction& i, const Rows& result) {
-    const Panel& panel = work.panels[i.operands[1].buffer - program.states - program.slices];
-    const tiles::Functions& functions = tiles::functions_of(work.instructions);
-    const Rows left = at(i.operands[0]);
-    offsets.clear();
-    for (int64_t row = 0; row < rows; ++row) offsets.push_back(row * left.pitch);
-    functions.pad(offsets, panel.width);
-    const bool has_more = i.operands[2].buffer != NOTHING;
-    const Rows more = has_more ? at(i.operands[2]) : Rows{};
-    for (int64_t block = 0; block < i.columns; block += panel.width) {
-      functions.add_products(
-          left.data, offsets, panel.steps.data(), panel.rows,
-          panel.elements.data() + block * panel.rows, panel.width, true, sums.data());
-      const int64_t n = std::min(panel.width, i.columns - block);
-      const Rows part{result.data + block, result.pitch, false};
-      if (has_more) {
-        add_rows(sums.data(), panel.width, {more.data + block, more.pitch, false}, part, rows, n);
-      } else {
-        copy_rows({sums.data(), panel.width, false}, part, rows, n);
-      }
-    }
+    const Place more = i.operands[2];
+    const Rows a = at(i.operands[0]);
+    const Rows addend = more.buffer == NOTHING ? Rows{nullptr, 0, false} : at(more);
+    work.factor(i).multiply(
+        {a.data, a.pitch}, {addend.data, addend.pitch}, {result.data, result.pitch}, rows);
   }
 };
 
 }  // namespace
 
-Panel::Panel(
-    const float* matrix, int64_t matrix_rows, int64_t matrix_columns,
-    tiles::InstructionSet instructions)
-    : rows(matrix_rows),
-      columns(matrix_columns),
-      width(tiles::functions_of(instructions).width_for(matrix_columns, true)),
-      elements(size_t(tiles::round_up(columns, width) * rows)) {
-  for (int64_t row = 0; row < rows; ++row) {
-    steps.push_back({row, row * width});
-    for (int64_t block = 0; block < columns; block += width) {
-      const int64_t n = std::min(width, columns - block);
-      const float* from = matrix + row * columns + block;
-      std::copy_n(from, n, elements.data() + block * rows + row * width);
-    }
-  }
+const product::Factor& Work::factor(const Instruction& product) const {
+  return factors[size_t(product.operands[1].buffer - program.states - program.slices)];
 }
 
 const char* Work::problem() const {
   for (const Instruction& i : program.instructions) {
     if (i.code != PRODUCT) continue;
-    const Panel& panel = panels[i.operands[1].buffer - program.states - program.slices];
     const Place left = i.operands[0];
-    if (panel.rows > program.columns[left.buffer] - left.column) {
+    if (factor(i).steps() > program.columns[left.buffer] - left.column) {
       return "A matrix of Scan has more rows than its operand has columns.";
     }
   }
@@ -260,7 +216,7 @@ const char* Work::problem() const {
 // Few rows are divided among as many threads as possible; of many rows, a task has enough to read the
 // matrices rarely. The number of threads changes no result.
 int64_t Work::rows_per_task() const {
-  const int64_t tile = tiles::functions_of(instructions).rows_of_tile(1);
+  const int64_t tile = product::tile_of(instructions).rows;
   return tile * std::clamp<int64_t>(rows / (8 * tile), 1, 4);
 }
 

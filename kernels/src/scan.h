@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "elementwise.h"
+#include "product.h"
 #include "tiles.h"
 
 namespace scan {
@@ -57,23 +58,17 @@ struct Program {
   const char* problem() const;
 };
 
-// A matrix, packed for the innermost loops: blocks of `width` columns.
-struct Panel {
-  int64_t rows = 0, columns = 0, width = 0;
-  std::vector<float> elements;
-  std::vector<tiles::Step> steps;
-
-  Panel(const float* matrix, int64_t rows, int64_t columns, tiles::InstructionSet instructions);
-};
-
 struct Work {
   const Program& program;
   int64_t times, rows;
   std::vector<const float*> inputs;
   std::vector<float*> last;     // the states after the last step
   std::vector<float*> outputs;  // of all steps
-  std::vector<Panel> panels;    // of the matrices
+  std::vector<product::Factor> factors;  // the matrices
   tiles::InstructionSet instructions = tiles::instruction_set();
+
+  // Return the matrix of a product.
+  const product::Factor& factor(const Instruction& product) const;
 
   // Return a text that says what is wrong with the matrices; nullptr for nothing.
   const char* problem() const;

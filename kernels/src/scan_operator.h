@@ -63,7 +63,7 @@ struct Scan {
       if (!fits) return api->error("The inputs of Scan do not fit each other.");
       work.inputs.push_back(data);
       if (program.kind(int64_t(i)) == Kind::MATRIX) {
-        work.panels.emplace_back(data, tensor.shape[0], columns, work.instructions);
+        work.factors.emplace_back(data, tensor.shape[0], columns, work.instructions);
       }
     }
     if (const char* problem = work.problem()) return api->error(problem);

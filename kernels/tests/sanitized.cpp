@@ -426,7 +426,7 @@ int run_scans() {
           case Kind::MATRIX: {
             const int64_t rows = number_below(program.columns[program.states] + 1);
             work.inputs.push_back(make(rows * columns));
-            work.panels.emplace_back(work.inputs.back(), rows, columns, set);
+            work.factors.emplace_back(work.inputs.back(), rows, columns, set);
             break;
           }
           default: work.inputs.push_back(make(columns));

@@ -15,7 +15,7 @@ only the gradient is a Scan, 0.6 to 1.1. The constants below exclude sizes for w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -45,11 +45,14 @@ MAX_ELEMENTS_OF_FEW_ROWS = 1 << 16
 
 
 def replace_scans(
-    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
+    graph: onnx.GraphProto,
+    nodes: Sequence[onnx.NodeProto],
+    types: MutableMapping[str, ResultType],
 ) -> Sequence[onnx.NodeProto]:
     """Return the nodes of a graph, with a kernel for each Scan that has one.
 
-    The nodes are returned themselves if no Scan has one.
+    The nodes are returned themselves if no Scan has one. The types of new values are added to
+    `types`.
     """
     if not any(node.op_type == "Scan" for node in nodes):
         return nodes
@@ -58,15 +61,35 @@ def replace_scans(
     for node in nodes:
         prepared += _with_splits_outside(node, types, constants)
     search = LoopSearch(graph, prepared, types)
-    kernels = []
+    replaced: list[onnx.NodeProto] = []
     for node in prepared:
-        kernel = _kernel_for(node, types, constants)
-        larger = search.with_inputs_inside(node) if kernel else None
-        kernels.append((larger and _kernel_for(larger, types, constants)) or kernel)
-    if not any(kernels):
+        replaced += _replaced(node, search, types, constants) or [node]
+    if not any(node.op_type == "Scan" and node.domain == DOMAIN for node in replaced):
         return nodes
-    replaced = [kernel or node for kernel, node in zip(kernels, prepared, strict=True)]
     return needed_nodes(sort_nodes(replaced), search.outputs)
+
+
+def _replaced(
+    node: onnx.NodeProto,
+    search: LoopSearch,
+    types: MutableMapping[str, ResultType],
+    constants: Mapping[str, onnx.TensorProto],
+) -> list[onnx.NodeProto]:
+    """Return the kernel for a Scan and what surrounds it, and nodes for its inputs; [] if there is
+    none.
+
+    The types of new values are added to `types`.
+    """
+    kernel = _kernel_for(node, types, constants)
+    if kernel is None:
+        return []
+    larger = search.with_inputs_inside(node) or node
+    largest, transposes, new_types = search.with_products_inside(larger)
+    found = _kernel_for(largest, {**types, **new_types}, constants)
+    if found is not None:
+        types.update(new_types)
+        return [found, *transposes]
+    return [_kernel_for(larger, types, constants) or kernel]
 
 
 def _with_splits_outside(

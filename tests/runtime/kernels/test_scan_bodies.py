@@ -198,3 +198,74 @@ def test_a_gradient_of_an_lstm_has_no_elementwise_operators_for_all_steps(compil
     operators = {"Mul", "Sub", "Concat", "Split", "Elementwise"}
     assert [node.op_type for node in faster.graph.node if node.op_type in operators] == []
     assert [node.op_type for node in faster.graph.node if node.domain == DOMAIN] == ["Scan"] * 2
+
+
+def fed_by_a_product(gemm: str = "Gemm(flat, w, v)", **changed: str) -> onnx.ModelProto:
+    """A Scan whose slices ps are a product of all steps of x with w, of which v is a part."""
+    parts = {
+        "w": "float[1,3]",
+        "outputs": "float[6,5,3] ys",
+        "flat": "Flatten<axis = 2>(xs)",
+        "slices": "float[6,5,1]",
+        "constants": "int64[3] shape = {6, 5, 3}",
+        "more": "",
+    } | changed
+    return parsed(f"""g ({parts["slices"]} xs, {parts["w"]} w, float[3] v, float[5,3] h0) => ({parts["outputs"]})
+        <{parts["constants"]}> {{
+            flat = {parts["flat"]}
+            rows = {gemm}
+            ps = Reshape(rows, shape)
+            last, ys = Scan<num_scan_inputs = 1, body = steps (float[5,3] h, float[5,3] p)
+                => (float[5,3] next, float[5,3] y) {{ q = Add(h, p) next = Tanh(q) y = Sigmoid(q) }}>(h0, ps)
+            {parts["more"]}
+        }}""")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"gemm": "Gemm(flat, w)"},
+        {"gemm": "Gemm<transB = 1>(flat, w, v)", "w": "float[3,1]"},
+        {"gemm": "Gemm<alpha = 1.0, beta = 1.0, transA = 0>(flat, w, v)"},
+        {"flat": "Reshape(xs, of_flat)", "constants": "int64[3] shape = {6, 5, 3}, int64[2] of_flat = {30, 1}"},
+    ],
+)  # fmt: skip
+def test_a_product_of_all_steps_moves_into_the_loop(
+    changed: dict[str, str], compiled: Path
+) -> None:
+    plain = fed_by_a_product(**changed)
+    assert "Gemm" not in {node.op_type for node in with_kernels(plain).graph.node}
+    assert_same(plain, with_kernels(plain), compiled)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gemm": "Gemm<alpha = 2.0>(flat, w, v)"},
+        {"gemm": "Gemm<beta = 2.0>(flat, w, v)"},
+        {"outputs": "float[6,5,3] ys, float[6,5,3] ps"},
+        {"outputs": "float[6,5,3] ys, float[30,3] rows"},
+        {"outputs": "float[6,5,3] ys, float[6,5,3] again", "more": "again = Neg(ps)"},
+        {"slices": "float[6,5,2]", "w": "float[2,3]"},
+        {"slices": "float[1,30]", "flat": "Transpose<perm = [1, 0]>(xs)"},
+        {"slices": "float[3,5,2]", "flat": "Reshape(xs, of_flat)",
+         "constants": "int64[3] shape = {6, 5, 3}, int64[2] of_flat = {30, 1}"},
+    ],
+)  # fmt: skip
+def test_other_products_stay_before_the_loop(changed: dict[str, str], compiled: Path) -> None:
+    plain = fed_by_a_product(**changed)
+    assert "Gemm" in {node.op_type for node in with_kernels(plain).graph.node}
+    assert_same(plain, with_kernels(plain), compiled)
+
+
+@pytest.mark.parametrize(("columns", "moved"), [(60, True), (70, False), (300, False)])
+def test_a_product_with_a_large_matrix_stays_before_the_loop(columns: int, moved: bool) -> None:
+    plain = differentiated(
+        f"""g (float[2,8,{columns}] x, float[1,512,{columns}] w, float[1,512,128] r)
+        => (float[2,1,8,128] y) {{ y, h, c = LSTM<hidden_size = 128>(x, w, r) }}""",
+        ["x", "w", "r"],
+    )
+    forward = next(node for node in with_kernels(plain).graph.node if node.op_type == "Scan")
+    (numbers,) = (a.ints for a in forward.attribute if a.name == "counts")
+    assert numbers[2] == 1 + moved  # matrices
