@@ -209,12 +209,36 @@ ALWAYS_INLINE void run_instruction(
   }
 }
 
+// The place in the pieces of a tensor from which a task reads.
+template <typename T>
+class Reader {
+ public:
+  explicit Reader(const std::vector<Piece<T>>& all) : pieces(all) {}
+
+  // Move to an element behind the ones before, and return how many of the next n are adjacent.
+  size_t move_to(size_t element, size_t n) {
+    if (pieces.empty()) return n;
+    while (pieces[piece].end <= element) first = pieces[piece++].end;
+    here = pieces[piece].data + (element - first);
+    return std::min(n, pieces[piece].end - element);
+  }
+  const T* data() const { return here; }
+
+ private:
+  const std::vector<Piece<T>>& pieces;
+  size_t piece = 0, first = 0;  // and its first element
+  const T* here = nullptr;
+};
+
 template <typename T>
 ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
   const Program& program = *work.program;
   alignas(64) T temporaries[MAX_TEMPORARIES][BLOCK];
+  Reader<T> reader(work.pieces);
+  const size_t in_pieces = work.pieces.empty() ? program.inputs : program.tensors - 1;
   const auto operand = [&](int64_t number, size_t begin) INLINE -> Rows<T> {
     size_t i = static_cast<size_t>(number);
+    if (i == in_pieces && i < program.inputs) return {const_cast<T*>(reader.data()), 0, false};
     if (i < program.inputs) {
       T* data = const_cast<T*>(work.inputs[i]);
       return program.is_scalar(i) ? Rows<T>{data, 0, true} : Rows<T>{data + begin, 0, false};
@@ -224,14 +248,15 @@ ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
     return {temporaries[i - program.outputs], 0, false};
   };
   const size_t end = std::min((task + 1) * ELEMENTS_PER_TASK, work.elements);
-  for (size_t begin = task * ELEMENTS_PER_TASK; begin < end; begin += BLOCK) {
-    const size_t n = std::min(BLOCK, end - begin);
+  for (size_t begin = task * ELEMENTS_PER_TASK; begin < end;) {
+    const size_t n = reader.move_to(begin, std::min(BLOCK, end - begin));
     for (const Instruction& i : program.instructions) {
       Rows<T> operands[MAX_OPERANDS] = {};
       const size_t count = signature(i.code).operands();
       for (size_t j = 0; j < count; ++j) operands[j] = operand(i.operands[j], begin);
       run_instruction(i.code, operands, operand(i.result, begin), Size{1, int64_t(n)});
     }
+    begin += n;
   }
 }
 

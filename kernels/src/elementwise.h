@@ -65,6 +65,7 @@ struct Program {
   size_t tensors;  // of the inputs; the others, which come last, are scalars
   size_t inputs, outputs, temporaries;
   std::vector<Instruction> instructions;
+  size_t pieces = 1;  // of the last tensor, which need not lie in one place
 
   bool is_scalar(size_t operand) const { return operand >= tensors && operand < inputs; }
 
@@ -73,12 +74,20 @@ struct Program {
   const char* problem() const;
 };
 
+// Adjacent elements of a tensor, up to the one before `end`.
+template <typename T>
+struct Piece {
+  const T* data;
+  size_t end;
+};
+
 template <typename T>
 struct Work {
   const Program* program;
   size_t elements;
-  std::vector<const T*> inputs;
+  std::vector<const T*> inputs;  // nullptr for a tensor in pieces
   std::vector<T*> outputs;
+  std::vector<Piece<T>> pieces{};  // of the last tensor, if it has several
 
   size_t tasks() const { return (elements + ELEMENTS_PER_TASK - 1) / ELEMENTS_PER_TASK; }
 };

@@ -1,7 +1,8 @@
 // Elementwise: y[0], ..., y[m-1] = program(x[0], ..., x[n-1])
 //
 // The first inputs, as many as the attribute `tensors` says, have the shape of the outputs; the
-// others have one element.
+// others have one element. The last of the tensors may consist of several inputs, as many as
+// `pieces` says, which are joined in the order of their elements.
 #pragma once
 
 #include "elementwise.h"
@@ -15,19 +16,23 @@ struct Elementwise {
 
   ort::Status* read(const ort::KernelInfo* info) {
     size_t inputs = 0, outputs = 0;
-    int64_t temporaries = 0, count = 0;
+    int64_t temporaries = 0, count = 0, pieces = 0;
     RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
     RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
     RETURN_IF_FAILED(get_integer(info, "temporaries", temporaries));
     RETURN_IF_FAILED(get_integer(info, "tensors", count));
+    RETURN_IF_FAILED(get_integer(info, "pieces", pieces));
     std::vector<int64_t> numbers;
     RETURN_IF_FAILED(get_integers(info, "program", numbers));
     std::vector<elementwise::Instruction> instructions;
-    const bool has_tensors = count > 0 && static_cast<uint64_t>(count) <= inputs;
-    if (!has_tensors || temporaries < 0 || !elementwise::read(numbers, instructions)) {
+    const int64_t most = int64_t(inputs);
+    const bool has_tensors = count > 0 && count <= most && pieces > 0 && pieces - 1 <= most - count;
+    const bool has_whole = pieces == 1 || count > 1;  // whose shape is that of the outputs
+    if (!has_tensors || !has_whole || temporaries < 0 || !elementwise::read(numbers, instructions)) {
       return api->error("The attributes of Elementwise are out of range.");
     }
-    program = {size_t(count), inputs, outputs, size_t(temporaries), instructions};
+    inputs -= size_t(pieces) - 1;
+    program = {size_t(count), inputs, outputs, size_t(temporaries), instructions, size_t(pieces)};
     const char* problem = program.problem();
     return problem ? api->error(problem) : nullptr;
   }
@@ -35,9 +40,14 @@ struct Elementwise {
   ort::Status* compute(ort::KernelContext* context) const {
     elementwise::Work<T> work{&program, 0, {}, {}};
     std::vector<int64_t> shape;
+    const size_t more = program.pieces - 1, in_pieces = more ? program.tensors - 1 : program.inputs;
     for (size_t i = 0; i < program.inputs; ++i) {
+      if (i == in_pieces) {
+        RETURN_IF_FAILED(read_pieces(context, work));
+        continue;
+      }
       Tensor tensor;
-      RETURN_IF_FAILED(get_input(context, i, tensor));
+      RETURN_IF_FAILED(get_input(context, i < in_pieces ? i : i + more, tensor));
       const size_t elements = tensor.elements();
       if (i == 0) {
         shape = tensor.shape;
@@ -57,6 +67,20 @@ struct Elementwise {
       elementwise::run(*static_cast<const elementwise::Work<T>*>(data), index);
     };
     return run_tasks(context, task, work.tasks(), &work);
+  }
+
+ private:
+  ort::Status* read_pieces(ort::KernelContext* context, elementwise::Work<T>& work) const {
+    size_t elements = 0;
+    for (size_t i = 0; i < program.pieces; ++i) {
+      Tensor tensor;
+      RETURN_IF_FAILED(get_input(context, program.tensors - 1 + i, tensor));
+      elements += tensor.elements();
+      work.pieces.push_back({static_cast<const T*>(tensor.data), elements});
+    }
+    work.inputs.push_back(nullptr);
+    if (elements == work.elements) return nullptr;
+    return api->error("Elementwise has pieces of another size than the first input.");
   }
 };
 

@@ -23,13 +23,17 @@ ALWAYS_INLINE void for_each_index(
   }
 }
 
-// Add a row to zeros: -0 becomes 0.
-ALWAYS_INLINE void begin_sum(float* RESTRICT sum, const float* row, int64_t columns) {
-  INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = 0.0f + row[i];
-}
-
-ALWAYS_INLINE void add_row(float* RESTRICT sum, const float* row, int64_t columns) {
-  INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] += row[i];
+// Write start + row, or start + factor row, where `start` is that of a column: the sum so far, or zero,
+// which makes 0 of -0.
+template <typename Start>
+ALWAYS_INLINE void add_row(
+    float* RESTRICT sum, const float* row, const float* factor, int64_t columns, const Start& start) {
+  if (factor) {
+    const float scale = *factor;
+    INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = start(i) + scale * row[i];
+  } else {
+    INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = start(i) + row[i];
+  }
 }
 
 ALWAYS_INLINE void subtract_from(float* RESTRICT sum, const float* from, int64_t columns) {
@@ -42,20 +46,29 @@ ALWAYS_INLINE void differentiate_range(const Gradient<Index>& work, int64_t task
   const int64_t first = work.rows * task / tasks, end = work.rows * (task + 1) / tasks;
   float* result = work.result + first * columns;
   const float* table = work.table ? work.table + first * columns : nullptr;
+  const auto begin_sum = [&](int64_t row, int64_t i) INLINE {
+    const float* factor = work.factors ? work.factors + i : nullptr;
+    const auto zero = [](int64_t) INLINE { return 0.0f; };
+    add_row(result + row * columns, work.dy + i * columns, factor, columns, zero);
+  };
+  const auto add = [&](int64_t row, int64_t i) INLINE {
+    const float* factor = work.factors ? work.factors + i : nullptr;
+    float* sum = result + row * columns;
+    const auto so_far = [sum](int64_t column) INLINE { return sum[column]; };
+    add_row(sum, work.dy + i * columns, factor, columns, so_far);
+  };
   if (!table || columns < MIN_COLUMNS) {
     std::fill_n(result, (end - first) * columns, 0.0f);
-    for_each_index(work, first, end, [&](int64_t row, int64_t i) INLINE {
-      add_row(result + row * columns, work.dy + i * columns, columns);
-    });
+    for_each_index(work, first, end, add);
     if (table) subtract_from(result, table, (end - first) * columns);
     return;
   }
   std::vector<unsigned char> has_gradient(static_cast<size_t>(end - first), 0);
   for_each_index(work, first, end, [&](int64_t row, int64_t i) INLINE {
     if (has_gradient[row]) {
-      add_row(result + row * columns, work.dy + i * columns, columns);
+      add(row, i);
     } else {
-      begin_sum(result + row * columns, work.dy + i * columns, columns);
+      begin_sum(row, i);
       has_gradient[row] = 1;
     }
   });

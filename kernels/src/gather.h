@@ -1,5 +1,6 @@
 // The gradient of a Gather of rows: each row of dy is added to the row of the table that it was read
-// from. With the table, the result is the updated table, table - gradient.
+// from. With factors, each row is multiplied with one of them first. With the table, the result is the
+// updated table, table - gradient.
 //
 // Each task has a range of rows of the table. The rows of dy that belong to a row of the table are
 // added up in their order, before they are subtracted: the number of tasks changes no bit.
@@ -21,6 +22,7 @@ struct Gradient {
   int64_t rows, columns;  // of the table
   const Index* indices;   // from -rows to rows - 1; negative ones count from the end
   const float* dy;        // (count, columns)
+  const float* factors;   // (count), or null
   const float* table;     // (rows, columns), or null
   float* result;          // (rows, columns), in other memory than the table
 

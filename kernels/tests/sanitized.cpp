@@ -67,7 +67,17 @@ int run_elementwise() {
       if (program.problem()) continue;
       std::vector<std::unique_ptr<T[]>> arrays;
       elementwise::Work<T> work{&program, n, {}, {}};
+      const bool has_pieces = trial % 2;
       for (size_t i = 0; i < program.inputs; ++i) {
+        if (has_pieces && i + 1 == program.tensors) {
+          for (size_t end = 0; end < n;) {
+            const size_t size = std::min(n - end, size_t(number_below(trial % 8 ? 3000 : 50)));
+            arrays.push_back(random_array<T>(size));
+            work.pieces.push_back({arrays.back().get(), end += size});
+          }
+          work.inputs.push_back(nullptr);
+          continue;
+        }
         arrays.push_back(random_array<T>(program.is_scalar(i) ? 1 : n));
         work.inputs.push_back(arrays.back().get());
       }
@@ -324,6 +334,8 @@ int run_gathers() {
     const auto result = random_array<float>(size_t(work.rows * work.columns));
     work.dy = dy.get();
     work.table = trial % 3 ? table.get() : nullptr;
+    const auto factors = random_array<float>(size_t(work.count));
+    work.factors = trial % 2 ? factors.get() : nullptr;
     work.result = result.get();
     if (!gather::are_in_range(work)) std::abort();
     for (int64_t task = work.tasks(); task--;) gather::differentiate(work, task);

@@ -99,7 +99,8 @@ def fuse_elementwise(
         if not outputs:  # their results are not used
             continue
         replaced.update((i, []) for i in group.nodes)
-        replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, types)
+        pieces = _pieces(group, nodes, readers, search)
+        replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, types, pieces)
     return sort_nodes([new for i, node in enumerate(nodes) for new in replaced.get(i, [node])])
 
 
@@ -114,6 +115,31 @@ def _outputs(
         group.number: [n for i in sorted(group.nodes) for n in nodes[i].output if n in needed]
         for group in groups
     }
+
+
+def _pieces(
+    group: Group,
+    nodes: Sequence[onnx.NodeProto],
+    readers: Mapping[str, Sequence[int]],
+    search: NodeSearch,
+) -> dict[str, list[str]]:
+    """Return a vector that only this group reads -> the values that a Concat joins to it.
+
+    The update of several weights reads the vector of their gradients. The kernel reads them where
+    they are.
+    """
+    tensors = sorted(n for n in group.reads(nodes) if not search.types[n].is_scalar)
+    for name in tensors:
+        concat = search.producers.get(name)
+        is_concat = concat is not None and concat.op_type == "Concat" and not concat.domain
+        # The kernel takes the shape of its results from another tensor.
+        is_vector = len(search.types[name].shape) == 1 and len(tensors) > 1
+        if concat is None or not is_concat or not is_vector or len(concat.input) == 1:
+            continue
+        only_here = name not in search.outputs and set(group.positions).issuperset(readers[name])
+        if only_here and not any(map(search.is_state, concat.input)):
+            return {name: [search.operands(n, "Reshape")[0] or n for n in concat.input]}
+    return {}
 
 
 def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
@@ -240,27 +266,40 @@ def _result_type(node: onnx.NodeProto, types: Mapping[str, ResultType]) -> Resul
 
 
 def _fused(
-    nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], types: Mapping[str, ResultType]
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[str],
+    types: Mapping[str, ResultType],
+    pieces: Mapping[str, Sequence[str]],
 ) -> list[onnx.NodeProto]:
-    """Return the node that computes these outputs of the nodes, after its constants."""
-    inputs, program, constants = _program(nodes, outputs, types)
+    """Return the node that computes these outputs of the nodes, after its constants.
+
+    - `pieces`: an input -> the values that are read in its place; {} for none.
+    """
+    inputs, program, constants = _program(nodes, outputs, types, pieces)
     fused = helper.make_node(
         KERNELS[types[outputs[0]].element],
-        inputs,
+        [piece for name in inputs for piece in pieces.get(name, [name])],
         outputs,
         nodes[-1].name,
         domain=DOMAIN,
         program=program.numbers,
         temporaries=program.temporaries,
         tensors=sum(name not in constants and not types[name].is_scalar for name in inputs),
+        pieces=max([1, *map(len, pieces.values())]),
     )
     return [*constants.values(), fused]
 
 
 def _program(
-    nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], types: Mapping[str, ResultType]
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[str],
+    types: Mapping[str, ResultType],
+    pieces: Collection[str] = (),
 ) -> tuple[list[str], Program, dict[str, onnx.NodeProto]]:
-    """Return the inputs of a program, the program, and the constants among its inputs."""
+    """Return the inputs of a program, the program, and the constants among its inputs.
+
+    The inputs are tensors, then those in pieces, then scalars.
+    """
     constants: dict[str, onnx.NodeProto] = {}
     # Another group may compute the same again, with constants of its own.
     prefix = nodes[-1].output[0]
@@ -280,7 +319,7 @@ def _program(
 
     results = {node.output[0] for node in nodes}
     inputs = list(dict.fromkeys(n for node in nodes for n in node.input if n not in results))
-    inputs.sort(key=is_scalar)
+    inputs.sort(key=lambda name: (is_scalar(name), name in pieces))
     return inputs, compile_program(nodes, inputs, outputs, is_scalar), constants
 
 

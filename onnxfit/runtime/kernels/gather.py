@@ -1,8 +1,9 @@
 """The gradient of a Gather of rows, such as those of an embedding table, as one operator.
 
 The operators of ONNX copy a table of zeros, and add the rows of dy to it in one thread. Many rows
-need several operators. Plain SGD subtracts the result from the table by another operator. The
-kernel writes the gradient, or the updated table, once.
+need several operators. Plain SGD subtracts the result from the table by another operator. If the
+rows are parts of scalar products, each one is another row times a number. The kernel multiplies
+them, and writes the gradient, or the updated table, once.
 """
 
 from __future__ import annotations
@@ -36,10 +37,6 @@ def replace_gather_gradients(
     for reader, producer in pairs:
         gradient = search.gradient(reader, producer)
         if gradient is not None:
-            update = search.update(gradient.output[0])
-            if update is not None:
-                gradient.input.append(update.input[0])
-                gradient.output[0] = update.output[0]
             kernels.append(gradient)
     if not kernels:
         return nodes
@@ -50,15 +47,42 @@ class _GatherSearch(NodeSearch):
     """A search for gradients of tables of float32 numbers."""
 
     def gradient(self, reader: Note, producer: Note) -> onnx.NodeProto | None:
-        """Return the node of a gradient; None if the kernel cannot compute it."""
+        """Return the node of a gradient, or of the updated table; None if the kernel cannot compute
+        it.
+        """
         (indices,) = producer.content
         dy, dx = reader.node.input[reader.content[0]], producer.node.output[0]
         if not self.shape(dx) or not self.readers[indices]:
             return None
-        name, shape = producer.node.name, self.shape(dx)
+        rows, *factors = self.factored(dy, indices)
+        update = self.update(dx)
+        table, result = ([update.input[0]], update.output[0]) if update else ([], dx)
         return helper.make_node(
-            "GatherGradient", [indices, dy], [dx], name, domain=DOMAIN, shape=shape
+            "GatherGradient",
+            [indices, rows, *table, *factors],
+            [result],
+            producer.node.name,
+            domain=DOMAIN,
+            shape=self.shape(dx),
+            has_factors=len(factors),
         )
+
+    def factored(self, dy: str, indices: str) -> list[str]:
+        """Return rows, and a factor for each of them, whose product is dy; else dy alone."""
+        product = self.operands(dy, "Reshape")[0] or dy
+        known = self.types.get(indices)
+        is_read = any(n in self.outputs or len(self.readers[n]) > 1 for n in (dy, product))
+        if known is None or is_read:
+            return [dy]
+        shape, rank = self.shape(product), len(known.shape)
+        one_each = (*shape[:rank], *[1] * (len(shape) - rank))
+        left, right = self.operands(product, "Mul")
+        for rows, factors in ((left, right), (right, left)):
+            fits = self.shape(rows) == shape and self.shape(factors) == one_each != shape
+            # An update may overwrite a tensor of the state after its last reader.
+            if fits and not self.is_state(rows) and not self.is_state(factors):
+                return [rows, factors]
+        return [dy]
 
     def update(self, dx: str) -> onnx.NodeProto | None:
         """Return the node that subtracts a gradient from the table, if nothing else reads it."""

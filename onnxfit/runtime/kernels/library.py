@@ -17,7 +17,7 @@ from onnx import helper
 from onnxfit.errors import warn_user
 
 DOMAIN = "onnxfit.kernels"
-INTERFACE = 10  # of the library: the operators and their attributes
+INTERFACE = 11  # of the library: the operators and their attributes
 SWITCH = "ONNXFIT_KERNELS"  # "off" in this variable of the environment: operators of ONNX alone
 UPGRADE = 'Install the newest version: pip install --upgrade "onnxfit[fast]".'
 
@@ -60,7 +60,14 @@ def _problem(path: str) -> str | None:
     """Return why a library does not work with this onnxruntime; None if it does."""
     value = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy"]
     node = helper.make_node(
-        "Elementwise", ["x"], ["y"], domain=DOMAIN, program=[0, 1, 0, 0], temporaries=0, tensors=1
+        "Elementwise",
+        ["x"],
+        ["y"],
+        domain=DOMAIN,
+        program=[0, 1, 0, 0],
+        temporaries=0,
+        tensors=1,
+        pieces=1,
     )
     graph = helper.make_graph([node], "probe", value[:1], value[1:])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]

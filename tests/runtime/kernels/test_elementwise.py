@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnxfit.optimizers import SGD, Adam, Optimizer
 from onnxfit.registry import registry
 from onnxfit.runtime.kernels import with_kernels
 from onnxfit.runtime.kernels.program import CODES
+from onnxfit.runtime.kernels.search import attributes
 from tests.runtime.kernels.sessions import kernel_types, parsed, run
 
 OPTIMIZERS = {
@@ -61,7 +63,8 @@ def test_adam_and_momentum_need_one_instruction_for_each_result() -> None:
     }
     for name, instructions in expected.items():
         nodes = with_kernels(OPTIMIZERS[name].build_onnx_function((3, 5))).graph.node
-        program = list(next(n for n in nodes if n.op_type == "Elementwise").attribute[0].ints)
+        kernel = next(node for node in nodes if node.op_type == "Elementwise")
+        program = attributes(kernel)["program"]
         lengths = {"SUB_SCALED": 5, "SCALE_ADD": 5, "NORMALIZED_STEP": 7}
         for instruction in instructions:
             assert program[0] == CODES[instruction]
@@ -194,6 +197,103 @@ def test_a_node_outside_separates_a_group() -> None:
         "Softmax",
         "Elementwise",
     ]
+
+
+SIZES = {  # of the pieces of a vector
+    "small": (3, 1, 5),
+    "blocks": (511, 513, 1),
+    "none": (0, 4, 0, 0, 3, 0),
+    "tasks": (8191, 2, 20000, 7),
+}
+
+
+def joined(
+    sizes: Sequence[int],
+    update: str = "v = Mul(g, g) w_next = Sub(w, v)",
+    outputs: str = "",
+    kind: str = "float",
+) -> onnx.ModelProto:
+    """An update of the vector w by a vector g, which joins the vectors g0, g1, ..."""
+    n = sum(sizes)
+    parts = {f"g{i}": size for i, size in enumerate(sizes)}
+    inputs = ", ".join(f"{kind}[{size}] {name}" for name, size in parts.items())
+    return parsed(f"""g ({inputs}, {kind}[{n}] w) => ({kind}[{n}] w_next{outputs})
+        {{ g = Concat<axis = 0>({", ".join(parts)}) {update} }}""")
+
+
+def vectors(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        value.name: rng.standard_normal([dim.dim_value for dim in value.type.tensor_type.shape.dim])
+        .astype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        for value in model.graph.input
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_vector_is_read_where_its_pieces_are(size: str, kind: str, kernels: Path) -> None:
+    plain = joined(SIZES[size], kind=kind)
+    faster = with_kernels(plain)
+    assert len(faster.graph.node) == 1
+    for threads in (1, 2, 3, 8):
+        (found,) = run(faster, vectors(plain), kernels, threads)
+        np.testing.assert_array_equal(found, run(plain, vectors(plain))[0])
+
+
+def test_pieces_may_have_other_shapes(kernels: Path) -> None:
+    plain = parsed("""g (float[2,3] a, float[4] b, float[1,5] c, float[15] w) => (float[15] w_next)
+        <int64[1] k = {-1}> { f = Reshape(a, k) h = Reshape(c, k) g = Concat<axis = 0>(f, b, h)
+            v = Mul(w, w) w_next = Add(v, g) }""")
+    faster = with_kernels(plain)
+    assert [node.input[:] for node in faster.graph.node] == [["w", "a", "b", "c"]]
+    feeds = vectors(plain)
+    np.testing.assert_array_equal(run(faster, feeds, kernels)[0], run(plain, feeds)[0])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "update", "outputs"),
+    [
+        ((3, 2), "v = Mul(g, g) w_next = Sub(w, v)", ", float[5] g"),
+        ((3, 2), "v = Mul(g, g) w_next = Sub(w, v) n = ReduceSumSquare(g)", ", float n"),
+        ((3, 2), "v = Mul(g, g) w_next = Neg(v)", ""),
+        ((5,), "v = Mul(g, g) w_next = Sub(w, v)", ""),
+        ((1,), "v = Mul(g, g) w_next = Sub(w, v)", ""),
+    ],
+    ids=["a result", "read elsewhere", "the only tensor", "one piece", "a scalar"],
+)
+def test_other_vectors_are_joined_before(
+    sizes: tuple[int, ...], update: str, outputs: str, kernels: Path
+) -> None:
+    plain = joined(sizes, update, outputs)
+    faster = with_kernels(plain)
+    assert "Concat" in {node.op_type for node in faster.graph.node}
+    for found, right in zip(
+        run(faster, vectors(plain), kernels), run(plain, vectors(plain)), strict=True
+    ):
+        np.testing.assert_allclose(found, right, rtol=1e-6)
+
+
+def test_a_piece_that_an_update_may_overwrite_is_copied(kernels: Path) -> None:
+    """An update may write its tensor before another one reads it."""
+    plain = parsed(f"""g (float[4] a, float[3] b, float[7] w)
+        => (float[7] "{names.updated("w")}", float[4] "{names.updated("a")}")
+        {{ g = Concat<axis = 0>(a, b) v = Mul(g, w) "{names.updated("w")}" = Sub(w, v)
+            u = Mul(a, a) "{names.updated("a")}" = Add(u, u) }}""")
+    assert "Concat" in {node.op_type for node in with_kernels(plain).graph.node}
+
+
+def test_wrong_pieces_are_refused(kernels: Path) -> None:
+    faster = with_kernels(joined((3, 2)))
+    faster.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    with pytest.raises(Exception, match="pieces of another size"):
+        run(faster, vectors(faster), kernels)
+    (node,) = faster.graph.node
+    (pieces,) = (each for each in node.attribute if each.name == "pieces")
+    for number in (0, -1, 3, 4, 2**62):
+        pieces.i = number
+        with pytest.raises(Exception, match="out of range"):
+            run(faster, vectors(faster), kernels)
 
 
 UNARY = ("Softmax", "Neg", "Sqrt", "Erf", "HardSigmoid")

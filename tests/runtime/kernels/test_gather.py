@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 
 import onnxfit
+from onnxfit.graph.names import updated
 from onnxfit.runtime.kernels import gather, library, with_kernels
 from tests.runtime.kernels.sessions import (
     differentiated,
@@ -44,10 +45,14 @@ def model_of(name: str, kind: str = "int64", *, updates: bool = False) -> onnx.M
     i, w, y = shapes
     text = f"g (float[{w}] w, {kind}[{i}] i) => (float[{y}] y) {{ y = Gather(w, i) }}"
     model = differentiated(text, ["w"])
-    if updates:
-        model.graph.node.append(onnx.helper.make_node("Sub", ["w", "w_grad"], ["next"], "update"))
-        model.graph.value_info.append(model.graph.output[1])
-        model.graph.output[1].name = "next"
+    return with_update(model) if updates else model
+
+
+def with_update(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model that computes w less its gradient instead of the gradient."""
+    model.graph.node.append(onnx.helper.make_node("Sub", ["w", "w_grad"], ["next"], "update"))
+    model.graph.value_info.append(model.graph.output[1])
+    model.graph.output[1].name = "next"
     return model
 
 
@@ -80,6 +85,61 @@ def test_results_are_those_of_float64_and_of_the_operators(
     np.add.at(exact, feeds["i"].reshape(-1), feeds["y_grad"].reshape(-1, *exact.shape[1:]))
     exact = feeds["w"] - exact if updates else exact
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5)
+
+
+def scalar_products(shape: str, product: str = "Mul(f, x)", *, updates: bool) -> onnx.ModelProto:
+    """y = the scalar products of x with rows w[i]; the gradient of w, or w less its gradient."""
+    text = f"""g (float[20,24] w, int64[{shape}] i, float[{shape},24] x) => (float[{shape},1] y)
+        <int64[1] last = {{-1}}> {{ f = Gather(w, i) p = {product} y = ReduceSum(p, last) }}"""
+    return with_update(differentiated(text, ["w"])) if updates else differentiated(text, ["w"])
+
+
+def scalar_feeds(model: onnx.ModelProto) -> Feeds:
+    rng = np.random.default_rng(0)
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input
+    }
+    feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    return {**feeds, "i": rng.integers(-20, 20, shapes["i"])}
+
+
+@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize("product", ["Mul(f, x)", "Mul(x, f)"])
+@pytest.mark.parametrize("shape", ["50", "5,9", "1"])
+def test_the_kernel_multiplies_the_rows_of_scalar_products(
+    shape: str, product: str, updates: bool, kernels: Path
+) -> None:
+    plain = scalar_products(shape, product, updates=updates)
+    faster = with_kernels(plain)
+    (kernel,) = (node for node in faster.graph.node if node.op_type == "GatherGradient")
+    assert len(kernel.input) == 3 + updates
+    feeds = scalar_feeds(plain)
+    found, right = run(faster, feeds, kernels)[1], run(plain, feeds)[1]
+    np.testing.assert_array_equal(found, right)
+    for threads in range(2, 9):
+        np.testing.assert_array_equal(run(faster, feeds, kernels, threads)[1], found)
+
+
+@pytest.mark.parametrize("name", ["p_grad", "row", "state"])
+def test_other_products_are_computed_before(name: str, kernels: Path) -> None:
+    plain = scalar_products("50", updates=False)
+    (product,) = (node for node in plain.graph.node if node.name.startswith("gradient/node_1/Mul"))
+    if name == "p_grad":  # a result
+        plain.graph.output.append(onnx.ValueInfoProto(name=product.output[0]))
+    elif name == "row":  # the factors are those of columns
+        plain.graph.input[2].type.tensor_type.shape.dim[0].dim_value = 1
+    else:  # an update may overwrite x before the gradient of w reads it
+        x = plain.graph.input[2]
+        plain.graph.node.append(onnx.helper.make_node("Neg", ["x"], [updated("x")], "update"))
+        plain.graph.output.append(
+            onnx.helper.make_tensor_value_info(updated("x"), x.type.tensor_type.elem_type, (50, 24))
+        )
+    faster = with_kernels(plain)
+    (kernel,) = (node for node in faster.graph.node if node.op_type == "GatherGradient")
+    assert len(kernel.input) == 2
+    feeds = scalar_feeds(plain)
+    for found, right in zip(run(faster, feeds, kernels), run(plain, feeds), strict=True):
+        np.testing.assert_array_equal(found, right)
 
 
 @pytest.mark.parametrize("threads", range(1, 9))
@@ -175,7 +235,9 @@ def test_indices_out_of_range_are_refused(number: int, updates: bool, kernels: P
         ({"table": np.zeros((5, 4), np.float64)}, "table of its shape"),
         ({"i": np.zeros(3, np.float32)}, "int32 or int64"),
         ({"dy": np.zeros((3, 4), np.float64)}, "float32 rows"),
-        ({"more": np.zeros(1, np.float32)}, "two or three inputs"),
+        ({"more": np.zeros(1, np.float32)}, "two to four inputs"),
+        ({"factors": np.zeros(4, np.float32)}, "factors, one for each index"),
+        ({"factors": np.zeros(3, np.float64)}, "factors, one for each index"),
     ],
 )
 def test_wrong_inputs_are_refused(change: Feeds, message: str, kernels: Path) -> None:
@@ -186,7 +248,8 @@ def test_wrong_inputs_are_refused(change: Feeds, message: str, kernels: Path) ->
     for value in model.graph.input:
         kind = onnx.helper.np_dtype_to_tensor_dtype(feeds[value.name].dtype)
         value.type.tensor_type.elem_type = kind
-    model.graph.node[0].attribute.append(onnx.helper.make_attribute("shape", (5, 4)))
+    attributes = {"shape": (5, 4), "has_factors": int("factors" in change)}
+    model.graph.node[0].attribute.extend(map(onnx.helper.make_attribute, *zip(*attributes.items())))
     with pytest.raises(Exception, match=message):
         run(model, feeds, kernels)
 

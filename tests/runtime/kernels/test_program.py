@@ -15,6 +15,7 @@ from onnx import helper
 from onnxfit.runtime.kernels import with_kernels
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.program import CODES, OPERATORS, PATTERNS
+from onnxfit.runtime.kernels.search import attributes
 from tests.runtime.kernels.sessions import assert_same, parsed, run
 
 TYPES = {"float": np.float32, "double": np.float64}
@@ -101,8 +102,8 @@ def test_several_operators_are_one_instruction(name: str, kind: str, kernels: Pa
     text = "g (T[n] a, T[n] b, T[n] c, T s, T t) => (T[n] y) { tree }"
     model = parsed(text.replace("T", kind).replace("tree", TREES[name]))
     (node,) = with_kernels(model).graph.node
-    assert node.attribute[0].ints[0] == CODES[name]
-    assert len(node.attribute[0].ints) == 2 + len(PATTERNS[name][1])
+    assert attributes(node)["program"][0] == CODES[name]
+    assert len(attributes(node)["program"]) == 2 + len(PATTERNS[name][1])
     rng = np.random.default_rng(0)
     for n in (1, 2, 511, 512, 513, 8193, 20001):
         feeds = {k: rng.standard_normal(n).astype(TYPES[kind]) for k in "abc"}
@@ -177,7 +178,13 @@ def elementwise(program: list[int], temporaries: int) -> onnx.ModelProto:
     """y = program(a, b)"""
     a, b, y = (helper.make_tensor_value_info(k, onnx.TensorProto.FLOAT, [None]) for k in "aby")
     node = helper.make_node(
-        "Elementwise", ["a", "b"], ["y"], domain=DOMAIN, temporaries=temporaries, tensors=2
+        "Elementwise",
+        ["a", "b"],
+        ["y"],
+        domain=DOMAIN,
+        temporaries=temporaries,
+        pieces=1,
+        tensors=2,
     )
     node.attribute.append(
         helper.make_attribute("program", program, attr_type=onnx.AttributeProto.INTS)
