@@ -1,6 +1,7 @@
 #include "product.h"
 
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -21,6 +22,9 @@ constexpr int64_t IN_LINE = 16;  // numbers in a line of the cache
 // Return the distance of arrays of a size that are written in turns: their first numbers must not all
 // have the same place in the cache.
 constexpr int64_t padded(int64_t size) { return size + IN_LINE; }
+
+// Return the rows that are copied to frames at a time: some lines of the cache, and whole tiles.
+constexpr int64_t frame_rows(Tile tile) { return 4 * std::lcm(tile.rows, IN_LINE); }
 
 // Where sums go, and what is added to them.
 struct Target {
@@ -67,8 +71,10 @@ struct Memory {
     const Tile tile = tile_of(work.instructions);
     const int64_t count = tiles::divide_up(block.columns, tile.columns);
     panels = count * padded(steps * tile.columns);
-    frames = work.reads_rows() ? 0 : tiles::divide_up(block.rows, tile.rows) * padded(steps * tile.rows);
-    partial = steps < work.sizes.steps ? block.rows * count * tile.columns : 0;
+    const int64_t in_frames = std::min(block.rows, frame_rows(tile));
+    frames = work.reads_rows() ? 0 : tiles::divide_up(in_frames, tile.rows) * padded(steps * tile.rows);
+    const int64_t rows = tiles::round_up(block.rows, tile.rows);
+    partial = steps < work.sizes.steps ? rows * count * tile.columns : 0;
     buffer = Buffer(panels + frames + partial);
   }
 };

@@ -4,6 +4,7 @@ constexpr Tile SIZE = LANES == 16 ? AVX512_TILE : AVX2_TILE;
 constexpr int TILE = SIZE.rows;
 constexpr int64_t WIDTH = SIZE.columns;
 constexpr int MAX_VECTORS = WIDTH / LANES;  // of a row of a tile
+constexpr int64_t FRAME_ROWS = frame_rows(SIZE);
 
 // Return the columns of a panel, which are whole vectors.
 inline int64_t width_of(int64_t columns) { return columns <= 0 ? 0 : columns > LANES ? WIDTH : LANES; }
@@ -16,17 +17,31 @@ ALWAYS_INLINE void prefetch_rows(const float* row, int64_t pitch, int64_t rows, 
   }
 }
 
-// Rows that are copied after this block. While its tiles are computed, the processor loads these rows
-// into its cache, one after the other.
+// Rows that are copied later. While tiles are computed, the processor loads them into its cache, a few
+// at a time.
 struct Ahead {
   const float* row = nullptr;
-  int64_t pitch = 0, rows = 0, lines = 0;
+  int64_t pitch = 0, rows = 0, lines = 0, at_a_time = 1;
 
-  ALWAYS_INLINE void load_row() {
-    if (rows == 0) return;
-    for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(row + i * IN_LINE, 0, 2);
-    row += pitch;
-    --rows;
+  ALWAYS_INLINE void load_rows() {
+    for (int64_t n = std::min(at_a_time, rows); n > 0; --n, --rows, row += pitch) {
+      for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(row + i * IN_LINE, 0, 2);
+    }
+  }
+};
+
+// Return rows that are loaded at `loads` times.
+Ahead ahead(const float* row, int64_t pitch, int64_t rows, int64_t columns, int64_t loads) {
+  return {row, pitch, rows, tiles::divide_up(columns, IN_LINE), tiles::divide_up(rows, loads)};
+}
+
+// The next rows of both factors.
+struct Next {
+  Ahead a, b;
+
+  ALWAYS_INLINE void load_rows() {
+    a.load_rows();
+    b.load_rows();
   }
 };
 
@@ -45,13 +60,13 @@ ALWAYS_INLINE void add_step(const Number& number_of, const float* panel, Vector 
 // Add the products of the rows of a tile, which are `pitch` apart, with a panel.
 template <int VECTORS>
 inline void add_rows(
-    const float* a, int64_t pitch, int64_t rows, const float* panel, int64_t steps, Ahead& ahead,
+    const float* a, int64_t pitch, int64_t rows, const float* panel, int64_t steps, Next& next,
     Vector (&sums)[TILE][VECTORS]) {
   const float* of_row[TILE];
   for (int64_t i = 0; i < TILE; ++i) of_row[i] = a + std::min(i, rows - 1) * pitch;
   for (int64_t first = 0; first < steps; first += IN_LINE) {
     const int64_t end = std::min(first + IN_LINE, steps);
-    ahead.load_row();
+    next.load_rows();
     for (int64_t step = first; step < end; ++step, panel += VECTORS * LANES) {
       add_step<VECTORS>([&](int row) INLINE { return of_row[row][step]; }, panel, sums);
     }
@@ -61,15 +76,76 @@ inline void add_rows(
 // The same for a frame, (steps, rows of the tile).
 template <int VECTORS>
 inline void add_frame(
-    const float* frame, const float* panel, int64_t steps, Ahead& ahead,
+    const float* frame, const float* panel, int64_t steps, Next& next,
     Vector (&sums)[TILE][VECTORS]) {
   for (int64_t first = 0; first < steps; first += IN_LINE) {
     const int64_t end = std::min(first + IN_LINE, steps);
-    ahead.load_row();
+    next.load_rows();
     for (int64_t step = first; step < end; ++step, frame += TILE, panel += VECTORS * LANES) {
       add_step<VECTORS>([&](int row) INLINE { return frame[row]; }, panel, sums);
     }
   }
+}
+
+// Call function(row, v, place of the vector in rows that are `pitch` apart) for each vector of a tile.
+template <int VECTORS, typename Function>
+ALWAYS_INLINE void for_each_vector(int64_t pitch, const Function& function) {
+#pragma GCC unroll 8
+  for (int row = 0; row < TILE; ++row) {
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) function(row, v, row * pitch + v * LANES);
+  }
+}
+
+// Finish the sums of a tile and write them to their target, all of whose rows and columns are there.
+template <int VECTORS>
+ALWAYS_INLINE void write_tile(Vector (&sums)[TILE][VECTORS], const Target& to) {
+  const auto each = [](int64_t pitch, const auto& function) INLINE {
+    for_each_vector<VECTORS>(pitch, function);
+  };
+  if (to.alpha != 1.0f) {
+    each(0, [&](int row, int v, int64_t) INLINE { sums[row][v] *= to.alpha; });
+  }
+  for (size_t i = 0; i < to.addends; ++i) {
+    const float* addend = to.addend[i];
+    each(to.addend_pitch[i], [&](int row, int v, int64_t place) INLINE {
+      sums[row][v] += load(addend + place);
+    });
+  }
+  if (to.has_relu) {  // NaN stays NaN
+    each(0, [&](int row, int v, int64_t) INLINE {
+      sums[row][v] = sums[row][v] < 0.0f ? Vector{} : sums[row][v];
+    });
+  }
+  float* y = to.y;
+  each(to.pitch, [&](int row, int v, int64_t place) INLINE { store(y + place, sums[row][v]); });
+}
+
+// Copy some of the numbers of a tile.
+inline void copy_part(
+    const float* from, int64_t from_pitch, float* to, int64_t to_pitch, int64_t rows,
+    int64_t columns) {
+  for (int64_t row = 0; row < rows; ++row) {
+    std::memcpy(to + row * to_pitch, from + row * from_pitch, size_t(columns) * sizeof(float));
+  }
+}
+
+// The same for a target that has some of the rows and columns: a whole tile takes its place.
+template <int VECTORS>
+void write_part(
+    Vector (&sums)[TILE][VECTORS], const Target& to, int64_t rows, int64_t columns) {
+  constexpr int64_t width = VECTORS * LANES;
+  float y[TILE * width], addends[MAX_ADDENDS][TILE * width] = {};
+  Target whole = to;
+  whole.y = y;
+  whole.pitch = width;
+  for (size_t i = 0; i < to.addends; ++i) {
+    copy_part(to.addend[i], to.addend_pitch[i], addends[i], width, rows, columns);
+    whole.addend[i] = addends[i];
+    whole.addend_pitch[i] = width;
+  }
+  write_tile(sums, whole);
+  copy_part(y, width, to.y, to.pitch, rows, columns);
 }
 
 // Compute a tile, of which some rows and columns are there. `left` are its rows if they have a pitch,
@@ -77,7 +153,7 @@ inline void add_frame(
 template <int VECTORS>
 void multiply_tile(
     const float* left, int64_t pitch, const float* panel, int64_t steps, const Target& to,
-    int64_t rows, int64_t columns, Ahead& ahead) {
+    int64_t rows, int64_t columns, Next& next) {
   rows = std::min<int64_t>(rows, TILE);
   columns = std::min<int64_t>(columns, VECTORS * LANES);
   if (to.is_last) {
@@ -87,34 +163,22 @@ void multiply_tile(
     }
   }
   Vector sums[TILE][VECTORS] = {};
-  if (pitch) add_rows(left, pitch, rows, panel, steps, ahead, sums);
-  else add_frame(left, panel, steps, ahead, sums);
-#pragma GCC unroll 8
-  for (int row = 0; row < TILE; ++row) {
-    if (row >= rows) break;
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; ++v) {
-      Vector sum = sums[row][v];
-      const int64_t there = std::min<int64_t>(columns - v * LANES, LANES);
-      if (there <= 0) break;
-      if (!to.is_first) sum += load(to.partial + row * to.partial_pitch + v * LANES);
-      if (!to.is_last) {
-        store(to.partial + row * to.partial_pitch + v * LANES, sum);
-        continue;
-      }
-      sum *= to.alpha;
-      for (size_t i = 0; i < to.addends; ++i) {
-        const float* from = to.addend[i] + row * to.addend_pitch[i] + v * LANES;
-        Vector addend = {};
-        if (there == LANES) addend = load(from);
-        else std::memcpy(&addend, from, size_t(there) * sizeof(float));
-        sum += addend;
-      }
-      if (to.has_relu) sum = sum < 0.0f ? Vector{} : sum;  // NaN stays NaN
-      float* y = to.y + row * to.pitch + v * LANES;
-      if (there == LANES) store(y, sum);
-      else std::memcpy(y, &sum, size_t(there) * sizeof(float));
-    }
+  if (pitch) add_rows(left, pitch, rows, panel, steps, next, sums);
+  else add_frame(left, panel, steps, next, sums);
+  float* partial = to.partial;
+  if (!to.is_first) {
+    for_each_vector<VECTORS>(to.partial_pitch, [&](int row, int v, int64_t place) INLINE {
+      sums[row][v] += load(partial + place);
+    });
+  }
+  if (!to.is_last) {
+    for_each_vector<VECTORS>(to.partial_pitch, [&](int row, int v, int64_t place) INLINE {
+      store(partial + place, sums[row][v]);
+    });
+  } else if (rows == TILE && columns == VECTORS * LANES) {
+    write_tile(sums, to);
+  } else {
+    write_part(sums, to, rows, columns);
   }
 }
 
@@ -188,15 +252,31 @@ void pack_frames(const float* a, const View& view, int64_t rows, int64_t steps, 
   }
 }
 
-// Return the rows of b, or of its transpose, that a block copies from a step on.
-Ahead rows_ahead(const Work& work, const Block& block, int64_t step) {
+// Return the rows of b, or of its transpose, that a block copies from a step on. `loads` are the times
+// at which they can be loaded.
+Ahead rows_of_b(const Work& work, const Block& block, int64_t step, int64_t loads) {
   if (!block.b) return {};
   const View& b = work.b.view;
   const int64_t steps = std::min(STEPS, work.sizes.steps - step);
   const float* first = block.b + step * b.row;
-  if (b.column == 1) return {first, b.row, steps, tiles::divide_up(block.columns, IN_LINE)};
-  if (b.row == 1) return {first, b.column, block.columns, tiles::divide_up(steps, IN_LINE)};
+  if (b.column == 1) return ahead(first, b.row, steps, block.columns, loads);
+  if (b.row == 1) return ahead(first, b.column, block.columns, steps, loads);
   return {};
+}
+
+// The same for the rows of the transpose of a that a block copies to frames, from a row on.
+Ahead frames_of_a(const Work& work, const Block& block, int64_t row, int64_t step, int64_t loads) {
+  const View& a = work.a.view;
+  if (!block.a || a.row != 1) return {};
+  const int64_t steps = std::min(STEPS, work.sizes.steps - step);
+  const float* first = block.a + row + step * a.column;
+  return ahead(first, a.column, steps, std::min(FRAME_ROWS, block.rows - row), loads);
+}
+
+// The same for the rows of a that a block reads where they are.
+Ahead rows_of_a(const Work& work, const Block& block, int64_t loads) {
+  if (!block.a) return {};
+  return ahead(block.a, work.a.view.row, block.rows, std::min(STEPS, work.sizes.steps), loads);
 }
 
 // Multiply rows, which are frames if they have no pitch, with panels. A tile of rows is multiplied with
@@ -204,14 +284,13 @@ Ahead rows_ahead(const Work& work, const Block& block, int64_t step) {
 // their first to their last column.
 void multiply_panels(
     const float* left, int64_t pitch, const float* panels, int64_t steps, const Target& to,
-    int64_t rows, int64_t columns, Ahead ahead) {
+    int64_t rows, int64_t columns, Next& next) {
   for (int64_t row = 0; row < rows; row += TILE) {
     const float* of_tile = left + (pitch ? row * pitch : row / TILE * padded(steps * TILE));
     for (int64_t column = 0; column < columns; column += WIDTH) {
       const auto multiply = columns - column > LANES ? multiply_tile<MAX_VECTORS> : multiply_tile<1>;
       const float* panel = panels + column / WIDTH * padded(steps * WIDTH);
-      multiply(
-          of_tile, pitch, panel, steps, to.at(row, column), rows - row, columns - column, ahead);
+      multiply(of_tile, pitch, panel, steps, to.at(row, column), rows - row, columns - column, next);
     }
   }
 }
@@ -219,13 +298,36 @@ void multiply_panels(
 void multiply_rows(
     const float* a, int64_t pitch, const float* panels, int64_t steps, const Target& to,
     int64_t rows, int64_t columns) {
-  multiply_panels(a, pitch, panels, steps, to, rows, columns, {});
+  Next nothing;
+  multiply_panels(a, pitch, panels, steps, to, rows, columns, nothing);
+}
+
+// Return how often the tiles of a block load rows.
+int64_t loads_of(int64_t rows, int64_t columns, int64_t steps) {
+  return tiles::divide_up(rows, TILE) * tiles::divide_up(columns, WIDTH) * tiles::divide_up(steps, IN_LINE);
+}
+
+// Copy some rows after the other to frames, and multiply them while the next ones are loaded.
+void multiply_frames(
+    const Work& work, const Block& block, const Block& next_block, const float* panels,
+    float* frames, int64_t step, const Target& to, Next& next) {
+  const View& a = work.a.view;
+  const int64_t steps = std::min(STEPS, work.sizes.steps - step);
+  for (int64_t row = 0; row < block.rows; row += FRAME_ROWS) {
+    const int64_t rows = std::min(FRAME_ROWS, block.rows - row);
+    pack_frames(block.a + row * a.row + step * a.column, a, rows, steps, frames);
+    const int64_t loads = loads_of(rows, block.columns, steps);
+    if (row + rows < block.rows) next.a = frames_of_a(work, block, row + rows, step, loads);
+    else if (!to.is_last) next.a = frames_of_a(work, block, 0, step + steps, loads);
+    else next.a = frames_of_a(work, next_block, 0, 0, loads);
+    multiply_panels(frames, 0, panels, steps, to.at(row, 0), rows, block.columns, next);
+  }
 }
 
 void multiply_block(
-    const Work& work, const Block& block, const Block& next, float* panels, float* frames, float* partial) {
+    const Work& work, const Block& block, const Block& next_block, float* panels, float* frames,
+    float* partial) {
   const View &a = work.a.view, &b = work.b.view;
-  const bool has_rows = work.reads_rows();
   Target to{};
   to.y = block.y;
   to.pitch = work.y.view.row;
@@ -242,7 +344,7 @@ void multiply_block(
     const int64_t steps = std::min(STEPS, work.sizes.steps - step);
     to.is_first = step == 0;
     to.is_last = step + steps == work.sizes.steps;
-    const float *left = block.a + step * a.column, *right = block.b + step * b.row;
+    const float* right = block.b + step * b.row;
     if (b.column == 1) {
       pack_rows(right, b.row, steps, block.columns, panels);
     } else {
@@ -251,10 +353,15 @@ void multiply_block(
         pack_columns(right + column * b.column, b, steps, columns, panels + column / WIDTH * padded(steps * WIDTH));
       }
     }
-    if (!has_rows) pack_frames(left, a, block.rows, steps, frames);
-    const Ahead ahead = to.is_last ? rows_ahead(work, next, 0) : rows_ahead(work, block, step + steps);
-    multiply_panels(
-        has_rows ? left : frames, has_rows ? a.row : 0, panels, steps, to, block.rows,
-        block.columns, ahead);
+    const int64_t loads = loads_of(block.rows, block.columns, steps);
+    Next next;
+    next.b = to.is_last ? rows_of_b(work, next_block, 0, loads) : rows_of_b(work, block, step + steps, loads);
+    if (!work.reads_rows()) {
+      multiply_frames(work, block, next_block, panels, frames, step, to, next);
+      continue;
+    }
+    if (to.is_last && next_block.a != block.a) next.a = rows_of_a(work, next_block, loads);
+    const float* left = block.a + step * a.column;
+    multiply_panels(left, a.row, panels, steps, to, block.rows, block.columns, next);
   }
 }
