@@ -4,6 +4,7 @@
 //
 // The frame holds the images with zeros around them.
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "buffer.h"
@@ -159,6 +160,16 @@ struct Panel {
   }
 };
 
+// Copy rows of some columns, whose places in the result lie `stride` apart.
+void spread_rows(
+    const float* from, const std::vector<int64_t>& places, int64_t columns, int64_t stride,
+    float* result) {
+  for (size_t i = 0; i < places.size(); i += size_t(columns), from += columns) {
+    float* to = result + places[i];
+    for (int64_t column = 0; column < columns; ++column) to[column * stride] = from[column];
+  }
+}
+
 // Images that are computed from images: y of x, or dx of dy.
 class Images final : public Algorithm {
  public:
@@ -197,6 +208,8 @@ class Images final : public Algorithm {
         list_steps(frame, channels_at_once, panel.width, of_rows, of_columns, phase);
         panel.pad(phase.rows);
         phase.first_row = padded_rows;
+        phase.columns = divide_up(columns.result - of_columns.first, of_columns.stride);
+        phase.stride = of_columns.stride;
         padded_rows += phase.rows.size();
         phases.push_back(std::move(phase));
       }
@@ -224,11 +237,27 @@ class Images final : public Algorithm {
     }
     const int64_t size = rows.result * columns.result;
     float* to = work.result + (images.first * result_channels + block) * size;
+    const float* bias = work.bias ? work.bias + block : nullptr;
     for (const Phase& phase : phases) {
-      panel.functions.unpack(
-          sums.data() + int64_t(phase.first_row) * panel.width, phase.places.data(),
-          int64_t(phase.places.size()), work.bias ? work.bias + block : nullptr, in_block,
-          panel.width, size, to);
+      const int64_t count = int64_t(phase.places.size());
+      const float* of_phase = sums.data() + int64_t(phase.first_row) * panel.width;
+      const auto unpack = [&](const int64_t* places, int64_t pitch, float* first) {
+        panel.functions.unpack(of_phase, places, count, bias, in_block, panel.width, pitch, first);
+      };
+      if (phase.stride == 1) {
+        unpack(phase.places.data(), size, to);
+        continue;
+      }
+      // Side by side first, which takes few instructions.
+      const Buffer apart(count * in_block);
+      std::vector<int64_t> places(phase.places.size());
+      std::iota(places.begin(), places.end(), 0);
+      unpack(places.data(), count, apart.data());
+      for (int64_t channel = 0; channel < in_block; ++channel) {
+        spread_rows(
+            apart.data() + channel * count, phase.places, phase.columns, phase.stride,
+            to + channel * size);
+      }
     }
   }
 
@@ -239,6 +268,7 @@ class Images final : public Algorithm {
     std::vector<Step> steps;            // of some channels
     int64_t steps_per_channel;
     size_t first_row;  // of the sums
+    int64_t columns, stride;  // the elements in a row of the result, and their distance
   };
 
   const Work work;

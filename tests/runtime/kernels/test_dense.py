@@ -250,7 +250,16 @@ def test_a_processor_without_the_kernels_keeps_the_operators() -> None:
             "strides=[2,2]",
             ["Conv", "ConvTranspose", "ConvWeights"],
         ),
-        ((2, 16, 32, 32), (16, 16, 3, 3), "strides=[2,2]", ["Conv", "ConvWeights"]),
+        ((2, 16, 32, 32), (29, 16, 3, 3), "strides=[2,2]", ["Conv", "ConvWeights"]),
+        (
+            (4, 16, 32, 32),
+            (29, 16, 3, 3),
+            "strides=[2,2]",
+            ["Conv", "ConvTranspose", "ConvWeights"],
+        ),
+        ((4, 15, 32, 32), (29, 15, 3, 3), "strides=[2,2]", ["Conv", "ConvWeights"]),
+        ((4, 16, 32, 32), (28, 16, 3, 3), "strides=[2,2]", ["Conv", "ConvWeights"]),
+        ((4, 16, 32, 32), (99, 16, 2, 2), "strides=[2,2]", ["Conv", "ConvWeights"]),
     ],
 )
 def test_sizes_for_which_the_operators_are_faster(
