@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "vectorized.h"
 
@@ -208,17 +209,32 @@ bool is_halved(const Axis& axis) {
          axis.windows == axis.size / 2;
 }
 
+bool is_even(const Axis& axis) { return is_halved(axis) && axis.size % 2 == 0; }
+
+// Return the axes of several images that lie behind each other as those of one image, and their number:
+// 1 if a window would reach from one image into the next.
+std::pair<std::array<Axis, AXES>, int64_t> joined(std::array<Axis, AXES> axes, int64_t images) {
+  const bool has_rows = !is_one(axes[1]);
+  const bool fits = is_one(axes[0]) && is_even(axes[2]) && (!has_rows || is_even(axes[1]));
+  if (!fits) images = 1;
+  Axis& outer = axes[has_rows ? 1 : 2];
+  outer.size *= images;
+  outer.windows *= images;
+  return {axes, images};
+}
+
 template <typename T>
 ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
-  const auto& axes = work.axes;
   const size_t first = task * work.images_per_task();
   const size_t last = std::min(first + work.images_per_task(), work.images);
+  const auto [axes, images] = joined(work.axes, int64_t(last - first));
   const bool halves = is_one(axes[0]) && is_halved(axes[1]) && is_halved(axes[2]);
-  const bool covers_all = halves && axes[1].size % 2 == 0 && axes[2].size % 2 == 0;
-  for (size_t i = first; i < last; ++i) {
+  const bool covers_all = halves && is_even(axes[1]) && is_even(axes[2]);
+  const size_t elements = work.elements() * size_t(images);
+  for (size_t i = first; i < last; i += size_t(images)) {
     const T *x = work.x + i * work.elements(), *dy = work.dy + i * work.windows();
     T* dx = work.dx + i * work.elements();
-    if (!covers_all) std::fill_n(dx, work.elements(), T(0));
+    if (!covers_all) std::fill_n(dx, elements, T(0));
     if (halves) {
       run_halving_image(axes, x, dy, dx);
     } else {

@@ -20,6 +20,11 @@ POOLS = {
     "halving wide": ("3,2,20,262", "kernel_shape=[2,2], strides=[2,2]"),
     "halving odd": ("2,3,7,9", "kernel_shape=[2,2], strides=[2,2]"),
     "halving many": ("33,9,14,14", "kernel_shape=[2,2], strides=[2,2]"),
+    "halving small": ("40,9,4,6", "kernel_shape=[2,2], strides=[2,2]"),
+    "halving the last axis": ("7,9,1,6", "kernel_shape=[1,2], strides=[1,2]"),
+    "halving rows": ("7,9,4,1", "kernel_shape=[2,1], strides=[2,1]"),
+    "halving lines": ("33,9,16", "kernel_shape=[2], strides=[2]"),
+    "halving odd lines": ("33,9,17", "kernel_shape=[2], strides=[2]"),
     "overlapping": ("2,3,7,9", "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
     "one pad": ("2,3,7,9", "kernel_shape=[3,2], strides=[2,1], pads=[0,1,2,0]"),
     "dilated": ("2,2,9,11", "kernel_shape=[3,2], dilations=[2,3]"),
@@ -138,9 +143,29 @@ def test_other_pools_keep_their_operators() -> None:
 
 def test_small_images_keep_their_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(max_pool, "MIN_WINDOWS", 49)
-    attributes = "kernel_shape=[2,2], strides=[2,2]"
+    attributes = "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"
     assert kernel_types(gradient("1,2,14,14", attributes)) == ["MaxPoolGradient"]
     assert kernel_types(gradient("1,2,14,12", attributes)) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "attributes", "has_kernel"),
+    [
+        ("1,2,2,4", "kernel_shape=[2,2], strides=[2,2]", True),
+        ("1,2,4", "kernel_shape=[2], strides=[2]", True),
+        ("1,2,3,4", "kernel_shape=[2,2], strides=[2,2]", False),
+        ("1,2,5", "kernel_shape=[2], strides=[2]", False),
+        ("1,2,4,4", "kernel_shape=[2,2], strides=[2,1]", False),
+        ("1,2,4,4", "kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]", False),
+        ("1,2,4,4", "kernel_shape=[2,3], strides=[2,2]", False),
+        ("1,2,4,4,4", "kernel_shape=[2,2,2], strides=[2,2,2]", False),
+    ],
+)
+def test_small_images_that_are_halved_have_a_kernel(
+    shape: str, attributes: str, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(max_pool, "MIN_WINDOWS", 49)
+    assert kernel_types(gradient(shape, attributes)) == ["MaxPoolGradient"] * has_kernel
 
 
 def test_a_vanished_value_is_noticed() -> None:
