@@ -70,7 +70,7 @@ def with_splits_outside(scan: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx
     return changed, splits
 
 
-class Product(NamedTuple):
+class SliceProduct(NamedTuple):
     """A product of all slices of a value with a matrix, plus a vector if there is one."""
 
     slices: str  # (steps, rows, columns)
@@ -126,7 +126,7 @@ class LoopSearch(NodeSearch):
         body.node.extend(nodes)
         return changed, transposes, types
 
-    def _product_to_move(self, result: str) -> Product | None:
+    def _product_to_move(self, result: str) -> SliceProduct | None:
         """Return the product that a Gemm for the rows of all steps computes."""
         rows = self.operands(result, "Reshape")[0]
         gemm = self.producers.get(rows)
@@ -145,7 +145,7 @@ class LoopSearch(NodeSearch):
         has_slices = len(shape) == 2 and of_slices == shape and self.shape(flat)[-1:] == (steps,)
         if not has_slices or columns < MIN_GROWTH * steps:
             return None
-        return Product(slices, matrix, is_transposed, *vector)
+        return SliceProduct(slices, matrix, is_transposed, *vector)
 
     def with_inputs_inside(self, scan: onnx.NodeProto) -> onnx.NodeProto | None:
         """Return a Scan that computes some of its inputs in its body; None if no node can be moved.
