@@ -215,7 +215,7 @@ class Reader {
  public:
   explicit Reader(const std::vector<Piece<T>>& all) : pieces(all) {}
 
-  // Move to an element behind the ones before, and return how many of the next n are adjacent.
+  // Move forward to an element. Return how many of the next n elements are adjacent in memory.
   size_t move_to(size_t element, size_t n) {
     if (pieces.empty()) return n;
     while (pieces[piece].end <= element) first = pieces[piece++].end;
@@ -226,7 +226,7 @@ class Reader {
 
  private:
   const std::vector<Piece<T>>& pieces;
-  size_t piece = 0, first = 0;  // and its first element
+  size_t piece = 0, first = 0;  // the current piece, and the number of its first element
   const T* here = nullptr;
 };
 

@@ -1,5 +1,6 @@
 #include "gather.h"
 
+#include <type_traits>
 #include <vector>
 
 #include "vectorized.h"
@@ -23,16 +24,18 @@ ALWAYS_INLINE void for_each_index(
   }
 }
 
-// Write start + row, or start + factor row, where `start` is that of a column: the sum so far, or zero,
-// which makes 0 of -0.
-template <typename Start>
+// Add a row, or its product with a factor, to the sum so far; to zeros, if it is the first, so that -0
+// becomes 0.
+template <bool IS_FIRST>
 ALWAYS_INLINE void add_row(
-    float* RESTRICT sum, const float* row, const float* factor, int64_t columns, const Start& start) {
+    float* RESTRICT sum, const float* row, const float* factor, int64_t columns) {
   if (factor) {
     const float scale = *factor;
-    INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = start(i) + scale * row[i];
+    INDEPENDENT for (int64_t i = 0; i < columns; ++i) {
+      sum[i] = (IS_FIRST ? 0.0f : sum[i]) + scale * row[i];
+    }
   } else {
-    INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = start(i) + row[i];
+    INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = (IS_FIRST ? 0.0f : sum[i]) + row[i];
   }
 }
 
@@ -46,29 +49,24 @@ ALWAYS_INLINE void differentiate_range(const Gradient<Index>& work, int64_t task
   const int64_t first = work.rows * task / tasks, end = work.rows * (task + 1) / tasks;
   float* result = work.result + first * columns;
   const float* table = work.table ? work.table + first * columns : nullptr;
-  const auto begin_sum = [&](int64_t row, int64_t i) INLINE {
+  const auto add = [&](auto is_first, int64_t row, int64_t i) INLINE {
     const float* factor = work.factors ? work.factors + i : nullptr;
-    const auto zero = [](int64_t) INLINE { return 0.0f; };
-    add_row(result + row * columns, work.dy + i * columns, factor, columns, zero);
-  };
-  const auto add = [&](int64_t row, int64_t i) INLINE {
-    const float* factor = work.factors ? work.factors + i : nullptr;
-    float* sum = result + row * columns;
-    const auto so_far = [sum](int64_t column) INLINE { return sum[column]; };
-    add_row(sum, work.dy + i * columns, factor, columns, so_far);
+    add_row<is_first()>(result + row * columns, work.dy + i * columns, factor, columns);
   };
   if (!table || columns < MIN_COLUMNS) {
     std::fill_n(result, (end - first) * columns, 0.0f);
-    for_each_index(work, first, end, add);
+    for_each_index(work, first, end, [&](int64_t row, int64_t i) INLINE {
+      add(std::false_type{}, row, i);
+    });
     if (table) subtract_from(result, table, (end - first) * columns);
     return;
   }
   std::vector<unsigned char> has_gradient(static_cast<size_t>(end - first), 0);
   for_each_index(work, first, end, [&](int64_t row, int64_t i) INLINE {
     if (has_gradient[row]) {
-      add(row, i);
+      add(std::false_type{}, row, i);
     } else {
-      begin_sum(row, i);
+      add(std::true_type{}, row, i);
       has_gradient[row] = 1;
     }
   });

@@ -22,7 +22,7 @@ struct GatherGradient {
     has_table = inputs > least;
     const bool is_shape = !shape.empty() && *std::min_element(shape.begin(), shape.end()) >= 0;
     if (!is_shape || inputs < least || inputs > least + 1) {
-      return api->error("GatherGradient has the shape of the table, and two to four inputs.");
+      return api->error("GatherGradient needs the attribute shape, and the inputs indices and dy; a table, and factors if has_factors is 1, may follow.");
     }
     return nullptr;
   }

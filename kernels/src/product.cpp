@@ -39,11 +39,11 @@ struct Target {
   int64_t partial_pitch;
   bool is_first, is_last;  // whether the steps are
 
-  // Return where the sums from a row and a column on go.
+  // Return the target of the sums from a row and a column on.
   Target at(int64_t row, int64_t column) const {
     Target moved = *this;
     moved.y += row * pitch + column;
-    moved.partial += row * partial_pitch + column;
+    if (partial) moved.partial += row * partial_pitch + column;
     for (size_t i = 0; i < addends; ++i) moved.addend[i] += row * addend_pitch[i] + column;
     return moved;
   }

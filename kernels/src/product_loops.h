@@ -130,7 +130,8 @@ inline void copy_part(
   }
 }
 
-// The same for a target that has some of the rows and columns: a whole tile takes its place.
+// The same for a target that has only the first rows and columns: the addends are copied to whole tiles,
+// and the result is copied back.
 template <int VECTORS>
 void write_part(
     Vector (&sums)[TILE][VECTORS], const Target& to, int64_t rows, int64_t columns) {

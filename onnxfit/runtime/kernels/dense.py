@@ -12,6 +12,7 @@ convolution takes 0.45 to 1.1 of its time without the kernel, the gradient of it
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -32,10 +33,11 @@ MAX_AXES = 2
 # The smallest number of products whose sum is an element of the result.
 MIN_PRODUCTS = 40
 # The same for the gradient of images with strides: each remainder of a pixel's position, divided by
-# the stride, has its own taps. The first number is for several images and channels of the result:
-# onnxruntime computes one image after the other, and starts its threads for each. Measured from
-# this size on, the kernel takes 0.4 to 1.0 of the time on two threads, 0.35 on cores without a
-# common cache, and 0.75 to 1.15 on one thread.
+# the stride, has its own taps. The first number is for results with at least
+# MIN_IMAGES_WITH_STRIDES images and MIN_CHANNELS_WITH_STRIDES channels: onnxruntime computes one
+# image after the other, and starts its threads for each. Measured from this size on, the kernel
+# takes 0.4 to 1.0 of the time on two threads, 0.35 on cores without a common cache, and 0.75 to
+# 1.15 on one thread.
 MIN_PRODUCTS_WITH_STRIDES = 64, 256
 MIN_IMAGES_WITH_STRIDES = 4
 MIN_CHANNELS_WITH_STRIDES = 16
@@ -84,6 +86,8 @@ def _is_faster(convolution: AnyConvolution) -> bool:
     source, result, strides, is_transposed = _Images.of(convolution)
     remainders = math.prod(strides) if is_transposed else 1
     taps = math.prod(convolution.kernel)
+    # With one tap for each element, it is a product of matrices already.
+    has_taps = any(map(operator.gt, convolution.kernel, strides)) if is_transposed else taps > 1
     least = MIN_PRODUCTS
     if remainders > 1:
         has_several = (
@@ -91,7 +95,7 @@ def _is_faster(convolution: AnyConvolution) -> bool:
         )
         least = MIN_PRODUCTS_WITH_STRIDES[0 if has_several else 1]
     return (
-        taps > remainders  # else it is a product of matrices already
+        has_taps
         and source[1] * taps >= least * remainders
         and result[1] >= MIN_CHANNELS
         and result[0] * math.prod(result[2:]) >= MIN_ELEMENTS

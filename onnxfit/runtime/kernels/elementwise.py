@@ -99,7 +99,8 @@ def fuse_elementwise(
         if not outputs:  # their results are not used
             continue
         replaced.update((i, []) for i in group.nodes)
-        pieces = _pieces(group, nodes, readers, search)
+        inputs, _, _ = _program(group.in_order(nodes), outputs, types)
+        pieces = _pieces(inputs, group, readers, search)
         replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, types, pieces)
     return sort_nodes([new for i, node in enumerate(nodes) for new in replaced.get(i, [node])])
 
@@ -118,23 +119,24 @@ def _outputs(
 
 
 def _pieces(
+    inputs: Sequence[str],
     group: Group,
-    nodes: Sequence[onnx.NodeProto],
     readers: Mapping[str, Sequence[int]],
     search: NodeSearch,
 ) -> dict[str, list[str]]:
-    """Return a vector that only this group reads -> the values that a Concat joins to it.
+    """Return {vector: the values that a Concat joins to it} for an input that only this group
+    reads; else {}.
 
     The update of several weights reads the vector of their gradients. The kernel reads them where
-    they are.
+    they are, and takes the shape of its results from another tensor.
     """
-    tensors = sorted(n for n in group.reads(nodes) if not search.types[n].is_scalar)
+    tensors = [n for n in inputs if n in search.types and not search.types[n].is_scalar]
     for name in tensors:
         concat = search.producers.get(name)
-        is_concat = concat is not None and concat.op_type == "Concat" and not concat.domain
-        # The kernel takes the shape of its results from another tensor.
-        is_vector = len(search.types[name].shape) == 1 and len(tensors) > 1
-        if concat is None or not is_concat or not is_vector or len(concat.input) == 1:
+        if concat is None or concat.op_type != "Concat" or concat.domain:
+            continue
+        is_vector = len(search.types[name].shape) == 1
+        if not is_vector or len(tensors) == 1 or len(concat.input) == 1:
             continue
         only_here = name not in search.outputs and set(group.positions).issuperset(readers[name])
         if only_here and not any(map(search.is_state, concat.input)):

@@ -1,9 +1,9 @@
 """The gradient of a Gather of rows, such as those of an embedding table, as one operator.
 
 The operators of ONNX copy a table of zeros, and add the rows of dy to it in one thread. Many rows
-need several operators. Plain SGD subtracts the result from the table by another operator. If the
-rows are parts of scalar products, each one is another row times a number. The kernel multiplies
-them, and writes the gradient, or the updated table, once.
+need several operators. Plain SGD subtracts the result from the table by another operator. In the
+gradient of scalar products, each row of dy is a row times a factor. The kernel multiplies them, and
+writes the gradient, or the updated table, once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _GatherSearch(NodeSearch):
         dy, dx = reader.node.input[reader.content[0]], producer.node.output[0]
         if not self.shape(dx) or not self.readers[indices]:
             return None
-        rows, *factors = self.factored(dy, indices)
+        rows, *factors = self.factored(dy, indices, self.shape(dx)[1:])
         update = self.update(dx)
         table, result = ([update.input[0]], update.output[0]) if update else ([], dx)
         return helper.make_node(
@@ -67,15 +67,18 @@ class _GatherSearch(NodeSearch):
             has_factors=len(factors),
         )
 
-    def factored(self, dy: str, indices: str) -> list[str]:
-        """Return rows, and a factor for each of them, whose product is dy; else dy alone."""
+    def factored(self, dy: str, indices: str, row: Sequence[int]) -> list[str]:
+        """Return rows, and a factor for each of them, whose product is dy; else dy alone.
+
+        - `row`: the shape of a row of the table.
+        """
         product = self.operands(dy, "Reshape")[0] or dy
-        known = self.types.get(indices)
-        is_read = any(n in self.outputs or len(self.readers[n]) > 1 for n in (dy, product))
-        if known is None or is_read:
+        shape, known = self.shape(product), self.types.get(indices)
+        if known is None or shape != (*known.shape, *row):
             return [dy]
-        shape, rank = self.shape(product), len(known.shape)
-        one_each = (*shape[:rank], *[1] * (len(shape) - rank))
+        if any(n in self.outputs or len(self.readers[n]) > 1 for n in (dy, product)):
+            return [dy]
+        one_each = (*shape[: len(known.shape)], *[1] * len(row))
         left, right = self.operands(product, "Mul")
         for rows, factors in ((left, right), (right, left)):
             fits = self.shape(rows) == shape and self.shape(factors) == one_each != shape

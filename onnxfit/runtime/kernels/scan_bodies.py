@@ -141,9 +141,9 @@ class LoopSearch(NodeSearch):
         flat, matrix, *vector = gemm.input
         slices = self.operands(flat, "Reshape")[0] or self.operands(flat, "Flatten")[0]
         *shape, columns = self.shape(result) or (0,)
-        *of_slices, steps = self.shape(slices) or (0,)
-        has_slices = len(shape) == 2 and of_slices == shape and self.shape(flat)[-1:] == (steps,)
-        if not has_slices or columns < MIN_GROWTH * steps:
+        *of_slices, inputs = self.shape(slices) or (0,)
+        has_slices = len(shape) == 2 and of_slices == shape and self.shape(flat)[-1:] == (inputs,)
+        if not has_slices or columns < MIN_GROWTH * inputs:
             return None
         return SliceProduct(slices, matrix, is_transposed, *vector)
 

@@ -260,6 +260,12 @@ def test_a_processor_without_the_kernels_keeps_the_operators() -> None:
         ((4, 15, 32, 32), (29, 15, 3, 3), "strides=[2,2]", ["Conv", "ConvWeights"]),
         ((4, 16, 32, 32), (28, 16, 3, 3), "strides=[2,2]", ["Conv", "ConvWeights"]),
         ((4, 16, 32, 32), (99, 16, 2, 2), "strides=[2,2]", ["Conv", "ConvWeights"]),
+        (
+            (4, 16, 32, 32),
+            (99, 16, 1, 4),
+            "strides=[2,2]",
+            ["Conv", "ConvTranspose", "ConvWeights"],
+        ),
     ],
 )
 def test_sizes_for_which_the_operators_are_faster(

@@ -274,6 +274,22 @@ def test_other_vectors_are_joined_before(
         np.testing.assert_allclose(found, right, rtol=1e-6)
 
 
+@pytest.mark.parametrize("first", ["u = Mul(g, s) t = Mul(x, u)", "u = Mul(x, z) t = Mul(g, u)"])
+def test_a_kernel_whose_nodes_another_one_computes_again(first: str, kernels: Path) -> None:
+    """A node may be in a group only for another group, which then reads its vector."""
+    plain = parsed(
+        f"""g (float[3] a, float[2] b, float[5] x, float[5] z, float s) => (float[5] u, float[5] q)
+        {{ g = Concat<axis = 0>(a, b) {first} v = Mul(t, x) q = Add(v, z) }}"""
+    )
+    for node, stage in zip(plain.graph.node, ["gradient"] * 3 + ["optimizer"] * 2, strict=True):
+        node.name = f"{stage}/{node.output[0]}"
+    feeds = vectors(plain)
+    for found, right in zip(
+        run(with_kernels(plain), feeds, kernels), run(plain, feeds), strict=True
+    ):
+        np.testing.assert_array_equal(found, right)
+
+
 def test_a_piece_that_an_update_may_overwrite_is_copied(kernels: Path) -> None:
     """An update may write its tensor before another one reads it."""
     plain = parsed(f"""g (float[4] a, float[3] b, float[7] w)

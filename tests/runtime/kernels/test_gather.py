@@ -142,6 +142,20 @@ def test_other_products_are_computed_before(name: str, kernels: Path) -> None:
         np.testing.assert_array_equal(found, right)
 
 
+@pytest.mark.parametrize(
+    ("shape", "factors"), [("2,3,24", "2,1,1"), ("6,4,6", "6,1,1"), ("3,2,24", "3,2,1")]
+)
+def test_rows_of_another_shape_are_multiplied_before(
+    shape: str, factors: str, kernels: Path
+) -> None:
+    text = f"""g (float[20,24] w, int64[6] i, float[{factors}] x) => (float[{shape}] y)
+        <int64[3] k = {{{shape}}}> {{ f = Gather(w, i) r = Reshape(f, k) y = Mul(r, x) }}"""
+    plain = differentiated(text, ["w"])
+    feeds = scalar_feeds(plain)
+    found = run(with_kernels(plain), feeds, kernels)[1]
+    np.testing.assert_array_equal(found, run(plain, feeds)[1])
+
+
 @pytest.mark.parametrize("threads", range(1, 9))
 @pytest.mark.parametrize("updates", [False, True])
 def test_threads_change_nothing(updates: bool, threads: int, kernels: Path) -> None:
@@ -235,7 +249,7 @@ def test_indices_out_of_range_are_refused(number: int, updates: bool, kernels: P
         ({"table": np.zeros((5, 4), np.float64)}, "table of its shape"),
         ({"i": np.zeros(3, np.float32)}, "int32 or int64"),
         ({"dy": np.zeros((3, 4), np.float64)}, "float32 rows"),
-        ({"more": np.zeros(1, np.float32)}, "two to four inputs"),
+        ({"more": np.zeros(1, np.float32)}, "a table, and factors"),
         ({"factors": np.zeros(4, np.float32)}, "factors, one for each index"),
         ({"factors": np.zeros(3, np.float64)}, "factors, one for each index"),
     ],
