@@ -248,7 +248,7 @@ class Images final : public Algorithm {
         unpack(phase.places.data(), size, to);
         continue;
       }
-      // Side by side first, which takes few instructions.
+      // Vector instructions write the elements side by side; then each is copied to its place.
       const Buffer apart(count * in_block);
       std::vector<int64_t> places(phase.places.size());
       std::iota(places.begin(), places.end(), 0);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "vectorized.h"
-
 namespace scan {
 
 using Rows = elementwise::Rows<float>;

@@ -29,10 +29,9 @@ const Functions& functions_of([[maybe_unused]] InstructionSet instructions) {
 #endif
 }
 
-int64_t Functions::width_for(int64_t columns, bool are_tall) const {
+int64_t Functions::width_for(int64_t columns) const {
   int64_t best = 0;
   for (int vectors = 1; vectors <= max_vectors; ++vectors) {
-    if (are_tall && rows_of_tile(vectors) < rows_of_tile(1)) break;
     const int64_t width = vectors * lanes;
     if (!best || round_up(columns, width) <= round_up(columns, best)) best = width;
   }

@@ -38,8 +38,7 @@ struct Functions {
       int64_t width, int64_t pitch, float* to);
 
   // The numbers of a row of tiles: as few as possible beyond the columns, then as many as possible.
-  // For few rows, `are_tall` leaves out the widths whose tiles have fewer rows than others.
-  int64_t width_for(int64_t columns, bool are_tall = false) const;
+  int64_t width_for(int64_t columns) const;
   // Fill up the last tile with copies of a row.
   void pad(std::vector<int64_t>& rows, int64_t width) const;
 };

@@ -17,7 +17,7 @@ from onnx import helper
 from onnxfit.graph import scopes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.library import DOMAIN
-from onnxfit.runtime.kernels.order import sort_nodes
+from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
 from onnxfit.runtime.kernels.program import OPERATORS, Program, compile_program
 from onnxfit.runtime.kernels.search import NodeSearch, trains
 from onnxfit.runtime.kernels.types import ResultType
@@ -99,8 +99,8 @@ def fuse_elementwise(
         if not outputs:  # their results are not used
             continue
         replaced.update((i, []) for i in group.nodes)
-        inputs, _, _ = _program(group.in_order(nodes), outputs, types)
-        pieces = _pieces(inputs, group, readers, search)
+        needed = needed_nodes(group.in_order(nodes), outputs)
+        pieces = _pieces(needed, group, readers, search)
         replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, types, pieces)
     return sort_nodes([new for i, node in enumerate(nodes) for new in replaced.get(i, [node])])
 
@@ -119,7 +119,7 @@ def _outputs(
 
 
 def _pieces(
-    inputs: Sequence[str],
+    needed: Sequence[onnx.NodeProto],
     group: Group,
     readers: Mapping[str, Sequence[int]],
     search: NodeSearch,
@@ -129,8 +129,11 @@ def _pieces(
 
     The update of several weights reads the vector of their gradients. The kernel reads them where
     they are, and takes the shape of its results from another tensor.
+
+    - `needed`: the nodes of the group that its kernel computes.
     """
-    tensors = [n for n in inputs if n in search.types and not search.types[n].is_scalar]
+    inputs = {n for node in needed for n in node.input} - {node.output[0] for node in needed}
+    tensors = sorted(name for name in inputs if not search.types[name].is_scalar)
     for name in tensors:
         concat = search.producers.get(name)
         if concat is None or concat.op_type != "Concat" or concat.domain:
@@ -307,13 +310,7 @@ def _program(
     prefix = nodes[-1].output[0]
     element = types[prefix].element
     # A node may be here only for a group that computes its result again.
-    read = set(outputs)
-    used = []
-    for node in reversed(nodes):
-        if node.output[0] in read:
-            used.append(node)
-            read.update(node.input)
-    nodes = used[::-1]
+    nodes = needed_nodes(nodes, outputs)
     nodes = [_with_attributes_as_inputs(node, prefix, element, constants) for node in nodes]
 
     def is_scalar(name: str) -> bool:

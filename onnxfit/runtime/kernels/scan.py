@@ -29,6 +29,7 @@ from onnxfit.runtime.kernels.scan_bodies import (
     LoopSearch,
     is_along_columns,
     is_elementwise,
+    is_plain_product,
     with_splits_outside,
 )
 from onnxfit.runtime.kernels.types import ResultType, declared_types
@@ -366,8 +367,7 @@ class _Loop:
         }
 
     def _multiply(self, node: onnx.NodeProto, attributes: Mapping[str, float]) -> _Value:
-        plain = {"alpha": 1, "beta": 1, "transA": 0, "transB": 0}
-        if any(plain[name] != value for name, value in attributes.items()):
+        if not is_plain_product(attributes):
             raise _UnsupportedError
         left, right, *more = node.input
         value, matrix = self._operand(left), self._matrix(right)
