@@ -36,8 +36,8 @@ MIN_PRODUCTS = 40
 # the stride, has its own taps. The first number is for results with at least
 # MIN_IMAGES_WITH_STRIDES images and MIN_CHANNELS_WITH_STRIDES channels: onnxruntime computes one
 # image after the other, and starts its threads for each. Measured from this size on, the kernel
-# takes 0.4 to 1.0 of the time on two threads, 0.35 on cores without a common cache, and 0.75 to
-# 1.15 on one thread.
+# takes 0.38 to 1.0 of the time on two threads, 0.35 on cores without a common cache, and 0.27 to
+# 1.14 on one thread.
 MIN_PRODUCTS_WITH_STRIDES = 64, 256
 MIN_IMAGES_WITH_STRIDES = 4
 MIN_CHANNELS_WITH_STRIDES = 16
