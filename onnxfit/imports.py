@@ -1,10 +1,11 @@
 """Keep out what our libraries import and training never uses.
 
-It is the first thing that `import onnxfit` does.
+`import onnxfit` runs this module first. It imports no library itself: it only changes how onnx-ir
+and onnxruntime are loaded when a module first imports them.
 
-Of 0.7 s and 134 MB that `import onnxfit` took, a quarter of the time and 33 MB were sympy, which
+Of 0.7 s and 134 MB that both take with onnx, a quarter of the time and 33 MB are sympy, which
 onnx-ir has for arithmetic with the names of sizes; with the training build of onnxruntime another
-1.5 s and 190 MB were PyTorch, wherever that is installed.
+1.5 s and 190 MB are PyTorch, wherever that is installed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import importlib.util
 import platform
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import ClassVar
 
 
 class _Lazily(MetaPathFinder):
@@ -84,16 +86,57 @@ def uninstalled(name: str) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-_lazily = _Lazily()
-sys.meta_path.insert(0, _lazily)
-try:
-    import onnx_ir  # noqa: F401
-finally:
-    sys.meta_path.remove(_lazily)
+@contextmanager
+def _lazily() -> Iterator[None]:
+    """Context in which the modules of `_Lazily.names` are imported lazily."""
+    finder = _Lazily()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
-# The training build looks whether its ORTModule can be imported, and loads PyTorch with that.
-with without("onnxruntime.training"):
-    import onnxruntime  # noqa: F401
+
+class _ContextLoader(Loader):
+    """Loads a module as another loader does, but in a context."""
+
+    def __init__(self, loader: Loader, context: Callable[[], AbstractContextManager[None]]) -> None:
+        self.loader = loader
+        self.context = context
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        with self.context():
+            self.loader.exec_module(module)
+
+
+class _FirstImport(MetaPathFinder):
+    """Packages of these names are loaded in a context when they are first imported."""
+
+    contexts: ClassVar[dict[str, Callable[[], AbstractContextManager[None]]]] = {
+        "onnx_ir": _lazily,
+        # The training build looks whether its ORTModule can be imported, and that loads PyTorch.
+        "onnxruntime": lambda: without("onnxruntime.training"),
+    }
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        context = self.contexts.get(fullname)
+        if context is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ContextLoader(spec.loader, context)
+        return spec
+
+
+sys.meta_path.insert(0, _FirstImport())
 
 PACKAGES = (
     "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime",

@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 FORMULAS = ("penalties", "losses", "metrics", "optimizers")
 LATE_IMPORT_OF_FORMULAS = "onnxfit.gradients.functions"
 
-ONNXRUNTIME_FOLDERS = ("onnxfit/runtime/", "onnxfit/gradients/onnxruntime/", "onnxfit/imports.py")
+ONNXRUNTIME_FOLDERS = ("onnxfit/runtime/", "onnxfit/gradients/onnxruntime/")
 MAX_ROOT_MODULES = 14
 MAX_FILE_LINES = 500
 MAX_TRAINER_LINES = 400

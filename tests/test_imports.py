@@ -79,6 +79,27 @@ def test_import_onnxfit_leaves_out_what_many_programs_never_use() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_import_onnxfit_imports_no_library_and_those_later_leave_out_the_same() -> None:
+    code = """if True:
+        import sys
+        import onnxfit
+        libraries = {"numpy", "onnx", "onnx_ir", "onnxruntime", "sympy", "torch"}
+        print(sorted(libraries & set(sys.modules)))
+        import onnxruntime, onnx_ir
+        import importlib.machinery
+        for package in (onnxruntime, onnx_ir):  # the loader is the one that others expect
+            assert type(package.__loader__) is importlib.machinery.SourceFileLoader
+            assert package.__spec__.loader is package.__loader__
+        assert "torch" not in sys.modules and "onnxruntime.training" not in sys.modules
+        # a lazy module is of a subclass until something in it is asked for
+        lazy = sys.modules.get("sympy")
+        print(lazy is None or type(lazy) is not type(sys))"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["[]", "True"]
+
+
 def test_a_public_name_imports_its_module_when_it_is_asked_for() -> None:
     code = """if True:
         import sys
