@@ -120,12 +120,12 @@ def per_run(run: Callable[[], object], seconds: float) -> float:
 
 def measure_onnxfit(point: Point, threads: int, seconds: float) -> dict[str, float]:
     sys.path.insert(1, str(ROOT))
-    import onnxfit
+    from onnxfit import Trainer
 
     x, y = point.data()
     model = point.model()
     began = time.perf_counter()
-    trainer = onnxfit.Trainer(model, loss="mean_squared_error", optimizer=1e-3, threads=threads)
+    trainer = Trainer(model, loss="mean_squared_error", optimizer=1e-3, threads=threads)
     trainer.train_on_batch(x, y)
     compiled = time.perf_counter() - began
     if point.cause == "rows":
