@@ -67,7 +67,15 @@ class ParquetFile(ColumnFile):
         with import_optional("pyarrow.parquet", "parquet", "pyarrow").ParquetFile(
             self.path, metadata=self._metadata
         ) as file:
-            yield from file.iter_batches(max_rows, row_groups=[group], columns=self.columns)
+            missing = self._metadata.row_group(group).num_rows
+            for batch in file.iter_batches(max_rows, row_groups=[group], columns=self.columns):
+                missing -= batch.num_rows
+                yield batch
+            if missing:
+                raise DataError(
+                    f"{str(self.path)!r} is damaged: row group {group} and the number of its rows"
+                    f" in the file's metadata differ by {abs(missing)}."
+                )
 
 
 class ArrowFile(ColumnFile):

@@ -241,6 +241,7 @@ def _onnx_files(folder: Path) -> str:
 
 def to_ir(model: onnx.ModelProto) -> ir.Model:
     """Return the model as an onnx-ir model. Raises ModelError if onnx-ir cannot read it."""
+    _require_device_configurations(model)
     try:
         work = ir.from_proto(model)
     except ir.serde.SerdeError as error:
@@ -253,6 +254,19 @@ def to_ir(model: onnx.ModelProto) -> ir.Model:
         if shared_bytes(tensor) is not None:
             work.graph.initializers[tensor.name].const_value = ir_tensor(tensor)
     return work
+
+
+def _require_device_configurations(model: onnx.ModelProto) -> None:
+    """Raise ModelError for a device configuration without an ID: onnx-ir cannot write it."""
+    graphs: list[Any] = [model.graph, *model.functions]
+    for node in (node for graph in graphs for node in nodes_of(graph)):
+        # older versions of onnx have no device configurations
+        for configuration in getattr(node, "device_configurations", ()):
+            if not configuration.configuration_id:
+                raise ModelError(
+                    f"A device configuration of the {node.op_type} node {node.name!r} has no"
+                    " configuration_id."
+                )
 
 
 def root_cause(error: BaseException) -> BaseException:

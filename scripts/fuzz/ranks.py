@@ -362,7 +362,7 @@ def make_data(
     rng: Rng, x: Any, y: Any, weights: Any, fit: dict[str, Any]
 ) -> tuple[tuple[Any, ...], str]:
     """Return what fit gets: arrays, a loader, or a list of batches; and what that is."""
-    form = str(rng.choice(["arrays", "arrays", "loader", "prefetch", "list", "function"]))
+    form = str(rng.choice(["arrays", "arrays", "loader", "prefetch", "list"]))
     if form == "arrays" or "class_weight" in fit or y is None:
         return (x, y, weights), "arrays"
     size = fit["batch_size"]
@@ -378,7 +378,7 @@ def make_data(
         part = slice(begin, begin + size)
         batch = [_part(x, part), _part(y, part)]
         batches.append(tuple(batch if weights is None else [*batch, weights[part]]))
-    return ((batches,), form) if form == "list" else ((lambda: iter(batches),), form)
+    return (batches,), form
 
 
 def _part(data: Any, rows: slice) -> Any:

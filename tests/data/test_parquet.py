@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,3 +151,19 @@ def test_a_pass_over_files_needs_memory_for_the_buffer_only(tmp_path: Path) -> N
     assert rows == len(loader.files) * 16 * 2048
     assert peak < 8e6
     assert most < 16e6
+
+
+def test_a_group_without_all_of_its_rows_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow raises no error if the header of a damaged page has fewer rows than its group."""
+    pq.write_table(pa.table({"n": np.arange(9)}), tmp_path / "table.parquet", row_group_size=3)
+    read = pq.ParquetFile.iter_batches
+
+    def without_two_rows(*arguments: Any, **settings: Any) -> Iterator[Any]:
+        for batch in read(*arguments, **settings):
+            yield batch.slice(2)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", without_two_rows)
+    with pytest.raises(DataError, match="is damaged: row group 0 .* metadata differ by 2"):
+        seen(onnxfit.ParquetLoader(tmp_path, "n", batch_size=2, shuffle=False))

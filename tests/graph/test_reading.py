@@ -103,3 +103,17 @@ def test_external_data_that_is_not_in_the_file(tmp_path: Path, key: str, value: 
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match=r"cannot be read"):
         read_model(tmp_path / "model.onnx")
+
+
+@pytest.mark.skipif(
+    "device_configurations" not in onnx.NodeProto.DESCRIPTOR.fields_by_name,
+    reason="onnx is older than IR 11",
+)
+def test_a_device_configuration_without_an_id_is_one_clear_error() -> None:
+    model = linear()
+    model.ir_version = 11
+    configuration = model.graph.node[0].device_configurations.add()
+    with pytest.raises(ModelError, match=r"device configuration of the \w+ node .* has no"):
+        normalize(read_model(model))
+    configuration.configuration_id = "two GPUs"
+    normalize(read_model(model))

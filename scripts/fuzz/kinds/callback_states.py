@@ -83,7 +83,8 @@ class CallbackStates(Attempt):
         self.main = "own/damaged.onnxfit"
         self.files[self.main] = _with_damaged_state(originals["callbacks"], key, rng)
         self.files["own/epoch-4.ckpt/file"] = b""
-        self.links = {"own/epoch-3.ckpt": "../precious.txt"}
+        # no epoch of the case, so that only a damaged state names it
+        self.links = {"own/epoch-9.ckpt": "../precious.txt"}
         self.files["own/log.csv"] = b"epoch,loss\n0,1.0\n1,0.5\n"
         self.files["own/log.jsonl"] = b'{"epoch": 0, "loss": 1.0}\n'
 
