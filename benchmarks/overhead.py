@@ -14,7 +14,7 @@ calls does not depend on the machine's load.
 - `train_on_batch`, `evaluate`, `test_on_batch`, `predict_on_batch`.
 
 The last lines are processor seconds of imports, each in a process of its own: NumPy, onnx with
-NumPy, `import onnxfit`, which imports no library, and `import onnxfit.trainer`, which imports onnx,
+NumPy, `import onnxfit`, which imports only NumPy, and `import onnxfit.trainer`, which imports onnx,
 onnx-ir and onnxruntime. They include the start and the end of Python. Python compiles every module
 anew, and takes longer, where PYTHONDONTWRITEBYTECODE is set.
 """

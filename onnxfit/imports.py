@@ -1,7 +1,7 @@
 """Keep out what our libraries import and training never uses.
 
-`import onnxfit` runs this module first. It imports no library itself: it only changes how onnx-ir
-and onnxruntime are loaded when a module first imports them.
+`import onnxfit` runs this module first. Of the libraries, it imports only NumPy, and changes how
+onnx-ir and onnxruntime are loaded when a module first imports them.
 
 Of 0.7 s and 134 MB that both take with onnx, a quarter of the time and 33 MB are sympy, which
 onnx-ir has for arithmetic with the names of sizes; with the training build of onnxruntime another
@@ -18,39 +18,28 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
+
+# Two threads that import NumPy first, by different modules of it, can break it: these modules
+# import each other.
+import numpy  # noqa: F401
+
+# sympy, and the module of onnx-ir that looks into it as soon as it is loaded.
+LAZY = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 
 
-class _Lazily(MetaPathFinder):
-    """Modules of these names are loaded when something in them is asked for."""
+class _ThreadState(threading.local):
+    """State of this thread that decides what its imports find."""
 
-    # the second looks into the first as soon as it is loaded
-    names = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in self.names else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-        return spec
+    def __init__(self) -> None:
+        self.hidden: list[str] = []  # modules that cannot be found
+        self.is_lazy = False  # whether the modules of LAZY are loaded when they are used
+        self.searched: set[str] = set()  # modules that other finders look for
 
 
-class _Missing(MetaPathFinder):
-    """A module of this name cannot be found by the thread that made this finder."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.thread = threading.get_ident()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname == self.name and threading.get_ident() == self.thread:
-            raise ModuleNotFoundError(f"{fullname} is not needed here", name=fullname)
-        return None
+_state = _ThreadState()
 
 
 @contextmanager
@@ -60,12 +49,21 @@ def without(name: str) -> Iterator[None]:
     - `name`: the module. If it is imported already, it stays so. Other threads find it all the
       same, and everyone finds it afterwards.
     """
-    missing = _Missing(name)
-    sys.meta_path.insert(0, missing)
+    _state.hidden.append(name)
     try:
         yield
     finally:
-        sys.meta_path.remove(missing)
+        _state.hidden.remove(name)
+
+
+@contextmanager
+def _lazily() -> Iterator[None]:
+    """Context in which the modules of LAZY are loaded when something in them is asked for."""
+    before, _state.is_lazy = _state.is_lazy, True
+    try:
+        yield
+    finally:
+        _state.is_lazy = before
 
 
 @contextmanager
@@ -86,23 +84,15 @@ def uninstalled(name: str) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-@contextmanager
-def _lazily() -> Iterator[None]:
-    """Context in which the modules of `_Lazily.names` are imported lazily."""
-    finder = _Lazily()
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-
-
 class _ContextLoader(Loader):
     """Loads a module as another loader does, but in a context."""
 
     def __init__(self, loader: Loader, context: Callable[[], AbstractContextManager[None]]) -> None:
         self.loader = loader
         self.context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)  # for programs that read files of a package
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -115,9 +105,13 @@ class _ContextLoader(Loader):
             self.loader.exec_module(module)
 
 
-class _FirstImport(MetaPathFinder):
-    """Packages of these names are loaded in a context when they are first imported."""
+class _Finder(MetaPathFinder):
+    """Finder that changes how a few modules are loaded, which the finders after it find.
 
+    It stays in `sys.meta_path`: a list that changes can hide modules from other threads.
+    """
+
+    # Package -> the context in which it is loaded.
     contexts: ClassVar[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         "onnx_ir": _lazily,
         # The training build looks whether its ORTModule can be imported, and that loads PyTorch.
@@ -127,16 +121,36 @@ class _FirstImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname in _state.hidden:
+            raise ModuleNotFoundError(f"{fullname} is not needed here", name=fullname)
+        is_lazy = _state.is_lazy and fullname in LAZY
         context = self.contexts.get(fullname)
-        if context is None:
+        if not (is_lazy or context) or fullname in _state.searched:
             return None
-        spec = PathFinder.find_spec(fullname, path, target)
+        _state.searched.add(fullname)
+        try:
+            spec = self._found_by_others(fullname, path, target)
+        finally:
+            _state.searched.remove(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ContextLoader(spec.loader, context)
+            if is_lazy:
+                spec.loader = importlib.util.LazyLoader(spec.loader)
+            elif context is not None:
+                spec.loader = _ContextLoader(spec.loader, context)
         return spec
 
+    def _found_by_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    return spec
+        return None
 
-sys.meta_path.insert(0, _FirstImport())
+
+sys.meta_path.insert(0, _Finder())
 
 PACKAGES = (
     "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime",

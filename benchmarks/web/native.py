@@ -18,7 +18,7 @@ import onnx.parser
 from onnx.numpy_helper import from_array
 from safetensors.numpy import save_file
 
-import onnxfit
+from onnxfit import Trainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/web"))
 import make_model
@@ -45,9 +45,9 @@ def mlp() -> onnx.ModelProto:
 NETWORKS = {"cnn": (make_model.network, (1, 8, 8)), "mlp": (mlp, (784,))}
 
 
-def trainer_of(network: str, threads: int | None = None) -> onnxfit.Trainer:
+def trainer_of(network: str, threads: int | None = None) -> Trainer:
     model, _ = NETWORKS[network]
-    return onnxfit.Trainer(model(), loss="cross_entropy", optimizer="adam", threads=threads)
+    return Trainer(model(), loss="cross_entropy", optimizer="adam", threads=threads)
 
 
 def batch_of(network: str) -> tuple[np.ndarray, np.ndarray]:
@@ -66,7 +66,7 @@ def write(out: Path) -> None:
 
 
 def serve(threads: int) -> None:
-    trainers: dict[str, onnxfit.Trainer] = {}
+    trainers: dict[str, Trainer] = {}
     for line in sys.stdin:
         network, steps = line.split()
         x, y = batch_of(network)
