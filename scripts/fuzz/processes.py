@@ -129,7 +129,8 @@ def _run_in_child(numbers: Sequence[int], make: MakeCase, folder: Path, pipe: in
             message = ""
         faulthandler.cancel_dump_traceback_later()
         send(end=number, outcome=outcome, detail=detail, message=message[:400])
-        if _address_space() > MAX_BYTES // 2:  # the next cases need room, so another child runs them
+        # The next cases need room, so another child runs them.
+        if _address_space() > MAX_BYTES // 2:
             break
     os._exit(0)
 
