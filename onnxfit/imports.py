@@ -92,7 +92,10 @@ class _ContextLoader(Loader):
         self.context = context
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)  # for programs that read files of a package
+        """Return an attribute of the other loader, with which programs read files of a package."""
+        if name == "loader" or name.startswith("__"):  # as in a copy that is not complete yet
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -108,7 +111,8 @@ class _ContextLoader(Loader):
 class _Finder(MetaPathFinder):
     """Finder that changes how a few modules are loaded, which the finders after it find.
 
-    It stays in `sys.meta_path`: a list that changes can hide modules from other threads.
+    It stays in `sys.meta_path`: a list that changes can hide modules from other threads. A finder
+    that is put before it later, and that finds one of these modules, bypasses it.
     """
 
     # Package -> the context in which it is loaded.
@@ -133,7 +137,7 @@ class _Finder(MetaPathFinder):
         finally:
             _state.searched.remove(fullname)
         if spec is not None and spec.loader is not None:
-            if is_lazy:
+            if is_lazy and not isinstance(spec.loader, importlib.util.LazyLoader):
                 spec.loader = importlib.util.LazyLoader(spec.loader)
             elif context is not None:
                 spec.loader = _ContextLoader(spec.loader, context)

@@ -67,14 +67,14 @@ class ParquetFile(ColumnFile):
         with import_optional("pyarrow.parquet", "parquet", "pyarrow").ParquetFile(
             self.path, metadata=self._metadata
         ) as file:
-            missing = self._metadata.row_group(group).num_rows
+            rows, expected = 0, self._metadata.row_group(group).num_rows
             for batch in file.iter_batches(max_rows, row_groups=[group], columns=self.columns):
-                missing -= batch.num_rows
+                rows += batch.num_rows
                 yield batch
-            if missing:
+            if rows != expected:
                 raise DataError(
-                    f"{str(self.path)!r} is damaged: row group {group} and the number of its rows"
-                    f" in the file's metadata differ by {abs(missing)}."
+                    f"{str(self.path)!r} is damaged: row group {group} has {rows} rows, but the"
+                    f" file's metadata says {expected}. Write or download the file again."
                 )
 
 

@@ -257,16 +257,21 @@ def to_ir(model: onnx.ModelProto) -> ir.Model:
 
 
 def _require_device_configurations(model: onnx.ModelProto) -> None:
-    """Raise ModelError for a device configuration without an ID: onnx-ir cannot write it."""
+    """Raise ModelError for a device configuration that onnx-ir can read but not write."""
     graphs: list[Any] = [model.graph, *model.functions]
     for node in (node for graph in graphs for node in nodes_of(graph)):
         # older versions of onnx have no device configurations
         for configuration in getattr(node, "device_configurations", ()):
-            if not configuration.configuration_id:
-                raise ModelError(
-                    f"A device configuration of the {node.op_type} node {node.name!r} has no"
-                    " configuration_id."
-                )
+            needed = {
+                "configuration_id": [configuration.configuration_id],
+                "tensor_name": [spec.tensor_name for spec in configuration.sharding_spec],
+            }
+            for field, texts in needed.items():
+                if not all(texts):
+                    raise ModelError(
+                        f"A device configuration of the {node.op_type} node {node.name!r} has no"
+                        f" {field}. ONNX needs one."
+                    )
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -67,7 +67,7 @@ class Child:
             os.kill(self._process, signal.SIGKILL)
         os.close(self._reading)
         _, status = os.waitpid(self._process, 0)
-        if self.current not in self.finished:
+        if self.current not in self.finished or hung or status:
             stderr = (self.folder / "stderr").read_text(errors="replace")
             end = "HANG" if hung else _end_of(status)
             report(self.current, _verdict(f"{end} in {self.stage}", stderr), _stack(stderr), "")

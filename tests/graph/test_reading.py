@@ -109,11 +109,16 @@ def test_external_data_that_is_not_in_the_file(tmp_path: Path, key: str, value: 
     "device_configurations" not in onnx.NodeProto.DESCRIPTOR.fields_by_name,
     reason="onnx is older than IR 11",
 )
-def test_a_device_configuration_without_an_id_is_one_clear_error() -> None:
+def test_an_incomplete_device_configuration_is_one_clear_error() -> None:
     model = linear()
     model.ir_version = 11
     configuration = model.graph.node[0].device_configurations.add()
-    with pytest.raises(ModelError, match=r"device configuration of the \w+ node .* has no"):
+    with pytest.raises(ModelError, match=r"of the \w+ node .* has no configuration_id\."):
         normalize(read_model(model))
     configuration.configuration_id = "two GPUs"
+    normalize(read_model(model))
+    spec = configuration.sharding_spec.add()
+    with pytest.raises(ModelError, match=r"of the \w+ node .* has no tensor_name\."):
+        normalize(read_model(model))
+    spec.tensor_name = "w"
     normalize(read_model(model))
