@@ -2,12 +2,13 @@
 
     python scripts/mutate_rules.py [operator ...]
 
-Exit code 1 if an error goes unnoticed. The value that a rule returns for one input is multiplied;
-of a decomposition, the first output is.
+Exit code 1 if an error goes unnoticed, or a test fails that the error cannot reach. The value that
+a rule returns for one input is multiplied; of a decomposition, the first output is.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import io
@@ -20,7 +21,7 @@ import pytest
 
 from onnxfit.gradients import rules  # noqa: F401
 from onnxfit.gradients.table import DECOMPOSITIONS, RULES, SUBGRAPHS, Decomposition, Key, Rule
-from tests.gradients.rules.cases import Case, built, families, judged, same
+from tests.gradients.rules.cases import Case, built, built_in_double, families, judged, same
 
 ERROR = 1.01
 # For operators without a judge in float64, these tests are stronger than the cases.
@@ -65,6 +66,7 @@ class Mutant:
 
 def case_fails(case: Case) -> bool:
     judged.cache_clear()
+    built_in_double.cache_clear()
     try:
         feeds, arriving, expected = judged(case)
         graph = built(case.model(), case.outputs, case.wrt, arriving)
@@ -100,10 +102,14 @@ def entry_count(rule: Rule | Decomposition) -> int:
 
 
 def main(chosen: list[str]) -> int:
-    onnxruntime.set_default_logger_severity(4)
+    unknown = set(chosen) - {op_type for table in (RULES, DECOMPOSITIONS) for _, op_type in table}
+    if unknown:
+        print(f"No rule or decomposition is for {', '.join(sorted(unknown))}.", file=sys.stderr)
+        return 2
     noticed = 0
     unnoticed = []
     unreached = []
+    broken = []
     entries: list[tuple[dict[Key, Any], Key, int]] = [
         (table, key, entry)
         for table in (RULES, DECOMPOSITIONS)
@@ -119,7 +125,10 @@ def main(chosen: list[str]) -> int:
         object.__setattr__(table[key], "function", mutant)
         fails = any(case_fails(case) for case in cases_of(op_type)) or own_tests_fail(op_type)
         table[key] = rule
-        if not mutant.reached:
+        if not mutant.reached and fails:
+            broken.append(f"{op_type}[{entry}]")
+            print(f"fails without the error: {broken[-1]}", flush=True)
+        elif not mutant.reached:
             unreached.append(f"{op_type}[{entry}]")  # it has no gradient, or always an error
         elif fails:
             noticed += 1
@@ -131,8 +140,12 @@ def main(chosen: list[str]) -> int:
         " with subgraphs have cases of their own."
     )
     print(f"nothing to plant in: {' '.join(unreached)}")
-    return 1 if unnoticed else 0
+    return 1 if unnoticed or broken else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("operators", nargs="*", metavar="operator", help="all, if none is named")
+    operators = parser.parse_args().operators
+    onnxruntime.set_default_logger_severity(4)
+    sys.exit(main(operators))
