@@ -93,8 +93,10 @@ def test_what_tests_notice_is_told_apart(
     assert mutate_loop.report(iter([(equivalent, UNNOTICED)]), 1) == 0
 
 
-def test_every_mutation_of_the_package_names_tests_that_exist() -> None:
-    for mutation in mutate_loop.read_table(sorted(mutate_loop.TABLE.glob("*.txt"))):
+def test_every_mutation_can_be_planted_and_names_tests_that_exist() -> None:
+    mutations = mutate_loop.read_table(sorted(mutate_loop.TABLE.glob("*.txt")))
+    assert not mutate_loop.out_of_date(mutations)
+    for mutation in mutations:
         files = re.findall(r"(?:tests|onnxfit)/[\w/.]+", mutation.tests)
         assert files, mutation
         assert all((mutate_loop.ROOT / file).exists() for file in files), mutation
