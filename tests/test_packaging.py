@@ -13,10 +13,12 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import onnxfit
+from tests.conftest import COMPARED_WITH
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKOUT = {
@@ -176,31 +178,51 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize(("platform", "machine", "python"), ENVIRONMENTS)
-def test_one_onnxruntime_for_every_platform(
-    built: Path, platform: str, machine: str, python: str
-) -> None:
+def requirements_of(built: Path) -> list[Any]:
+    """The requirements of the wheel, as `packaging.requirements` has them."""
     requirements = pytest.importorskip("packaging.requirements")
     (wheel,) = built.glob("*.whl")
     metadata = (
         zipfile.ZipFile(wheel).read(f"onnxfit-{onnxfit.__version__}.dist-info/METADATA").decode()
     )
+    return [
+        requirements.Requirement(line)
+        for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize(("platform", "machine", "python"), ENVIRONMENTS)
+def test_one_onnxruntime_for_every_platform(
+    built: Path, platform: str, machine: str, python: str
+) -> None:
     environment = {
         "sys_platform": platform,
         "platform_machine": machine,
         "python_version": python,
         "extra": "",
     }
-    parsed = [
-        requirements.Requirement(line)
-        for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
-    ]
     chosen = [
         r.name
-        for r in parsed
+        for r in requirements_of(built)
         if r.name.startswith("onnxruntime") and r.marker.evaluate(environment)
     ]
     assert chosen == [ENVIRONMENTS[platform, machine, python]]
+
+
+@pytest.mark.parametrize("extra", ["dev", "exports", "genai"])
+def test_an_extra_for_tests_has_all_that_the_tests_compare_with(built: Path, extra: str) -> None:
+    """Otherwise `CI=true` refuses its environment, as tests/conftest.py does where one is missing."""
+    extras, names = {extra}, set[str]()
+    while extras:
+        one = extras.pop()
+        for requirement in requirements_of(built):
+            if requirement.marker and requirement.marker.evaluate({"extra": one}):
+                names.add(requirement.name.lower().replace("_", "-"))
+                extras |= requirement.extras if requirement.name == "onnxfit" else set()
+    distributions = {
+        "sklearn": "scikit-learn", "flit_core": "flit-core", "yaml": "pyyaml", "PIL": "pillow"
+    }  # fmt: skip
+    assert {distributions.get(module, module) for module in COMPARED_WITH} <= names
 
 
 TARGETS = set(
