@@ -132,3 +132,27 @@ def test_members_of_a_fused_tensor_lie_one_after_the_other_in_both_sets() -> Non
     assert held(state) == {"w": [21, 22], "v": [23], "mean": [4]}
     state.set({"v": array(5)})
     assert state.get("both").tolist() == [21, 22, 5]
+
+
+def test_a_group_in_place_has_one_set_of_buffers_and_is_never_undone() -> None:
+    groups = {"weights": {"w": array(1, 2), "v": array(3)}, "statistics": {"mean": array(4)}}
+    fused = {"both": ["w", "v"]}
+    state = DoubleBufferedState(groups, CPU, fused=fused, in_place=["weights"])
+    for name in ("w", "v", "both"):
+        assert state.is_in_place(name)
+        other = state.buffer(name, current=False)
+        assert np.shares_memory(state.buffer(name).array, other.array)
+    assert not state.is_in_place("mean")
+    step(state, w=array(5, 6), mean=array(7))
+    changes = dict(state.changes)
+    state.revert(["weights"])
+    assert state.changes == changes
+    state.revert(["weights", "statistics"])
+    assert held(state) == {"w": [5, 6], "v": [3], "mean": [4]}
+
+
+def test_members_of_a_fused_tensor_begin_at_the_alignment() -> None:
+    groups = {"weights": {"w": array(1, 2), "v": array(3), "u": array(4, 5, 6, 7, 8)}}
+    state = DoubleBufferedState(groups, CPU, fused={"all": ["w", "v", "u"]}, alignment=4)
+    assert held(state) == {"w": [1, 2], "v": [3], "u": [4, 5, 6, 7, 8]}
+    assert state.get("all").tolist() == [1, 2, 0, 0, 3, 0, 0, 0, 4, 5, 6, 7, 8, 0, 0, 0]
