@@ -161,7 +161,7 @@ site: .venv-site/installed  ## build the documentation site into build/site
 	@echo "Open build/site/index.html"
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-dist .venv-bench .venv-bench-plain .venv-bench-fast build dist runs checkpoints trained.onnx digits.onnx digits.png js/dist js/node_modules js/tests/folders
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-dist .venv-bench .venv-bench-plain .venv-bench-fast build dist runs checkpoints trained.onnx digits.onnx digits.png base.onnx served js/dist js/node_modules js/tests/folders
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
