@@ -2,7 +2,8 @@
 
     python scripts/mutate_rules.py [operator ...]
 
-Exit code 1 if an error goes unnoticed, or a test fails that the error cannot reach. The value that
+Exit code 1 if an error goes unnoticed, or a test fails that the error cannot reach; 2 if an operator
+has neither a rule nor a decomposition. The value that
 a rule returns for one input is multiplied; of a decomposition, the first output is.
 """
 
@@ -64,9 +65,14 @@ class Mutant:
         return value * ERROR
 
 
-def case_fails(case: Case) -> bool:
+def forget_graphs() -> None:
+    """Empty the caches of the tests: a graph that a mutant built must meet no other error or test."""
     judged.cache_clear()
     built_in_double.cache_clear()
+
+
+def case_fails(case: Case) -> bool:
+    forget_graphs()
     try:
         feeds, arriving, expected = judged(case)
         graph = built(case.model(), case.outputs, case.wrt, arriving)
@@ -123,8 +129,11 @@ def main(chosen: list[str]) -> int:
         mutant = Mutant(rule.function, entry)
         table[key] = dataclasses.replace(rule)
         object.__setattr__(table[key], "function", mutant)
-        fails = any(case_fails(case) for case in cases_of(op_type)) or own_tests_fail(op_type)
-        table[key] = rule
+        try:
+            fails = any(case_fails(case) for case in cases_of(op_type)) or own_tests_fail(op_type)
+        finally:
+            table[key] = rule
+            forget_graphs()
         if not mutant.reached and fails:
             broken.append(f"{op_type}[{entry}]")
             print(f"fails without the error: {broken[-1]}", flush=True)

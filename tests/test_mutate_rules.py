@@ -6,22 +6,24 @@ import pytest
 
 from onnxfit.gradients.table import RULES
 from scripts import mutate_rules
+from tests.gradients.rules.cases import built_in_double, judged
+
+pytestmark = pytest.mark.usefixtures("table_of_rules_restored")
 
 
 def test_an_error_in_each_gradient_of_a_rule_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    rule = RULES["", "Atan"], RULES["", "Pow"]
+    rules = RULES["", "Atan"], RULES["", "Pow"]
     assert mutate_rules.main(["Atan", "Pow"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("3 of 3 planted errors noticed;")
     assert output.endswith("nothing to plant in: \n")
-    assert (RULES["", "Atan"], RULES["", "Pow"]) == rule
+    assert (RULES["", "Atan"], RULES["", "Pow"]) == rules
+    assert judged.cache_info().currsize == built_in_double.cache_info().currsize == 0
 
 
-def test_an_error_without_a_case_is_unnoticed(
+def test_an_error_that_changes_nothing_is_unnoticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = mutate_rules.cases_of("Atan")[0]
-    monkeypatch.setattr(mutate_rules, "cases_of", lambda op_type: [case])
     monkeypatch.setattr(mutate_rules, "ERROR", 1.0)
     assert mutate_rules.main(["Atan"]) == 1
     assert capsys.readouterr().out.startswith("unnoticed: Atan[0]\n0 of 1 planted errors noticed;")
@@ -30,8 +32,6 @@ def test_an_error_without_a_case_is_unnoticed(
 def test_a_case_that_fails_without_an_error_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = mutate_rules.cases_of("Pow")[0]
-    monkeypatch.setattr(mutate_rules, "cases_of", lambda op_type: [other])
     monkeypatch.setattr(mutate_rules, "case_fails", lambda case: True)
     assert mutate_rules.main(["Atan"]) == 1
     assert capsys.readouterr().out.startswith("fails without the error: Atan[0]\n")
