@@ -209,7 +209,7 @@ def test_one_onnxruntime_for_every_platform(
     assert chosen == [ENVIRONMENTS[platform, machine, python]]
 
 
-@pytest.mark.parametrize("extra", ["dev", "exports", "genai"])
+@pytest.mark.parametrize("extra", ["dev", "exports", "genai", "recipes"])
 def test_an_extra_for_tests_has_all_that_the_tests_compare_with(built: Path, extra: str) -> None:
     """Otherwise `CI=true` refuses its environment, as tests/conftest.py does where one is missing."""
     extras, names = {extra}, set[str]()

@@ -48,7 +48,7 @@ MODELS = {
     ),
 }
 # With the older transformers, the older exporter of torch 2.13 fails: "unordered_map::at".
-EXPORTERS = ["optimum"] if importlib.util.find_spec("optimum") else ["dynamo", "older"]
+EXPORTERS = ["dynamo", "optimum" if importlib.util.find_spec("optimum") else "older"]
 pytestmark = pytest.mark.filterwarnings("default")  # torch and transformers warn of themselves
 
 
