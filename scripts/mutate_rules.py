@@ -2,9 +2,9 @@
 
     python scripts/mutate_rules.py [operator ...]
 
-Exit code 1 if an error goes unnoticed, or a test fails that the error cannot reach; 2 if an operator
-has neither a rule nor a decomposition. The value that
-a rule returns for one input is multiplied; of a decomposition, the first output is.
+The value that a rule returns for one input is multiplied; of a decomposition, the first output is.
+Exit code 1 if an error goes unnoticed, or a test fails that the error cannot reach; 2 if an
+operator has neither a rule nor a decomposition.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ MODELS = {
         hf.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=HEADS * SIZE, dropout=0)
     ),
 }
-# With the older transformers, the older exporter of torch 2.13 fails: "unordered_map::at".
+# "older" is torch's `dynamo=False`. In torch 2.13, it fails with the transformers that optimum asks
+# for: "unordered_map::at".
 EXPORTERS = ["dynamo", "optimum" if importlib.util.find_spec("optimum") else "older"]
 pytestmark = pytest.mark.filterwarnings("default")  # torch and transformers warn of themselves
 
