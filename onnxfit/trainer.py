@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from onnxfit.adapters.lora import LoRA
@@ -85,7 +85,8 @@ class Trainer(FolderTrainer):
     - `batch_norm`: "train" normalizes by the batch and updates the running statistics; "frozen"
       normalizes by the running statistics and does not update them.
     - `precision`: "float32"; or "bf16" or "fp16" to compute the products of a training step in half
-      precision, with weights, losses and the update in float32. Keras's names work too.
+      precision, with weights, losses and the update in float32; or, on CUDA alone, "tf32" to round
+      the factors of products to 10 bits after the point. Keras's names work too.
     - `clip_norm`, `clip_value`: bounds > 0 for the global L2 norm of the gradients, and for each
       element of a gradient; None and infinity clip nothing.
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
@@ -182,7 +183,7 @@ class Trainer(FolderTrainer):
         runtime = backend_class(
             recipe,
             arrays,
-            device=Device.parse(device),
+            device=replace(Device.parse(device), tf32=recipe.precision.tf32),
             threads=world.threads(threads),
             accumulate=accumulate,
             world=world,

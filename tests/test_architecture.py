@@ -80,7 +80,7 @@ RETIRED_WORDS = {
     "SMALL": "a name that says what is bounded, with its unit",
     "Site": "PathNode",
     "State": "DoubleBufferedState",
-    "TOGETHER": "MAX_FUSED_ELEMENTS",
+    "TOGETHER": "FusingLimits.tensor",
     "Unfinished": "PendingFit",
     "WIDE": "a name that says what is bounded, with its unit",
     "Wanted": "DataRequest",

@@ -42,8 +42,7 @@ from onnxfit.optimizers import (
 from onnxfit.registry import from_config, registry, to_config
 from onnxfit.runtime.backends.full import FullBackend
 from onnxfit.schedules import Cosine, Warmup
-from onnxfit.step import update as step_update
-from onnxfit.step.update import clip_gradients
+from onnxfit.step.update import FUSING, clip_gradients, fused_weights
 from onnxfit.trainer import Trainer
 from tests.builds import needs_builder
 from tests.models import linear, mlp
@@ -801,7 +800,7 @@ PICKY = {
 
 def trained(optimizer, monkeypatch, small, **options):
     """A trainer after six steps, with weights of up to `small` elements updated together."""
-    monkeypatch.setattr(step_update, "MAX_ELEMENTS_TO_FUSE", small)
+    monkeypatch.setitem(FUSING, "cpu", dataclasses.replace(FUSING["cpu"], weight=small))
     trainer = Trainer(
         mlp((4, 8, 6, 3)), loss="cross_entropy", optimizer=optimizer, clip_value=0.5, **options
     )
@@ -852,12 +851,12 @@ def test_fused_weights_stay_in_the_cache(monkeypatch):
     """Many small weights are in several tensors, each with no more elements than one may have;
     nothing is alone in one.
     """
-    monkeypatch.setattr(step_update, "MAX_ELEMENTS_TO_FUSE", 60)
-    monkeypatch.setattr(step_update, "MAX_FUSED_ELEMENTS", 100)
+    limits = dataclasses.replace(FUSING["cpu"], weight=60, tensor=100)
+    monkeypatch.setitem(FUSING, "cpu", limits)
     sizes = {"a": 50, "b": 50, "c": 1, "large": 61, "d": 60, "e": 39, "f": 60, "none": 0}
     weights = {name: np.ones(n, np.float32) for name, n in sizes.items()}
     slots = {name: initial_slots(Adam(), name, w) for name, w in weights.items()}
-    assert step_update.fused_weights(Adam(), weights, slots) == [["a", "b"], ["c", "d", "e"]]
+    assert fused_weights(Adam(), weights, slots) == [["a", "b"], ["c", "d", "e"]]
 
 
 @pytest.mark.parametrize("gradient", SOURCES)

@@ -26,9 +26,10 @@ class Buffer:
     def __init__(self, dtype: npt.DTypeLike, shape: Sequence[int], device: Device = CPU) -> None:
         self.device = device
         try:
-            self.value = C.OrtValue.ortvalue_from_shape_and_type(
-                list(shape), np.dtype(dtype).type, device.handle
-            )
+            with device.calls:
+                self.value = C.OrtValue.ortvalue_from_shape_and_type(
+                    list(shape), np.dtype(dtype).type, device.handle
+                )
         # onnxruntime raises RuntimeError when the number of bytes overflows.
         except (MemoryError, RuntimeError) as error:
             raise StepError(
@@ -59,9 +60,16 @@ class Buffer:
         """Let a binding of a session read the input `name` from this buffer."""
         binding.bind_ortvalue_input(name, self.value)
 
+    def bind_as_output(self, binding: Any, name: str) -> None:
+        """Let a binding of a session write the output `name` into this buffer."""
+        binding.bind_ortvalue_output(name, self.value)
+
     def read(self) -> Array:
         """Return a copy of the contents."""
-        return self.array.copy() if self.device.on_host else np.array(self.value.numpy())
+        if self.device.on_host:
+            return self.array.copy()
+        with self.device.calls:
+            return np.array(self.value.numpy())
 
     def write(self, array: Array) -> None:
         """Replace the contents."""
@@ -71,7 +79,14 @@ class Buffer:
     def sync(self) -> None:
         """Copy `array` to the device; nothing to do on the CPU."""
         if not self.device.on_host:
-            self.value.update_inplace(self.array)
+            with self.device.calls:
+                self.value.update_inplace(self.array)
+
+    def fetch(self) -> None:
+        """Copy the contents from the device into `array`; nothing to do on the CPU."""
+        if not self.device.on_host:
+            with self.device.calls:
+                self.array[...] = self.value.numpy()
 
 
 class BufferView(Buffer):
@@ -90,9 +105,15 @@ class BufferView(Buffer):
         self.array = whole.array[self._part].reshape(shape)
 
     def bind_as_input(self, binding: Any, name: str) -> None:
+        binding.bind_input(name, *self._location())
+
+    def bind_as_output(self, binding: Any, name: str) -> None:
+        binding.bind_output(name, *self._location())
+
+    def _location(self) -> tuple[Any, type, list[int], int]:
+        """Return device, element type, shape and address."""
         address = self._whole.value.data_ptr() + self._part.start * self.array.itemsize
-        shape = list(self.array.shape)
-        binding.bind_input(name, self.device.handle, self.array.dtype.type, shape, address)
+        return self.device.handle, self.array.dtype.type, list(self.array.shape), address
 
     def read(self) -> Array:
         return self._whole.read()[self._part].reshape(self.array.shape)
@@ -172,7 +193,10 @@ class DoubleBufferedState:
             views |= self._add_fused(name, {member: arrays[member] for member in members})
         self._pairs: dict[str, BufferPair] = {}
         for name, array in arrays.items():
-            self._pairs[name] = views.get(name) or self._new_pair(name, array)
+            if name in views:
+                self._pairs[name] = views[name]
+                continue
+            self._pairs[name] = self._new_pair(name, array)
             for buffer in self._pairs[name]:
                 buffer.write(array)
 
@@ -184,13 +208,16 @@ class DoubleBufferedState:
         return first, Buffer(array.dtype, array.shape, self.device)
 
     def _add_fused(self, name: str, members: Mapping[str, Array]) -> dict[str, BufferPair]:
-        """Add a fused tensor; return the buffers of its members, which are views of its memory."""
+        """Add a fused tensor with the elements of its members, and zeros between them.
+
+        Return the buffers of its members, which are views of its memory.
+        """
         flat = [np.pad(a.ravel(), (0, -a.size % self._alignment)) for a in members.values()]
-        first, second = self._new_pair(name, np.concatenate(flat))
+        whole = np.concatenate(flat)
+        first, second = self._new_pair(name, whole)
         self._fused[name] = first, second
-        if self._alignment > 1:  # there may be padding between the tensors
-            for buffer in (first, second):
-                buffer.write(np.zeros((), first.array.dtype))
+        for buffer in (first, second):
+            buffer.write(whole)
         views: dict[str, BufferPair] = {}
         start = 0
         for member, array in members.items():

@@ -33,6 +33,7 @@ from onnxfit.runtime.shared_arena import share_arena
 from onnxfit.runtime.shared_initializers import share_initializers
 from onnxfit.runtime.version import onnxruntime_version
 
+CAPTURING = {"enable_cuda_graph": "1"}  # options of the execution provider
 MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
 
 # Warnings about graphs that onnxfit builds on purpose would only distract the user.
@@ -49,6 +50,7 @@ def compile_model(
     busy_wait: bool = False,
     uses_integers: bool = False,
     shares_arena: bool = False,
+    captures: bool = False,
     entries: Mapping[str, str] | None = None,
 ) -> Any:
     """Return an onnxruntime session for a model.
@@ -66,6 +68,8 @@ def compile_model(
       to the floats that the integers represent. Moreover, onnxruntime 1.31 moves QuantizeLinear
       into the backward pass, and writes nodes there that do not compile.
     - `shares_arena`: whether the values of a run are in the arena that all such sessions share.
+    - `captures`: whether the session makes CUDA graphs of its runs. It does not compile if a node
+      has no kernel on the device.
     - `entries`: further entries of the session's configuration.
     """
     if names.SEED in {value.name for value in model.graph.input} and not device.draws:
@@ -108,13 +112,14 @@ def compile_model(
     with compilation_order(model, in_memory), kernel_opset(model) if older else nullcontext():
         serialized = model.SerializeToString()
     try:
-        session = onnxruntime.InferenceSession(
-            serialized,
-            options,
-            providers=[(device.provider, device.options)],
-            enable_fallback=False,  # to the CPU, which nobody would notice
-            disabled_optimizers=useless_optimizers(model),
-        )
+        with device.calls:
+            session = onnxruntime.InferenceSession(
+                serialized,
+                options,
+                providers=[(device.provider, device.options | (CAPTURING if captures else {}))],
+                enable_fallback=False,  # to the CPU, which nobody would notice
+                disabled_optimizers=useless_optimizers(model),
+            )
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
         raise StepError(
             explain_error(f"onnxruntime cannot compile the {name} graph", error)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from onnxruntime.capi import _pybind_state as C
 from onnxfit.errors import InstallationError, SettingError
 from onnxfit.step.providers import PROVIDERS, Provider
 
+# While one thread makes a CUDA graph, CUDA refuses most calls of all other threads.
+_CUDA_CALLS = RLock()
+
 ALIASES = {"gpu": "cuda", "nvidia": "cuda", "dml": "directml", "amd": "rocm", "mps": "coreml"}
 
 
@@ -22,11 +27,13 @@ ALIASES = {"gpu": "cuda", "nvidia": "cuda", "dml": "directml", "amd": "rocm", "m
 class Device:
     """Device of a session and its tensors.
 
-    `kind` is a key of PROVIDERS; `index` is the number of the device, 0 where there is one.
+    `kind` is a key of PROVIDERS; `index` is the number of the device, 0 where there is one. With
+    `tf32`, a GPU rounds the factors of products in float32 to TF32.
     """
 
     kind: str
     index: int
+    tf32: bool = False
 
     @staticmethod
     def parse(name: str) -> Device:
@@ -91,12 +98,18 @@ class Device:
     def options(self) -> dict[str, str]:
         """Options of the execution provider."""
         numbers = {"device_id": str(self.index)} if self._provider.numbered else {}
-        return {**self._provider.options, **numbers}
+        rounding = {"use_tf32": str(int(self.tf32))} if self.kind == "cuda" else {}
+        return {**self._provider.options, **numbers, **rounding}
 
     @property
     def on_host(self) -> bool:
         """Whether tensors are in the memory of the CPU. Other providers copy them in each step."""
         return self.kind != "cuda"
+
+    @property
+    def calls(self) -> AbstractContextManager[object]:
+        """A lock for calls that use the device; no lock for devices that need none."""
+        return nullcontext() if self.on_host else _CUDA_CALLS
 
     @property
     def draws(self) -> bool:
@@ -133,3 +146,4 @@ def _relu() -> bytes:
 
 
 CPU = Device("cpu", 0)
+ON_GPU = Device("cuda", 0)

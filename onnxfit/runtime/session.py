@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.compilation import compile_model, explain_error
+from onnxfit.runtime.cuda_graphs import is_capturable, keep_alive, run_options
 from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.freed_memory import return_freed_memory
 from onnxfit.runtime.kernels import products_with_kernels
@@ -59,6 +61,7 @@ class BoundSession:
     - `output_buffers`: output -> the buffer that it is written into. `outputs` omits them.
     - `taken_outputs`: outputs that `take_outputs` returns, and `outputs` omits.
     - `busy_wait`, `uses_integers`, `shares_arena`: as for `compile_model`.
+    - `captures`: whether runs launch a CUDA graph, if that is possible.
     """
 
     def __init__(
@@ -78,19 +81,33 @@ class BoundSession:
         busy_wait: bool = False,
         uses_integers: bool = False,
         shares_arena: bool = False,
+        captures: bool = False,
     ) -> None:
         # The current set of the state -> the binding that reads it, and the key and value of each
         # per-run input in that binding. Keeping the values keeps their memory alive.
         self._bindings: dict[int, Any] = {}
         self._bound: dict[int, dict[str, tuple[Any, Any]]] = {}
         self._last_binding: Any = None
+        self._session: Any = None
+        self._run: Any = None
         self._name = name
         self._state = state
         self._device = device
+        self._is_alone = not device.on_host
         on_cpu = device.kind == "cpu"
         products = products_with_kernels(model, keep_rounding=uses_integers) if on_cpu else ()
         share_packed_weights(model, state, products)
-        self._session = compile_model(
+        self._shares_arena = shares_arena
+        self._input_buffers = dict(input_buffers or {})
+        self._sort_inputs(model.graph, per_run_inputs)
+        self._given_buffers = dict(output_buffers or {})
+        self._taken_outputs = dict.fromkeys(taken_outputs)
+        # A CUDA graph always reads and writes the same memory.
+        self._captures = captures and not self.per_run_inputs and is_capturable(model, device)
+        self._sort_outputs(model.graph, writes, overwrite_outputs)
+        self._captures &= not self._allocated_outputs
+        self._compile = partial(
+            compile_model,
             model,
             device,
             threads,
@@ -98,14 +115,8 @@ class BoundSession:
             busy_wait=busy_wait,
             uses_integers=uses_integers,
             shares_arena=shares_arena,
-        )._sess
-        self._run = self._session.run_with_iobinding
-        self._shares_arena = shares_arena
-        self._input_buffers = dict(input_buffers or {})
-        self._sort_inputs(model.graph, per_run_inputs)
-        self._given_buffers = dict(output_buffers or {})
-        self._taken_outputs = dict.fromkeys(taken_outputs)
-        self._sort_outputs(model.graph, writes, overwrite_outputs)
+        )
+        self._start()
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
         self.binds = 0  # number of per-run inputs bound so far
@@ -115,9 +126,14 @@ class BoundSession:
         )
 
     def __del__(self) -> None:
+        self._release_session()
+
+    def _release_session(self) -> None:
         """Free the bindings before the session, whose provider owns memory of theirs."""
         self._bindings.clear()
         self._last_binding = None
+        with self._device.calls:
+            self._session = self._run = None
 
     def _sort_inputs(self, graph: onnx.GraphProto, per_run_inputs: Collection[str]) -> None:
         self._state_inputs: list[str] = []
@@ -146,18 +162,40 @@ class BoundSession:
             if writes and updated in self._state:
                 self._state_outputs[value.name] = updated
             elif shape == () and names.reserved(value.name):
-                self._scalars[value.name] = Buffer(_dtype(value), ())
+                device = self._device if self._captures else CPU
+                self._scalars[value.name] = Buffer(_dtype(value), (), device)
             elif value.name in self._given_buffers or value.name in self._taken_outputs:
                 pass  # not a prediction
             elif value.name in self.predictions:
                 pass  # a model may list an output twice
             else:
                 self.predictions.append(value.name)
-                if overwrite_outputs and shape is not None:
+                if (overwrite_outputs or self._captures) and shape is not None:
                     self._output_buffers[value.name] = Buffer(_dtype(value), shape, self._device)
                 else:
                     self._allocated_outputs.append(value.name)
         self._written_groups = sorted({self._state.group(n) for n in self._state_outputs.values()})
+
+    def _start(self) -> None:
+        """Compile the graph, so that its runs launch a CUDA graph if that is possible."""
+        self._release_session()
+        try:
+            session = self._compile(captures=self._captures)
+        except StepError:
+            if not self._captures:
+                raise
+            # A node has no kernel on the device.
+            self._captures = False
+            session = self._compile()
+        self._session = session._sess
+        self._run = self._session.run_with_iobinding
+
+    def _run_alone(self, binding: Any, options: Any) -> None:
+        """Run, and read the scalars, while no other thread uses the device."""
+        with self._device.calls:
+            self._run(binding, options)
+            for buffer in self._scalars.values():
+                buffer.fetch()
 
     def run(self, values: Mapping[str, Any] | None = None) -> None:
         """Run once on the contents of `feeds`. The state swaps only if the run succeeds.
@@ -182,11 +220,22 @@ class BoundSession:
                 buffer.sync()
             self._last_bound = self._bound[state.current]
             self._bind_per_run(binding, self._last_bound, values or {})
+        if self._captures:
+            options = run_options(state.current)
         # A run that fails may have overwritten the values to which `revert` returns.
         state.commit(self._written_groups)
         try:
-            self._run(binding, options)
+            if self._is_alone:
+                self._run_alone(binding, options)
+            else:
+                self._run(binding, options)
         except Exception as error:
+            if self._captures:  # perhaps only the capturing failed
+                self._captures = False
+                if len(self._bindings) > 1:
+                    keep_alive(self._session)
+                self._start()
+                return self.run(values)
             raise StepError(explain_error(f"The {self._name} step failed", error)) from error
         self._last_binding = binding
         if self._written_groups:
@@ -251,7 +300,7 @@ class BoundSession:
             **self._given_buffers,
         }
         for name, buffer in outputs.items():
-            binding.bind_ortvalue_output(name, buffer.value)
+            buffer.bind_as_output(binding, name)
         for name in self._taken_outputs:
             binding.bind_output(name, self._device.handle)
         order = (*outputs, *self._taken_outputs, *self._allocated_outputs)
@@ -264,7 +313,7 @@ class BoundSession:
         """Bind the per-run inputs that differ from those in `bound`.
 
         Inputs are compared by address, shape and type, because freed memory may be reused for
-        another tensor.
+        another tensor. Arrays are always copied to the memory of another device.
         """
         for name in self.per_run_inputs:
             value = values[name]
@@ -276,7 +325,8 @@ class BoundSession:
                 key = value.__array_interface__["data"][0], value.shape, value.dtype
             else:
                 key = value.data_ptr(), tuple(value.shape()), value.element_type()
-            if name not in bound or bound[name][0] != key:
+            is_copied = is_array and self._is_alone
+            if name not in bound or bound[name][0] != key or is_copied:
                 bindable = ort_value(value, self._device) if is_array else value
                 binding.bind_ortvalue_input(name, bindable)
                 self.binds += 1
@@ -341,13 +391,14 @@ class StatelessSession:
         )
 
     def _run_with_binding(self, values: Mapping[str, Any], outputs: Sequence[str]) -> Any:
-        binding = C.SessionIOBinding(self._session)
-        for name, value in values.items():
-            binding.bind_ortvalue_input(name, value)
-        for name in outputs:
-            binding.bind_output(name, self._device.handle)
-        self._session.run_with_iobinding(binding, None)
-        return binding.get_outputs()
+        with self._device.calls:
+            binding = C.SessionIOBinding(self._session)
+            for name, value in values.items():
+                binding.bind_ortvalue_input(name, value)
+            for name in outputs:
+                binding.bind_output(name, self._device.handle)
+            self._session.run_with_iobinding(binding, None)
+            return binding.get_outputs()
 
 
 def _updated_tensor(output: str) -> str:

@@ -13,7 +13,7 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.errors import DataError
-from onnxfit.runtime.device import Device
+from onnxfit.runtime.device import ON_GPU, Device
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +31,8 @@ def ort_value(array: Array, device: Device) -> Any:
 
     On the CPU the OrtValue borrows the memory of `array`, which the caller keeps alive.
     """
-    return C.OrtValue.ortvalue_from_numpy(array, device.handle)
+    with device.calls:
+        return C.OrtValue.ortvalue_from_numpy(array, device.handle)
 
 
 def is_ort_value(value: Any) -> bool:
@@ -69,13 +70,15 @@ def dtype_and_shape(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
 def array_of(value: Any) -> Array:
     """Return an internal OrtValue as an array: a view on the CPU, a copy from other devices."""
     if value.device_name().lower() != "cpu" or value.data_type() == "tensor(string)":
-        return np.asarray(value.numpy())
+        with ON_GPU.calls:
+            return np.asarray(value.numpy())
     return array_view(value, *dtype_and_shape(value))
 
 
 def copied_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
     """Return copies of internal OrtValues as arrays, by name."""
-    return {name: np.array(value.numpy()) for name, value in values.items()}
+    with ON_GPU.calls:
+        return {name: np.array(value.numpy()) for name, value in values.items()}
 
 
 def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -43,7 +43,7 @@ from onnxfit.step.objectives import (
     get_output_metrics,
 )
 from onnxfit.step.precision import FLOAT32, StepPrecision, get_precision
-from onnxfit.step.providers import forms_of_device
+from onnxfit.step.providers import forms_of_device, kind_of_device
 from onnxfit.step.settings import TrainerSettings
 
 Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
@@ -316,9 +316,14 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
 
 
 def _gradient_source(settings: TrainerSettings, precision: StepPrecision) -> GradientSource:
-    """Return the source of gradients. SettingError: it, or the device, has no half precision."""
+    """Return the source of gradients. SettingError: it, or the device, lacks the precision."""
     name = settings.gradient
     forms = forms_of_device(settings.device)
+    if precision.tf32 and kind_of_device(settings.device) != "cuda":
+        raise SettingError(
+            f"precision={precision.name!r} is for CUDA, got device={settings.device!r}. Use"
+            " precision='float32'."
+        )
     if precision.half is not None:
         if forms not in ("cpu", "cuda"):
             raise SettingError(

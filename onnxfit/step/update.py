@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -26,16 +27,32 @@ from onnxfit.step.recipe import Recipe
 Array = npt.NDArray[Any]
 FusedWeights = Mapping[str, Sequence[str]]  # name -> small weights that are updated as one tensor
 
-# Elements by device: GPU libraries work best with tensors at multiples of 256 bytes.
-FUSED_ALIGNMENT = {"cpu": 1, "cuda": 64}
-
 NO_FUSED_WEIGHTS: FusedWeights = MappingProxyType({})
 
-# Copying a weight of up to this many elements into a fused tensor takes less time than the dozen
-# operators of a separate update.
-MAX_ELEMENTS_TO_FUSE = 2**17
-# A fused tensor has at most this many elements: a larger one exceeds the cache.
-MAX_FUSED_ELEMENTS = 2**19
+
+@dataclass(frozen=True)
+class FusingLimits:
+    """Limits of fused weights on a kind of device, in elements.
+
+    - `alignment`: each weight begins at a multiple of it in the fused tensor.
+    - `weight`: copying a weight of up to this many elements takes less time than the dozen
+      operators of a separate update.
+    - `tensor`: a fused tensor of more elements would exceed the cache.
+    - `concatenated`: the inputs of a Concat.
+    """
+
+    alignment: int
+    weight: int
+    tensor: int
+    concatenated: int
+
+
+FUSING = {
+    "cpu": FusingLimits(alignment=1, weight=2**17, tensor=2**19, concatenated=2**30),
+    # GPU libraries work best with tensors at multiples of 256 bytes. For a Concat of more than 32
+    # tensors, onnxruntime copies their addresses to the GPU, which no CUDA graph may contain.
+    "cuda": FusingLimits(alignment=64, weight=2**20, tensor=2**21, concatenated=32),
+}
 
 
 # ---------------------------------------------------------------------- the update of a step
@@ -78,8 +95,8 @@ def add_update(
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
     norm = _reported_norm(op, recipe, gradients)
     gradients = dict(gradients)
-    alignment = FUSED_ALIGNMENT.get(recipe.device, 1)
-    targets = _fuse(op, weights, gradients, fused, alignment)
+    limits = FUSING.get(recipe.device, FUSING["cpu"])
+    targets = _fuse(op, weights, gradients, fused, limits)
     slots = {
         weight: _slot_inputs(op, recipe.slots[weight], weight, target, weights[weight])
         for weight, target in targets.items()
@@ -97,7 +114,7 @@ def add_update(
         learning_rate,
         step,
         scaled=scaled,
-        bounds=_fused_bounds(recipe.bounds, fused, alignment),
+        bounds=_fused_bounds(recipe.bounds, fused, limits.alignment),
     )
     for weight, target in targets.items():
         pairs = {target: (next_weights[weight], weights[weight])}
@@ -114,19 +131,18 @@ def _fuse(
     weights: dict[str, Value],
     gradients: dict[str, Value],
     fused: FusedWeights,
-    alignment: int,
+    limits: FusingLimits,
 ) -> dict[str, str]:
     """Replace fused weights and their gradients, in place, by one tensor under the first weight's
-    name. Each of them begins at a multiple of `alignment` elements.
+    name.
 
     Return weight -> the tensor that is updated for it: the weight itself, or the fused tensor.
     """
     targets = {name: name for name in weights}
     for fused_name, members in fused.items():
         with op.scope(scopes.OPTIMIZER):
-            flat = op.Concat(
-                *_aligned(op, [gradients[name] for name in members], alignment), axis=0
-            )
+            vectors = _aligned(op, [gradients[name] for name in members], limits.alignment)
+            flat = _concatenated(op, vectors, limits.concatenated)
         assert flat.shape is not None  # weights have known sizes
         for name in members:
             del weights[name], gradients[name], targets[name]
@@ -165,6 +181,14 @@ def _aligned(op: GraphBuilder, values: Sequence[Value], alignment: int) -> list[
         if size % alignment:
             pieces.append(op.constant(np.zeros(-size % alignment, flat.dtype)))
     return pieces
+
+
+def _concatenated(op: GraphBuilder, vectors: Sequence[Value], most: int) -> Value:
+    """Return vectors as one, by Concats of at most `most` inputs each."""
+    while len(vectors) > 1:
+        parts = [vectors[i : i + most] for i in range(0, len(vectors), most)]
+        vectors = [op.Concat(*part, axis=0) if len(part) > 1 else part[0] for part in parts]
+    return vectors[0]
 
 
 def _flat(op: GraphBuilder, value: Value) -> Value:
@@ -246,25 +270,29 @@ def fused_weights(
     weights: Mapping[str, Array],
     slots: Mapping[str, Mapping[str, Array]],
     bounds: Bounds = NO_BOUNDS,
+    device: str = "cpu",
 ) -> list[list[str]]:
     """Group small weights whose update can run on one concatenated tensor, because the operators
     of an update cost more than their elements.
 
     Skip weights without slots; their update is only one or two operators. `bounds` are as for
-    `apply_update`.
+    `apply_update`, and `device` as for GraphBuilder.
     """
+    limits = FUSING.get(device, FUSING["cpu"])
     alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
-        if _can_be_fused(optimizer, w, slots[name]):
+        if _can_be_fused(optimizer, w, slots[name], limits):
             rule, factor = optimizer_for(optimizer, name)
             key = w.dtype, factor, rule.weight_decay, name in bounds
             alike.setdefault(key, []).append(name)
-    groups = [group for members in alike.values() for group in _bounded_groups(members, weights)]
+    groups = [g for some in alike.values() for g in _bounded_groups(some, weights, limits.tensor)]
     return [group for group in groups if len(group) > 1]
 
 
-def _can_be_fused(optimizer: Optimizer, w: Array, slots: Mapping[str, Array]) -> bool:
-    small = 0 < w.size <= MAX_ELEMENTS_TO_FUSE and w.dtype in (np.float32, np.float64)
+def _can_be_fused(
+    optimizer: Optimizer, w: Array, slots: Mapping[str, Array], limits: FusingLimits
+) -> bool:
+    small = 0 < w.size <= limits.weight and w.dtype in (np.float32, np.float64)
     return (
         optimizer.elementwise
         and small
@@ -273,15 +301,17 @@ def _can_be_fused(optimizer: Optimizer, w: Array, slots: Mapping[str, Array]) ->
     )
 
 
-def _bounded_groups(members: Sequence[str], weights: Mapping[str, Array]) -> list[list[str]]:
-    """Cut a list of weights, in its order, into groups of at most MAX_FUSED_ELEMENTS elements."""
+def _bounded_groups(
+    members: Sequence[str], weights: Mapping[str, Array], most: int
+) -> list[list[str]]:
+    """Cut a list of weights, in its order, into groups of at most `most` elements."""
     groups: list[list[str]] = []
     room = 0
     for name in members:
         size = weights[name].size
         if size > room:
             groups.append([])
-            room = MAX_FUSED_ELEMENTS
+            room = most
         groups[-1].append(name)
         room -= size
     return groups

@@ -1,6 +1,4 @@
-"""Fused weights on a device that is not the CPU. The device is the CPU, called cuda: its memory is
-read and written by copies and addresses alone.
-"""
+"""Fused weights on a device that is not the CPU, without a GPU: the CPU is called cuda."""
 
 from __future__ import annotations
 
@@ -11,22 +9,11 @@ import numpy as np
 import pytest
 
 from onnxfit import Trainer
-from onnxfit.runtime.backends.full import FullBackend
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime.buffers import Buffer, BufferView
-from onnxfit.runtime.device import CPU, Device
+from onnxfit.runtime.device import Device
 from tests.helpers import classification
 from tests.models import mlp
-
-HANDLE = CPU.handle
-
-
-@pytest.fixture
-def called_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let "cuda" be the CPU, by another name."""
-    monkeypatch.setattr(Device, "provider", "CPUExecutionProvider")
-    monkeypatch.setattr(Device, "options", {})
-    monkeypatch.setattr(Device, "handle", HANDLE)
-    monkeypatch.setattr(FullBackend, "fusing_devices", ("cpu", "cuda"))
 
 
 def trainer(device: str, **settings: Any) -> Trainer:
@@ -92,5 +79,19 @@ def test_weights_can_be_set() -> None:
         np.testing.assert_array_equal(array, new.get(name, before[name]))
 
 
-def test_weights_are_fused_on_the_cpu_alone_until_a_gpu_has_run_them() -> None:
-    assert FullBackend.fusing_devices == ("cpu",)
+@pytest.mark.usefixtures("called_cuda")
+def test_no_concat_has_more_inputs_than_a_cuda_graph_allows() -> None:
+    """The gradients of 50 weights, with zeros between them, are joined by several Concats."""
+    model = mlp((4, *[3] * 25))
+    ours = Trainer(model, loss="cross_entropy", optimizer="adam", device="cuda", gradient="onnx")
+    backend: Any = ours._backend
+    assert [len(members) for members in backend.fused.values()] == [50]
+    x, y = classification(8)
+    batch = {
+        "x": TensorSpec("x", x.dtype, x.shape),
+        "y_true/y": TensorSpec("y_true/y", y.dtype, y.shape),
+    }
+    graph = backend.graph("train", batch).graph
+    joined = [len(node.input) for node in graph.node if node.op_type == "Concat"]
+    assert sum(joined) > 100
+    assert max(joined) <= 32

@@ -16,6 +16,7 @@ from onnxfit.gradients.blocker import refuse
 from onnxfit.graph.model import initializers_to_inputs, normalize
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.runtime.device import CPU, Device
 from onnxfit.step.finish import finish
 from onnxfit.step.limits import largest
 from onnxfit.step.precision import ALIASES, OPERATORS, autocast, get_precision
@@ -220,3 +221,23 @@ def test_half_precision_is_for_the_cpu_and_cuda() -> None:
     settings = TrainerSettings(loss="mse", precision="fp16", device="webgpu")
     with pytest.raises(SettingError, match="is for the CPU and CUDA, got device='webgpu'"):
         Recipe.build(TrainableModel.of(mlp()), settings)
+
+
+@pytest.mark.parametrize(("precision", "used"), [("float32", "0"), ("tf32", "1"), ("bf16", "0")])
+def test_cuda_rounds_to_tf32_where_it_may(
+    precision: str, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime's own default is to round, of which nobody would be told."""
+    monkeypatch.setattr(Device, "parse", lambda name: Device(name, 0))
+    monkeypatch.setattr(Device, "provider", "CPUExecutionProvider")
+    monkeypatch.setattr(Device, "handle", CPU.handle)
+    trainer = Trainer(
+        mlp(), loss="cross_entropy", device="cuda", gradient="onnx", precision=precision
+    )
+    assert trainer._backend.device.options["use_tf32"] == used
+
+
+@pytest.mark.parametrize("device", ["cpu", "rocm", "webgpu"])
+def test_tf32_needs_cuda(device: str) -> None:
+    with pytest.raises(SettingError, match=f"'tf32' is for CUDA, got device='{device}'"):
+        Trainer(mlp(), loss="cross_entropy", device=device, precision="tf32")

@@ -51,9 +51,8 @@ class FullBackend(Backend):
         "evaluate",
         "predict",
     )
-    # Kinds of devices on which small weights are fused. The code supports CUDA, but was not run
-    # there.
-    fusing_devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    # Kinds of devices on which small weights are fused.
+    fusing_devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def __init__(self, recipe: Recipe, arrays: Mapping[str, Array], **settings: Any) -> None:
         super().__init__(recipe, arrays, **settings)
@@ -214,7 +213,8 @@ class FullBackend(Backend):
         self._updated_as_one: dict[str, list[str]] = {}
         self._joined: dict[str, list[str]] = {}
         if not self.can_accumulate and self.device.kind in self.fusing_devices:
-            groups = fused_weights(recipe.optimizer, weights, recipe.slots, recipe.bounds)
+            forms = self.device.forms
+            groups = fused_weights(recipe.optimizer, weights, recipe.slots, recipe.bounds, forms)
             self._updated_as_one = {names.fused(i): members for i, members in enumerate(groups)}
             # Only the graph of a whole step, in one process, joins them.
             if "train" in self.kinds and not self.world.shares_gradients:

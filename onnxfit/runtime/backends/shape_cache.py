@@ -30,14 +30,16 @@ class ShapeCache(Generic[T]):
 
     - `only_any_size`: use the object for any size from the first shape on, for graphs that gain
       little from known sizes.
+    - `only_exact`: never build an object for any size.
 
     `exact` maps the signature of a batch to its object; `any_size` maps specs without sizes to
     theirs; None if it cannot be built. `get(signature)` returns the object of a signature, or None
     if `compile` has not been called for it.
     """
 
-    def __init__(self, *, only_any_size: bool = False) -> None:
+    def __init__(self, *, only_any_size: bool = False, only_exact: bool = False) -> None:
         self.only_any_size = only_any_size
+        self.only_exact = only_exact
         self.exact: OrderedDict[Hashable, T] = OrderedDict()
         self.any_size: dict[tuple[TensorSpec, ...], T | None] = {}
         self._by_signature: dict[Hashable, T] = {}
@@ -60,7 +62,8 @@ class ShapeCache(Generic[T]):
           specs without sizes leads to objects for exact shapes.
         """
         compiled: T | None = None
-        if self.only_any_size or len(self.exact) >= MAX_EXACT_SHAPES:
+        any_size = self.only_any_size or len(self.exact) >= MAX_EXACT_SHAPES
+        if any_size and not self.only_exact:
             compiled = self._compile_for_any_size(without_sizes(), compile_for)
         if compiled is None:
             with paused_collection():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from onnxfit.registry import registry
 from onnxfit.runtime.backends.in_place import InPlaceBackend, _all_finite
 from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.session import BoundSession
-from onnxfit.step.update import MAX_ELEMENTS_TO_FUSE
+from onnxfit.step.update import FUSING
 from tests.models import convolutional, mlp
 
 RNG = np.random.default_rng(0)
@@ -76,13 +76,13 @@ def test_overwriting_changes_no_bit(
             np.testing.assert_allclose(ours[kind][name], array, 1e-4, 1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("fuse", [0, MAX_ELEMENTS_TO_FUSE], ids=["apart", "fused"])
+@pytest.mark.parametrize("fuse", [0, FUSING["cpu"].weight], ids=["apart", "fused"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_overwriting_large_weights_changes_no_bit(
     fuse: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several threads share the elements of a large weight."""
-    monkeypatch.setattr("onnxfit.step.update.MAX_ELEMENTS_TO_FUSE", fuse)
+    monkeypatch.setitem(FUSING, "cpu", replace(FUSING["cpu"], weight=fuse))
     ours, full = (
         new(backend, (4, 300, 400, 3), threads=threads) for backend in ("in_place", "full")
     )
