@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -106,7 +106,7 @@ class BoundSession:
         self._captures = captures and not self.per_run_inputs and is_capturable(model, device)
         self._sort_outputs(model.graph, writes, overwrite_outputs)
         self._captures &= not self._allocated_outputs
-        self._compile = partial(
+        compile_again = partial(
             compile_model,
             model,
             device,
@@ -116,7 +116,9 @@ class BoundSession:
             uses_integers=uses_integers,
             shares_arena=shares_arena,
         )
-        self._start()
+        # Kept where capturing may fail: it has the whole model.
+        self._compile = compile_again if self._captures else None
+        self._start(compile_again)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
         self.binds = 0  # number of per-run inputs bound so far
@@ -176,17 +178,17 @@ class BoundSession:
                     self._allocated_outputs.append(value.name)
         self._written_groups = sorted({self._state.group(n) for n in self._state_outputs.values()})
 
-    def _start(self) -> None:
+    def _start(self, compile_again: Callable[..., Any]) -> None:
         """Compile the graph, so that its runs launch a CUDA graph if that is possible."""
         self._release_session()
         try:
-            session = self._compile(captures=self._captures)
+            session = compile_again(captures=self._captures)
         except StepError:
             if not self._captures:
                 raise
             # A node has no kernel on the device.
             self._captures = False
-            session = self._compile()
+            session = compile_again()
         self._session = session._sess
         self._run = self._session.run_with_iobinding
 
@@ -230,11 +232,11 @@ class BoundSession:
             else:
                 self._run(binding, options)
         except Exception as error:
-            if self._captures:  # perhaps only the capturing failed
+            if self._captures and self._compile is not None:  # perhaps only the capturing failed
                 self._captures = False
                 if len(self._bindings) > 1:
                     keep_alive(self._session)
-                self._start()
+                self._start(self._compile)
                 return self.run(values)
             raise StepError(explain_error(f"The {self._name} step failed", error)) from error
         self._last_binding = binding
