@@ -232,21 +232,31 @@ class BoundSession:
             else:
                 self._run(binding, options)
         except Exception as error:
-            if self._captures and self._compile is not None:  # perhaps only the capturing failed
-                self._captures = False
-                if len(self._bindings) > 1:
-                    keep_alive(self._session)
-                self._start(self._compile)
-                return self.run(values)
-            raise StepError(explain_error(f"The {self._name} step failed", error)) from error
-        self._last_binding = binding
-        if self._written_groups:
-            state.swap(self._written_groups)
+            if not self._captures:
+                raise StepError(explain_error(f"The {self._name} step failed", error)) from error
+        else:
+            self._last_binding = binding
+            if self._written_groups:
+                state.swap(self._written_groups)
+            return
+        # Perhaps only the capturing failed.
+        del binding
+        self._run_without_capture(values)
+
+    def _run_without_capture(self, values: Mapping[str, Any] | None) -> None:
+        """Compile again, without CUDA graphs, and run."""
+        assert self._compile is not None  # kept for this
+        if len(self._bindings) > 1:
+            keep_alive(self._session)
+        self._captures = False
+        self._start(self._compile)
+        self._compile = None
+        self.run(values)
 
     def outputs(self) -> dict[str, Any]:
         """Return the last run's outputs other than state and scalars, as OrtValues.
 
-        No later run changes them, except with `overwrite_outputs`.
+        No later run changes them, except with `overwrite_outputs` or a CUDA graph.
         """
         outputs = {name: buffer.value for name, buffer in self._output_buffers.items()}
         if self._allocated_outputs:

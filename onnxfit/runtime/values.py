@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -70,15 +71,19 @@ def dtype_and_shape(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
 def array_of(value: Any) -> Array:
     """Return an internal OrtValue as an array: a view on the CPU, a copy from other devices."""
     if value.device_name().lower() != "cpu" or value.data_type() == "tensor(string)":
-        with ON_GPU.calls:
-            return np.asarray(value.numpy())
+        return _read(value)
     return array_view(value, *dtype_and_shape(value))
 
 
 def copied_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
     """Return copies of internal OrtValues as arrays, by name."""
-    with ON_GPU.calls:
-        return {name: np.array(value.numpy()) for name, value in values.items()}
+    return {name: np.array(_read(value)) for name, value in values.items()}
+
+
+def _read(value: Any) -> Array:
+    """Return an internal OrtValue as an array, as onnxruntime makes it."""
+    with ON_GPU.calls if value.device_name().lower() != "cpu" else nullcontext():
+        return np.asarray(value.numpy())
 
 
 def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -124,12 +124,11 @@ def _sum_by_products(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -
         return None
     before, middle = math.prod(sizes[: kept[0]]), math.prod(sizes[kept[0] : kept[-1] + 1])
     after = math.prod(sizes[kept[-1] + 1 :])
-    weight = 1 / before if node.op_type == "ReduceMean" else 1
-    pixels = np.full((after, 1), 1 / after if node.op_type == "ReduceMean" else 1, x.dtype)
-    sums = op.MatMul(op.Reshape(x, [before * middle, after]), op.constant(pixels))
-    total = op.MatMul(
-        op.constant(np.full((1, before), weight, x.dtype)), op.Reshape(sums, [before, middle])
-    )
+    ones = (op.constant(np.ones(shape, x.dtype)) for shape in ((after, 1), (1, before)))
+    sums = op.MatMul(op.Reshape(x, [before * middle, after]), next(ones))
+    total = op.MatMul(next(ones), op.Reshape(sums, [before, middle]))
+    if node.op_type == "ReduceMean":  # not in the products, where TF32 would round the factor
+        total = total / (before * after)
     if not node.attributes.get_int("keepdims", 1):
         return op.Reshape(total, [sizes[axis] for axis in kept])
     return op.Reshape(total, [1 if axis in summed else d for axis, d in enumerate(sizes)])

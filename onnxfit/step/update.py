@@ -55,6 +55,11 @@ FUSING = {
 }
 
 
+def limits_of(device: str) -> FusingLimits:
+    """Return the limits for a device, as GraphBuilder names it."""
+    return FUSING.get(device, FUSING["cpu"])
+
+
 # ---------------------------------------------------------------------- the update of a step
 
 
@@ -95,7 +100,7 @@ def add_update(
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
     norm = _reported_norm(op, recipe, gradients)
     gradients = dict(gradients)
-    limits = FUSING.get(recipe.device, FUSING["cpu"])
+    limits = limits_of(recipe.device)
     targets = _fuse(op, weights, gradients, fused, limits)
     slots = {
         weight: _slot_inputs(op, recipe.slots[weight], weight, target, weights[weight])
@@ -278,7 +283,7 @@ def fused_weights(
     Skip weights without slots; their update is only one or two operators. `bounds` are as for
     `apply_update`, and `device` as for GraphBuilder.
     """
-    limits = FUSING.get(device, FUSING["cpu"])
+    limits = limits_of(device)
     alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
         if _can_be_fused(optimizer, w, slots[name], limits):

@@ -22,7 +22,7 @@ from onnxfit.step.finish import finish
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
 from onnxfit.step.host_scalars import cut_host_scalars
 from onnxfit.step.recipe import Recipe
-from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights
+from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, limits_of
 from onnxfit.training_folder.manifest import EVALUATE, EXPORT, PREDICT, SCALARS, TRAIN
 
 # Target -> the kind of device for whose kernels the step is built; None for the trainer's device.
@@ -58,6 +58,8 @@ def step_graphs(
         fused = (
             NO_FUSED_WEIGHTS  # WebGPU limits the number of tensors that a kernel can concatenate
         )
+    elif limits_of(recipe.device).alignment > 1:
+        fused = NO_FUSED_WEIGHTS  # the hosts know nothing of the zeros between weights
     any_rows = batch_specs(recipe, None, sample_weight)
     if TRAIN in include:
         batch = any_rows if rows is None else batch_specs(recipe, rows, sample_weight)

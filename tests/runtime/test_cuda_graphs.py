@@ -18,7 +18,7 @@ from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.cuda_graphs import is_capturable
 from onnxfit.runtime.device import CPU, Device
-from onnxfit.runtime.values import ort_value
+from onnxfit.runtime.values import copied_arrays, ort_value
 from tests.helpers import classification
 from tests.models import mlp
 
@@ -163,15 +163,31 @@ def test_a_step_that_fails_without_a_capture_is_an_error(
 
 
 @pytest.mark.usefixtures("captured")
-def test_a_step_waits_for_other_calls_of_the_device() -> None:
+def test_no_other_thread_uses_the_device_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = trainer("cuda")
-    step = threading.Thread(target=ours.train_on_batch, args=(X[:8], Y[:8]))
+    ours.train_on_batch(X[:8], Y[:8])
+    bound = ours._backend.last_update
+    run, free = bound._run, []
+
+    def ask(*arguments: Any) -> None:
+        other = threading.Thread(target=lambda: free.append(CUDA.calls.acquire(blocking=False)))
+        other.start()
+        other.join()
+        run(*arguments)
+
+    monkeypatch.setattr(bound, "_run", ask)
+    ours.train_on_batch(X[:8], Y[:8])
+    ours.train_on_batch(X[:8], Y[:8])
+    assert free == [False, False]
+
+
+def test_calls_of_the_cpu_need_no_lock() -> None:
+    values = {"a": ort_value(np.ones(2, np.float32), CPU)}
+    copied = threading.Thread(target=copied_arrays, args=(values,))
     with CUDA.calls:
-        step.start()
-        step.join(0.3)
-        assert step.is_alive()
-    step.join(30)
-    assert not step.is_alive()
+        copied.start()
+        copied.join(30)
+        assert not copied.is_alive()
 
 
 @pytest.mark.usefixtures("captured")

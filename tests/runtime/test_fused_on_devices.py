@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxfit import Trainer
@@ -77,6 +78,13 @@ def test_weights_can_be_set() -> None:
     changed.set_weights(new)
     for name, array in changed.get_weights().items():
         np.testing.assert_array_equal(array, new.get(name, before[name]))
+
+
+@pytest.mark.usefixtures("called_cuda")
+def test_a_folder_for_other_programs_has_the_weights_one_by_one(tmp_path: Path) -> None:
+    folder = trainer("cuda").export_training(tmp_path / "folder", batch_size=8)
+    step = onnx.load(Path(folder) / "train.onnx")
+    assert {*trainer("cpu").get_weights()} < {value.name for value in step.graph.input}
 
 
 @pytest.mark.usefixtures("called_cuda")

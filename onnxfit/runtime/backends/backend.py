@@ -38,7 +38,7 @@ from onnxfit.step.graphs import (
 )
 from onnxfit.step.recipe import Recipe, ReportedNorms
 from onnxfit.step.tracker import StepResult
-from onnxfit.step.update import FUSING
+from onnxfit.step.update import limits_of
 
 __all__ = ["Backend"]
 
@@ -144,7 +144,7 @@ class Backend(ABC):
         self._set_aside: dict[ReportedNorms, UpdateSessions] = {}
         # The shapes of the last batch with labels for which `caches` had no entry.
         self._last_shapes: Specs = {}
-        self._deployed = DeployedModel(device, threads)
+        self._deployed = DeployedModel(replace(device, tf32=False), threads)
         self.inference = InferenceSessions(exclusive=recipe.packs_much)
         self.inference.owners.update(predict=self.caches["predict"], deployed=self._deployed)
 
@@ -175,7 +175,7 @@ class Backend(ABC):
             "statistics": {name: arrays[name] for name in recipe.statistics},
             "sums": sums,
         }
-        alignment = FUSING.get(self.device.forms, FUSING["cpu"]).alignment
+        alignment = limits_of(self.device.forms).alignment
         return DoubleBufferedState(groups, self.device, constants, fused, alignment, [IN_PLACE])
 
     def _in_place_tensors(self) -> Container[str]:
@@ -453,10 +453,11 @@ class Backend(ABC):
         **settings: Any,
     ) -> BoundSession:
         """Compile a graph and bind it to the state; the arguments are those of `BoundSession`."""
+        device = replace(self.device, tf32=False) if kind in INFERENCE_KINDS else self.device
         return BoundSession(
             model,
             self.state,
-            self.device,
+            device,
             self.threads,
             kind,
             writes=kind in WRITING_KINDS,

@@ -30,7 +30,7 @@ class ShapeCache(Generic[T]):
 
     - `only_any_size`: use the object for any size from the first shape on, for graphs that gain
       little from known sizes.
-    - `only_exact`: never build an object for any size.
+    - `only_exact`: every shape gets its own object.
 
     `exact` maps the signature of a batch to its object; `any_size` maps specs without sizes to
     theirs; None if it cannot be built. `get(signature)` returns the object of a signature, or None
