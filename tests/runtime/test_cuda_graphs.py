@@ -167,10 +167,16 @@ def test_no_other_thread_uses_the_device_during_a_run(monkeypatch: pytest.Monkey
     ours = trainer("cuda")
     ours.train_on_batch(X[:8], Y[:8])
     bound = ours._backend.last_update
+    lock: Any = CUDA.calls
     run, free = bound._run, []
 
+    def try_lock() -> None:
+        free.append(lock.acquire(blocking=False))
+        if free[-1]:
+            lock.release()
+
     def ask(*arguments: Any) -> None:
-        other = threading.Thread(target=lambda: free.append(CUDA.calls.acquire(blocking=False)))
+        other = threading.Thread(target=try_lock)
         other.start()
         other.join()
         run(*arguments)
