@@ -27,10 +27,11 @@ import time
 import venv
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "suite")]
@@ -335,13 +336,33 @@ def times(machine: Machine, network: Network) -> list[str]:
     return rows
 
 
-def forms(machine: Machine) -> dict[str, contextlib.AbstractContextManager[None]]:
+def forms(machine: Machine) -> dict[str, contextlib.AbstractContextManager[Any]]:
     """Return other forms of the step by name, as contexts in which a trainer has them."""
-    found = {"weights not fused": fusing(())}
+    from onnxfit.runtime import session
+    from onnxfit.step.update import FUSING
+
+    unfused = {kind: replace(limits, weight=0) for kind, limits in FUSING.items()}
+    found: dict[str, contextlib.AbstractContextManager[Any]] = {
+        "weights not fused": mock.patch.dict(FUSING, unfused)
+    }
     if machine.device != "cpu":
-        found["no CUDA graph"] = without_cuda_graphs()
+        found["no CUDA graph"] = mock.patch.object(session, "is_capturable", return_value=False)
         found["deterministic"] = deterministic()
     return found
+
+
+def deterministic() -> contextlib.AbstractContextManager[Any]:
+    """Let sessions use onnxruntime's deterministic kernels."""
+    import onnxruntime
+
+    original = onnxruntime.SessionOptions
+
+    def options() -> Any:
+        changed = original()
+        changed.use_deterministic_compute = True
+        return changed
+
+    return mock.patch.object(onnxruntime, "SessionOptions", options)
 
 
 def milliseconds(machine: Machine, network: Network, **settings: Any) -> str:
@@ -372,62 +393,13 @@ def median_of(step: Callable[[Any, Any], object], network: Network, steps: int) 
     return measured[len(measured) // 2]
 
 
-@contextlib.contextmanager
-def provider_options(more: dict[str, str]) -> Iterator[None]:
+def provider_options(more: dict[str, str]) -> contextlib.AbstractContextManager[Any]:
     """Compile sessions inside the block with further options of the provider."""
     from onnxfit.runtime.device import Device
 
     original: Any = Device.options
-    Device.options = property(lambda self: {**original.fget(self), **more})  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        Device.options = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def fusing(devices: tuple[str, ...]) -> Iterator[None]:
-    """Let small weights be updated as one tensor on these kinds of devices alone."""
-    from onnxfit.runtime.backends.full import FullBackend
-
-    original = FullBackend.fusing_devices
-    FullBackend.fusing_devices = devices
-    try:
-        yield
-    finally:
-        FullBackend.fusing_devices = original
-
-
-@contextlib.contextmanager
-def without_cuda_graphs() -> Iterator[None]:
-    """Let sessions launch their kernels one by one."""
-    from onnxfit.runtime import session
-
-    original = session.is_capturable
-    session.is_capturable = lambda *_: False
-    try:
-        yield
-    finally:
-        session.is_capturable = original
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    """Let sessions use onnxruntime's deterministic kernels."""
-    import onnxruntime
-
-    original: Any = onnxruntime.SessionOptions
-
-    def options() -> Any:
-        changed = original()
-        changed.use_deterministic_compute = True
-        return changed
-
-    onnxruntime.SessionOptions = options
-    try:
-        yield
-    finally:
-        onnxruntime.SessionOptions = original
+    changed = property(lambda self: {**original.fget(self), **more})
+    return mock.patch.object(Device, "options", changed)
 
 
 def torch_milliseconds(
@@ -481,10 +453,7 @@ def losses(machine: Machine, network: Network) -> list[str]:
 
     cpu = trained("cpu")
     lines = []
-    default: dict[str, contextlib.AbstractContextManager[None]] = {
-        "default": contextlib.nullcontext()
-    }
-    for name, changed in (default | forms(machine)).items():
+    for name, changed in {"default": contextlib.nullcontext(), **forms(machine)}.items():
         with changed:
             here = trained(machine.device)
         worst = largest_difference(here, cpu)

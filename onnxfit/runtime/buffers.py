@@ -11,7 +11,7 @@ from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.errors import DataError, StepError, listed_names
 from onnxfit.runtime.device import CPU, Device
-from onnxfit.runtime.values import Array, array_view, ort_value
+from onnxfit.runtime.values import Array, array_view, ort_value, read_value
 
 
 class Buffer:
@@ -68,8 +68,7 @@ class Buffer:
         """Return a copy of the contents."""
         if self.device.on_host:
             return self.array.copy()
-        with self.device.calls:
-            return np.array(self.value.numpy())
+        return np.array(read_value(self.value))
 
     def write(self, array: Array) -> None:
         """Replace the contents."""
@@ -85,8 +84,7 @@ class Buffer:
     def fetch(self) -> None:
         """Copy the contents from the device into `array`; nothing to do on the CPU."""
         if not self.device.on_host:
-            with self.device.calls:
-                self.array[...] = self.value.numpy()
+            self.array[...] = read_value(self.value)
 
 
 class BufferView(Buffer):
@@ -193,12 +191,10 @@ class DoubleBufferedState:
             views |= self._add_fused(name, {member: arrays[member] for member in members})
         self._pairs: dict[str, BufferPair] = {}
         for name, array in arrays.items():
-            if name in views:
-                self._pairs[name] = views[name]
-                continue
-            self._pairs[name] = self._new_pair(name, array)
-            for buffer in self._pairs[name]:
-                buffer.write(array)
+            self._pairs[name] = views.get(name) or self._new_pair(name, array)
+            if name not in views:
+                for buffer in self._pairs[name]:
+                    buffer.write(array)
 
     def _new_pair(self, name: str, array: Array) -> BufferPair:
         """Return a tensor's buffers in both sets, which are one buffer if it has one set."""

@@ -18,7 +18,7 @@ from onnxfit.errors import InstallationError, SettingError
 from onnxfit.step.providers import PROVIDERS, Provider
 
 # While one thread makes a CUDA graph, CUDA refuses most calls of all other threads.
-_CUDA_CALLS = RLock()
+CUDA_CALLS = RLock()
 
 ALIASES = {"gpu": "cuda", "nvidia": "cuda", "dml": "directml", "amd": "rocm", "mps": "coreml"}
 
@@ -109,7 +109,7 @@ class Device:
     @property
     def calls(self) -> AbstractContextManager[object]:
         """A lock for calls that use the device; no lock for devices that need none."""
-        return nullcontext() if self.on_host else _CUDA_CALLS
+        return nullcontext() if self.on_host else CUDA_CALLS
 
     @property
     def draws(self) -> bool:
@@ -146,4 +146,3 @@ def _relu() -> bytes:
 
 
 CPU = Device("cpu", 0)
-ON_GPU = Device("cuda", 0)

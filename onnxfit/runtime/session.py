@@ -116,8 +116,8 @@ class BoundSession:
             uses_integers=uses_integers,
             shares_arena=shares_arena,
         )
-        # Kept where capturing may fail: it has the whole model.
-        self._compile = compile_again if self._captures else None
+        # Kept while capturing may fail, because it has the whole model.
+        self._compile: Callable[..., Any] | None = compile_again
         self._start(compile_again)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
@@ -189,6 +189,8 @@ class BoundSession:
             # A node has no kernel on the device.
             self._captures = False
             session = compile_again()
+        if not self._captures:
+            self._compile = None
         self._session = session._sess
         self._run = self._session.run_with_iobinding
 
@@ -250,7 +252,6 @@ class BoundSession:
             keep_alive(self._session)
         self._captures = False
         self._start(self._compile)
-        self._compile = None
         self.run(values)
 
     def outputs(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.errors import DataError
-from onnxfit.runtime.device import ON_GPU, Device
+from onnxfit.runtime.device import CUDA_CALLS, Device
 
 Array = npt.NDArray[Any]
 
@@ -71,18 +71,18 @@ def dtype_and_shape(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
 def array_of(value: Any) -> Array:
     """Return an internal OrtValue as an array: a view on the CPU, a copy from other devices."""
     if value.device_name().lower() != "cpu" or value.data_type() == "tensor(string)":
-        return _read(value)
+        return read_value(value)
     return array_view(value, *dtype_and_shape(value))
 
 
 def copied_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
     """Return copies of internal OrtValues as arrays, by name."""
-    return {name: np.array(_read(value)) for name, value in values.items()}
+    return {name: np.array(read_value(value)) for name, value in values.items()}
 
 
-def _read(value: Any) -> Array:
+def read_value(value: Any) -> Array:
     """Return an internal OrtValue as an array, as onnxruntime makes it."""
-    with ON_GPU.calls if value.device_name().lower() != "cpu" else nullcontext():
+    with CUDA_CALLS if value.device_name().lower() != "cpu" else nullcontext():
         return np.asarray(value.numpy())
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.gradients.broadcasting import sum_of_rows
 from onnxfit.gradients.building import known
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, Value
@@ -124,9 +125,9 @@ def _sum_by_products(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -
         return None
     before, middle = math.prod(sizes[: kept[0]]), math.prod(sizes[kept[0] : kept[-1] + 1])
     after = math.prod(sizes[kept[-1] + 1 :])
-    ones = (op.constant(np.ones(shape, x.dtype)) for shape in ((after, 1), (1, before)))
-    sums = op.MatMul(op.Reshape(x, [before * middle, after]), next(ones))
-    total = op.MatMul(next(ones), op.Reshape(sums, [before, middle]))
+    ones = op.constant(np.ones((after, 1), x.dtype))
+    sums = op.MatMul(op.Reshape(x, [before * middle, after]), ones)
+    total = sum_of_rows(op, op.Reshape(sums, [before, middle]))
     if node.op_type == "ReduceMean":  # not in the products, where TF32 would round the factor
         total = total / (before * after)
     if not node.attributes.get_int("keepdims", 1):

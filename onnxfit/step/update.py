@@ -47,6 +47,7 @@ class FusingLimits:
     concatenated: int
 
 
+# Kinds of devices on which small weights are fused.
 FUSING = {
     "cpu": FusingLimits(alignment=1, weight=2**17, tensor=2**19, concatenated=2**30),
     # GPU libraries work best with tensors at multiples of 256 bytes. For a Concat of more than 32

@@ -45,7 +45,7 @@ __all__ = ["Backend"]
 Array = npt.NDArray[Any]
 # Kinds of graphs that change the state.
 WRITING_KINDS = ("train", "gradients", "accumulate", "update", "apply")
-# Kinds of graphs whose runs launch a CUDA graph.
+# Kinds of graphs whose runs launch a CUDA graph where that is possible.
 CAPTURED_KINDS = ("train", "evaluate")
 # Kinds of graphs that compute like the exported file.
 INFERENCE_KINDS = ("evaluate", "predict")
@@ -144,7 +144,9 @@ class Backend(ABC):
         self._set_aside: dict[ReportedNorms, UpdateSessions] = {}
         # The shapes of the last batch with labels for which `caches` had no entry.
         self._last_shapes: Specs = {}
-        self._deployed = DeployedModel(replace(device, tf32=False), threads)
+        # Evaluations and predictions compute like the exported file.
+        self._inference_device = replace(device, tf32=False)
+        self._deployed = DeployedModel(self._inference_device, threads)
         self.inference = InferenceSessions(exclusive=recipe.packs_much)
         self.inference.owners.update(predict=self.caches["predict"], deployed=self._deployed)
 
@@ -453,7 +455,7 @@ class Backend(ABC):
         **settings: Any,
     ) -> BoundSession:
         """Compile a graph and bind it to the state; the arguments are those of `BoundSession`."""
-        device = replace(self.device, tf32=False) if kind in INFERENCE_KINDS else self.device
+        device = self._inference_device if kind in INFERENCE_KINDS else self.device
         return BoundSession(
             model,
             self.state,

@@ -31,7 +31,7 @@ from onnxfit.step.graphs import (
     update_graph,
 )
 from onnxfit.step.recipe import Recipe
-from onnxfit.step.update import fused_weights
+from onnxfit.step.update import FUSING, fused_weights
 
 __all__ = ["FullBackend"]
 
@@ -51,8 +51,6 @@ class FullBackend(Backend):
         "evaluate",
         "predict",
     )
-    # Kinds of devices on which small weights are fused.
-    fusing_devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def __init__(self, recipe: Recipe, arrays: Mapping[str, Array], **settings: Any) -> None:
         super().__init__(recipe, arrays, **settings)
@@ -212,7 +210,7 @@ class FullBackend(Backend):
         # one, but a step reads and writes many of them as one tensor.
         self._updated_as_one: dict[str, list[str]] = {}
         self._joined: dict[str, list[str]] = {}
-        if not self.can_accumulate and self.device.kind in self.fusing_devices:
+        if not self.can_accumulate and self.device.kind in FUSING:
             forms = self.device.forms
             groups = fused_weights(recipe.optimizer, weights, recipe.slots, recipe.bounds, forms)
             self._updated_as_one = {names.fused(i): members for i, members in enumerate(groups)}
