@@ -93,6 +93,8 @@ class BoundSession:
         self._name = name
         self._state = state
         self._device = device
+        # Kept here, because a session may be freed when the interpreter ends and modules are empty.
+        self._calls = device.calls
         self._is_alone = not device.on_host
         on_cpu = device.kind == "cpu"
         products = products_with_kernels(model, keep_rounding=uses_integers) if on_cpu else ()
@@ -134,7 +136,7 @@ class BoundSession:
         """Free the bindings before the session, whose provider owns memory of theirs."""
         self._bindings.clear()
         self._last_binding = None
-        with self._device.calls:
+        with self._calls:
             self._session = self._run = None
 
     def _sort_inputs(self, graph: onnx.GraphProto, per_run_inputs: Collection[str]) -> None:
@@ -196,7 +198,7 @@ class BoundSession:
 
     def _run_alone(self, binding: Any, options: Any) -> None:
         """Run, and read the scalars, while no other thread uses the device."""
-        with self._device.calls:
+        with self._calls:
             self._run(binding, options)
             for buffer in self._scalars.values():
                 buffer.fetch()

@@ -23,6 +23,7 @@ from onnxfit.errors import (
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.optimizers import SGD, Adam
+from onnxfit.runtime import device
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import CPU
 from onnxfit.runtime.session import BoundSession
@@ -546,6 +547,14 @@ class TestBinding:
         return BoundSession(
             onnx.parser.parse_model(text), DoubleBufferedState({}, CPU), CPU, 1, "test"
         )
+
+    def test_it_is_freed_after_the_modules(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The interpreter sets the names in modules to None when it ends."""
+        bound = self.session()
+        for name in ("nullcontext", "CUDA_CALLS"):
+            monkeypatch.setattr(device, name, None)
+        bound.__del__()
+        assert bound._session is None
 
     def test_the_same_is_bound_once(self) -> None:
         session, x = self.session(), X.copy()
