@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,6 +13,15 @@ namespace {
 constexpr int64_t MAX_KEPT = 4 << 20;  // numbers in all
 constexpr int64_t MAX_EXCESS = 4;      // times as many numbers as a buffer needs
 constexpr int64_t LEAST = 1 << 14;
+
+// A buffer starts at a line of the cache. Else each vector of a whole line would be read from two lines.
+constexpr std::align_val_t LINE{64};  // bytes
+
+float* allocate(int64_t size) {
+  return static_cast<float*>(::operator new(size_t(size) * sizeof(float), LINE));
+}
+
+void release(float* data) { ::operator delete(data, LINE); }
 
 struct Block {
   float* data;
@@ -47,7 +57,7 @@ class Kept {
     if (block.size > MAX_KEPT) return false;
     while (total_ + block.size > MAX_KEPT) {  // blocks of sizes that nobody asks for are the oldest
       total_ -= blocks_.front().size;
-      delete[] blocks_.front().data;
+      release(blocks_.front().data);
       blocks_.erase(blocks_.begin());
     }
     try {
@@ -74,18 +84,18 @@ Kept& kept() {
 
 Buffer::Buffer(int64_t size) {
 #ifdef SANITIZED  // AddressSanitizer sees only what lies outside of a block; NaN shows what is not written
-  data_ = new float[size_t(size)];
+  data_ = allocate(size);
   std::fill_n(data_, size, std::nanf(""));
 #else
   size = size < LEAST ? LEAST : size;
   const Block block = kept().take(size);
-  data_ = block.data ? block.data : new float[size_t(size)];
+  data_ = block.data ? block.data : allocate(size);
   size_ = block.data ? block.size : size;
 #endif
 }
 
 Buffer::~Buffer() {
-  if (data_ && (!size_ || !kept().keep({data_, size_, std::this_thread::get_id()}))) delete[] data_;
+  if (data_ && (!size_ || !kept().keep({data_, size_, std::this_thread::get_id()}))) release(data_);
 }
 
 Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }

@@ -19,9 +19,9 @@ constexpr int64_t STEPS = 256;  // at a time: their panels stay in the cache
 constexpr Tile AVX2_TILE = {6, 16}, AVX512_TILE = {8, 32};  // whose sums fill the registers
 constexpr int64_t IN_LINE = 16;  // numbers in a line of the cache
 
-// Return the distance of arrays of a size that are written in turns: their first numbers must not all
-// have the same place in the cache.
-constexpr int64_t padded(int64_t size) { return size + IN_LINE; }
+// Return the distance of arrays of a size that are written in turns: each starts at a line of the cache,
+// and their first numbers must not all have the same place in it.
+constexpr int64_t padded(int64_t size) { return tiles::round_up(size, IN_LINE) + IN_LINE; }
 
 // Return the rows that are copied to frames at a time: some lines of the cache, and whole tiles.
 constexpr int64_t frame_rows(Tile tile) { return 4 * std::lcm(tile.rows, IN_LINE); }

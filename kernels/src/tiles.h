@@ -46,7 +46,7 @@ struct Functions {
 // Return the functions of an instruction set that is not NONE.
 const Functions& functions_of(InstructionSet instructions);
 
-inline int64_t divide_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
-inline int64_t round_up(int64_t n, int64_t factor) { return divide_up(n, factor) * factor; }
+constexpr int64_t divide_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
+constexpr int64_t round_up(int64_t n, int64_t factor) { return divide_up(n, factor) * factor; }
 
 }  // namespace tiles

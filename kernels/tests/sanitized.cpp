@@ -498,6 +498,15 @@ int run_packed_products() {
 
 }  // namespace
 
+// Return whether buffers start at a line of the cache.
+bool are_aligned() {
+  for (int64_t size = 1; size < 100; ++size) {
+    const Buffer one(size), other(size);
+    if (reinterpret_cast<uintptr_t>(one.data()) % 64 || reinterpret_cast<uintptr_t>(other.data()) % 64) return false;
+  }
+  return true;
+}
+
 int main() {
   const int scans = run_scans();
   const int packed_products = run_packed_products();
@@ -513,5 +522,5 @@ int main() {
               "%d random loops, %d random packed products, %d random gradients of low rank, %d random gradients of Gather, %d random products\n",
               programs, pools, convolutions, norms, rows, scans, packed_products, low_ranks, gathers, products);
   const bool has_products = tiles::instruction_set() != tiles::InstructionSet::NONE;
-  return programs > 100 && (scans > 100 || !has_products) ? 0 : 1;
+  return programs > 100 && (scans > 100 || !has_products) && are_aligned() ? 0 : 1;
 }
