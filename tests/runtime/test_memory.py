@@ -110,7 +110,7 @@ onnxfit.Trainer  # which imports its modules
 before = memory("VmRSS")
 trainer = onnxfit.Trainer(sys.argv[1], loss="mse", optimizer="adam", backend="in_place", threads=1)
 x = np.ones((int(sys.argv[2]), 1024), np.float32)
-for _ in range(4):
+for _ in range(2):
     trainer.train_on_batch(x, x)
 print((memory("VmHWM") - before) / 64)
 """

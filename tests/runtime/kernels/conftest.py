@@ -1,4 +1,4 @@
-"""The library of operators, compiled from kernels/src once for all processes of a test run."""
+"""The library of operators, compiled once from each state of kernels/ (it takes half a minute)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 
 from onnxfit.runtime.kernels import library
 
-KERNELS = Path(__file__).resolve().parents[3] / "kernels"
+ROOT = Path(__file__).resolve().parents[3]
+KERNELS = ROOT / "kernels"
+COMPILED = ROOT / "build" / "tests"  # kept for the next run, of any Python: `make clean` removes it
 
 
 @pytest.fixture(scope="session")
-def library_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled library."""
+def library_file() -> Path:
+    """The compiled library. Its name is a checksum of sources and compiler, so none is older."""
     if shutil.which(os.environ.get("CXX", "c++").split()[0]) is None:
         pytest.skip("no C++ compiler")  # tests/conftest.py demands one in CI
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # of all processes
     sources = sorted(path for path in KERNELS.rglob("*") if path.suffix in (".cpp", ".h", ".py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    path = base / f"kernels-{digest[:16]}.so"
+    compiler = os.environ.get("CXX", "").encode()
+    digest = hashlib.sha256(compiler + b"".join(p.read_bytes() for p in sources)).hexdigest()
+    path = COMPILED / f"kernels-{digest[:16]}.so"
     if not path.exists():
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         subprocess.run([sys.executable, KERNELS / "build_library.py", unfinished], check=True)
