@@ -246,7 +246,8 @@ class DoubleBufferedState:
     def swap(self, groups: Sequence[str]) -> None:
         """Make the other set of these groups the current one, after a step has written it."""
         self.version += 1
-        self._undoable.update(set(groups) - self._in_place)
+        self._undoable.update(groups)
+        self._undoable -= self._in_place
         for group in groups:
             self.changes[group] += 1
             self.current ^= self._bits[group]
@@ -262,7 +263,7 @@ class DoubleBufferedState:
 
     def commit(self, groups: Iterable[str]) -> None:
         """Make the last swap of these groups final: `revert` no longer undoes it."""
-        self._undoable -= set(groups)
+        self._undoable.difference_update(groups)
 
     def get(self, name: str) -> Array:
         """Return a copy of a tensor."""

@@ -116,7 +116,7 @@ class Device:
         """Whether the provider has the integers of 64 bits that random numbers are made of."""
         return self._provider.wide_integers
 
-    @property
+    @cached_property
     def copies_inputs(self) -> bool:
         """Whether a binding copies tensors to the provider when they are bound, and never again."""
         return self.on_host and self.kind != "cpu"

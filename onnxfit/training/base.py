@@ -391,26 +391,29 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._training.in_step = True
         try:
             with backend.lock:
-                changes = self._changes_of_frozen(copies=False)
+                changes = dict(backend.state.changes)
                 result = self._train(batch, learning_rate)
                 tracker.gradient_norms = backend.norms()
-                self._restore_frozen(changes)
+                if self._frozen_tensors:
+                    self._restore_frozen((changes, {}))
             try:
                 loss = self._add_result(result, batch, tracker) if result is not None else 0.0
             except BaseException:  # Ctrl-C, too
                 with backend.lock:
                     backend.revert()
                 raise
-            with backend.lock:
-                changes = self._changes_of_frozen() if self._frozen_tensors else changes
-                if backend.finish_step():
-                    tracker.gradient_norms = backend.norms()
-                    self._restore_frozen(changes)
+            if backend.updates_late:
+                with backend.lock:
+                    before = self._changes_of_frozen()
+                    if backend.finish_step():
+                        tracker.gradient_norms = backend.norms()
+                        self._restore_frozen(before)
         finally:
             self._training.in_step = False
-        self.global_batch += 1
-        self.samples_seen += batch.rows if batch.whole_rows is None else batch.whole_rows
-        self.global_step += not self._backend.window
+        counters = self.__dict__  # three calls of `__setattr__` would take 1 µs
+        counters["global_batch"] += 1
+        counters["samples_seen"] += batch.rows if batch.whole_rows is None else batch.whole_rows
+        counters["global_step"] += not backend.window
         every = self._world.average_every
         if every is not None and self.global_step % every == 0:
             self._average()
@@ -440,9 +443,9 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         if self._world.average_every is not None and self._averaged_step != self.global_step:
             self._average()
 
-    def _changes_of_frozen(self, *, copies: bool = True) -> ChangesOfFrozen:
-        """Return how often each group has changed, and with `copies` the tensors in one buffer."""
-        state, frozen = self._backend.state, self._frozen_tensors if copies else ()
+    def _changes_of_frozen(self) -> ChangesOfFrozen:
+        """Return how often each group has changed, and copies of the tensors with one buffer."""
+        state, frozen = self._backend.state, self._frozen_tensors
         in_place = {name: state.get(name) for name in frozen if state.is_in_place(name)}
         return dict(state.changes), in_place
 

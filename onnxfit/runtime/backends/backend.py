@@ -87,6 +87,7 @@ class Backend(ABC):
     needs_loss: ClassVar[bool] = True  # False for a backend that can train without a loss
     shows_gradients: ClassVar[bool] = False  # whether `on_gradients` is called
     steps_by_hand: ClassVar[bool] = False  # whether `ManualTraining` can use it
+    updates_late: ClassVar[bool] = False  # whether `finish_step` updates, and not `train`
     # Whether the values of its bound sessions are in the arena of the process.
     shares_arena: ClassVar[bool] = False
     kinds: ClassVar[tuple[str, ...]]  # graphs that are compiled for the shapes of a batch
@@ -210,9 +211,10 @@ class Backend(ABC):
         """
 
     def finish_step(self) -> bool:
-        """Update with the gradients of `train`; return False if `train` has already updated.
+        """Update with the gradients of `train`; return False if nothing is left to update.
 
         A backend that cannot undo an update makes it here, after everything else has succeeded.
+        Only such a backend, whose `updates_late` is true, has to be asked.
         """
         return False
 

@@ -40,6 +40,7 @@ class InPlaceBackend(FullBackend):
 
     name = "in_place"
     shares_arena = True
+    updates_late = True
     kinds = ("gradients", "accumulate", "counts", "evaluate", "predict")
 
     def __init__(
