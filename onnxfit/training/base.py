@@ -410,7 +410,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
                         self._restore_frozen(before)
         finally:
             self._training.in_step = False
-        counters = self.__dict__  # three calls of `__setattr__` would take 1 µs
+        counters = self.__dict__  # three calls of `__setattr__` take 2 µs longer
         counters["global_batch"] += 1
         counters["samples_seen"] += batch.rows if batch.whole_rows is None else batch.whole_rows
         counters["global_step"] += not backend.window

@@ -214,7 +214,7 @@ class Backend(ABC):
         """Update with the gradients of `train`; return False if nothing is left to update.
 
         A backend that cannot undo an update makes it here, after everything else has succeeded.
-        Only such a backend, whose `updates_late` is true, has to be asked.
+        For other backends, whose `updates_late` is false, a call does nothing.
         """
         return False
 

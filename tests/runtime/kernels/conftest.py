@@ -1,4 +1,4 @@
-"""The library of operators, compiled once from each state of kernels/ (it takes half a minute)."""
+"""The library of operators, compiled once from each state of kernels/ (it takes 40 s)."""
 
 from __future__ import annotations
 
