@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 LONGEST_PAUSE = 1.0  # seconds between two looks
 LOOKS = 10  # during a timeout, where that is short
+# Between a rank's line and the end of the job. Ranks begin to wait, and look, at different times.
+PAUSES_FOR_OTHERS = 5
 
 _lock = threading.Lock()
 _worlds: weakref.WeakSet[World] = weakref.WeakSet()
@@ -71,6 +73,6 @@ def _look_at(
         file=sys.stderr,
         flush=True,
     )
-    time.sleep(pause)  # the other waiting ranks write their lines during this time
+    time.sleep(PAUSES_FOR_OTHERS * pause)  # the other waiting ranks write their lines meanwhile
     if world.waiting == name and world.exchanges == number and world.timeout is not None:
         world.abort()

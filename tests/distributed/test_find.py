@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 import types
 import warnings
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onnxfit.distributed import find, launcher
+from onnxfit.distributed import find, launcher, watchdog
 from onnxfit.distributed.find import launched_ranks, world_of
 from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError
@@ -193,6 +194,51 @@ def test_the_watchdog_ends_a_rank_that_waits(capsys: pytest.CaptureFixture[str])
 
     on_ranks(2, exchange)
     assert "rank 1 of 2 has waited 0.0" in capsys.readouterr().err
+
+
+class Waiting:
+    """A world whose rank waits, as the watchdog sees it."""
+
+    waiting, exchanges, rank, size = "evaluate", 1, 0, 2
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+
+    def abort(self) -> None: ...
+
+
+def test_every_waiting_rank_writes_its_line_before_the_job_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pause = 0.4
+    now = 0.0
+    slept: list[float] = []
+    clock = types.SimpleNamespace(
+        monotonic=lambda: now,
+        time=time.time,
+        sleep=slept.append,
+        localtime=time.localtime,
+        strftime=time.strftime,
+    )
+    monkeypatch.setattr(watchdog, "time", clock)
+
+    def line_and_end(first_look: float) -> tuple[float, float]:
+        """Return when a rank writes its line, and when it ends the job."""
+        nonlocal now
+        slept.clear()
+        seen: Any = {}
+        world: Any = Waiting(watchdog.LOOKS * pause)
+        now = first_look
+        while True:
+            watchdog._look_at(world, seen, pause)
+            if slept:
+                return now, now + slept[0]
+            now += pause
+
+    _, end = line_and_end(0.0)
+    for pauses in (0.9, 2.5, 3.9):  # another rank begins to wait later
+        line, _ = line_and_end(pauses * pause)
+        assert line < end
 
 
 # ------------------------------------------------------------------------------------------------

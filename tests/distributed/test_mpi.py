@@ -140,7 +140,7 @@ FAILURES: dict[str, tuple[str, list[str], list[str]]] = {
         """
 from onnxfit.distributed import MPI
 from onnxfit.distributed.find import world_of
-world = world_of(MPI(timeout=4))  # the ranks write their lines within a tenth of it
+world = world_of(MPI(timeout=4))  # the ranks write their lines within half of it
 if world.rank == 1:
     signal.pause()
 world.gather("the end of epoch 3", 1)
