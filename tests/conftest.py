@@ -2,10 +2,10 @@
 in each process, and no silent skipping where CI runs.
 """
 
+import gc
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -15,6 +15,7 @@ import pytest
 from onnxfit.gradients import table
 from tests.builds import HAS_BUILDER
 from tests.one_thread import use_one_thread
+from tests.samples import ONE_CASE_IN, part_of_build, quick_sample
 
 hypothesis.settings.register_profile("local", deadline=None)
 # no clock, no dice: a red run can be repeated
@@ -47,24 +48,6 @@ COMPARED_WITH = (
 DOORS = ("torch", "sklearn")
 
 
-# `--quick`, as `make test-quick` has it: files whose tests start processes, build distributions,
-# train for long or measure. They run in `make test`.
-LEFT_OUT_OF_QUICK = (
-    "tests/distributed/test_mpi.py",
-    "tests/distributed/test_process_group.py",
-    "tests/exports/",
-    "tests/gradients/rules/test_backend.py",
-    "tests/runtime/test_memory.py",
-    "tests/test_benchmarks.py",
-    "tests/test_examples.py",
-    "tests/test_exported.py",
-    "tests/test_hostile.py",
-    "tests/test_packaging.py",
-    "tests/test_sklearn.py",
-    "tests/test_torch.py",
-    "tests/training/test_survival.py",
-)
-ONE_CASE_IN = 50  # of a test with many cases; of every test at least one
 QUICK_SECONDS = 45  # on a slow machine the rest of the sample is skipped, and counted as skipped
 
 
@@ -75,28 +58,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"a sample in less than a minute: of each test the case with the smallest checksum of"
         f" its name, and one in {ONE_CASE_IN} of the others; no slow files",
     )
+    parser.addoption(
+        "--divided",
+        action="store_true",
+        help="one build's part of the tests: the largest ones are divided between both builds of"
+        " onnxruntime",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--quick"):
+    names = [item.nodeid for item in items]
+    if config.getoption("--quick"):
+        kept = quick_sample(names)
+    elif config.getoption("--divided"):
+        kept = part_of_build(names, is_training=HAS_BUILDER)
+    else:
         return
-    sample = quick_sample([item.nodeid for item in items])
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in sample])
-    items[:] = [item for item in items if item.nodeid in sample]
-
-
-def quick_sample(names: list[str]) -> set[str]:
-    """The tests of these names that `--quick` runs; the same names on every machine."""
-    tests: dict[str, list[str]] = {}
-    for name in names:
-        if not name.startswith(LEFT_OUT_OF_QUICK):
-            tests.setdefault(name.partition("[")[0], []).append(name)
-    sample = {min(cases, key=checksum) for cases in tests.values()}
-    return sample | {n for cases in tests.values() for n in cases if not checksum(n) % ONE_CASE_IN}
-
-
-def checksum(name: str) -> int:
-    return zlib.crc32(name.encode())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
 
 
 _began = time.monotonic()
@@ -109,6 +88,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     use_one_thread()
+    gc.set_threshold(20_000)  # collecting took a tenth of the time, and finds little
     in_ci = os.environ.get("CI") == "true"
     profile = "ci" if in_ci else "local"
     profile = "quick" if config.getoption("--quick") else profile

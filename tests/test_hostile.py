@@ -165,7 +165,7 @@ class TestTheSandbox:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    ("name", "count"), {"fits": 3, "refits": 2, "shapes": 3, "prefetch": 2, "threads": 2}.items()
+    ("name", "count"), {"fits": 3, "refits": 2, "shapes": 3, "prefetch": 2, "threads": 1}.items()
 )
 def test_the_soak_in_short(
     name: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
