@@ -4,13 +4,12 @@ and the files are written.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -258,23 +257,73 @@ def test_new_networks_have_two_batch_sizes_and_few_contenders(report: Any, tmp_p
     assert lanes(True) == [(name, 2) for name in contenders.ENTRIES]
 
 
-def test_a_contender_that_the_machine_cannot_run_is_absent(report: Any, tmp_path: Path) -> None:
+class Answering:
+    """A process that only says how it was started and ended."""
+
+    events: ClassVar[list[str]] = []
+    answers: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def __init__(self, python: str, contender: str, *_: object) -> None:
+        self.contender = contender
+
+    def __enter__(self) -> Answering:
+        self.events.append(f"{self.contender} begins")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append(f"{self.contender} ends")
+
+    def ask(self, do: str, **_: object) -> dict[str, Any]:
+        return self.answers[do]
+
+
+@pytest.fixture
+def answering(report: Any, monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
+    monkeypatch.setattr(importlib.import_module("measure"), "Process", Answering)
+    monkeypatch.setattr(Answering, "events", [])
+    return Answering
+
+
+def test_a_contender_that_the_machine_cannot_run_is_absent(
+    answering: type[Answering], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     measure = importlib.import_module("measure")
+    monkeypatch.setattr(answering, "answers", {"load": {"refused": "no instructions"}})
+    names = ["torch-bf16", "onnxfit-plain"]
+    plan = measure.Plan(names, 1, 0.1, 1.0, [1], tmp_path, {"bench": "python"}, everywhere=True)
+    field = measure.Field(plan)
+    rows = field.race("gru", "sgd")
+    absent = {
+        "torch-bf16": "no instructions",
+        "onnxfit-plain": "not installed: no environment plain",
+    }
+    assert field.absent == absent
+    assert {row.contender: row.remark for row in rows} == absent
+    assert field.race("gru", "sgd")
+    assert answering.events == ["torch-bf16 begins", "torch-bf16 ends"]  # it is not tried again
 
-    class Refusing:
-        def __init__(self, *_: object) -> None: ...
-        def __enter__(self) -> Any:
-            return self
 
-        def __exit__(self, *_: object) -> None: ...
-        def ask(self, do: str) -> dict[str, str]:
-            return {"refused": "no instructions"}
-
-    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "Process", Refusing)
-        plan = measure.Plan(["torch-bf16"], 1, 0.1, 1.0, [1], tmp_path, {"bench": "python"})
-        field = measure.Field(plan, stack)
-    assert field.absent == {"torch-bf16": "no instructions"}
+def test_each_network_and_optimizer_has_processes_of_its_own(
+    answering: type[Answering], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PyTorch would keep the memory of the networks before."""
+    measure = importlib.import_module("measure")
+    answers = {
+        "load": {"import_seconds": 0.1},
+        "build": {"build_seconds": 0.1},
+        "losses": {"losses": [1.0, 0.5], "remark": "", "steps": True},
+        **{kind: {"seconds": 0.01, "took": 0.1} for kind in ("step", "fit")},
+    }
+    monkeypatch.setattr(answering, "answers", answers)
+    names = ["onnxfit", "torch"]
+    plan = measure.Plan(names, 2, 0.1, 1.0, [2], tmp_path, {"bench": "python"})
+    field = measure.Field(plan)
+    for optimizer in ("adam", "sgd"):
+        for row in field.race("gru", optimizer):
+            assert row.comparable
+            assert (row.step.median, row.fit.median) == (0.01, 0.01)
+    begun, ended = ([f"{name} {what}" for name in names] for what in ("begins", "ends"))
+    assert answering.events == [*begun, *ended[::-1]] * 2
 
 
 def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:

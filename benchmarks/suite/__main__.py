@@ -18,7 +18,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -130,22 +129,21 @@ def measure(plan: Plan, options: argparse.Namespace, results: Results) -> None:
     if not options.quick:
         # code that PyTorch compiled in an earlier run would make the first step look short
         shutil.rmtree(plan.folder / "inductor", ignore_errors=True)
-    with ExitStack() as stack:
-        field = Field(plan, stack)
-        for name, reason in field.absent.items():
-            print(f"absent: {name} ({reason})")
-        for workload, optimizer in missing:
-            began = time.perf_counter()
-            memory: list[dict[str, Any]] = []
-            brief = WORKLOADS[workload].brief
-            if not (options.quick or brief) and optimizer == "adam":
-                memory = once(plan, field, workload, optimizer)
-            rows = field.race(workload, optimizer)
-            limit = None if options.quick else limits_of(plan, rows)
-            seconds = time.perf_counter() - began
-            results.add(rows, memory, limit, seconds, os.getloadavg()[0], field.absent)
-            title = f"{WORKLOADS[workload].title}: {optimizer}"
-            print(f"\n{title}   [{seconds:.0f} s]\n\n{report.race_table(rows)}", flush=True)
+    field = Field(plan)
+    for workload, optimizer in missing:
+        began = time.perf_counter()
+        memory: list[dict[str, Any]] = []
+        brief = WORKLOADS[workload].brief
+        if not (options.quick or brief) and optimizer == "adam":
+            memory = once(plan, field, workload, optimizer)
+        rows = field.race(workload, optimizer)
+        limit = None if options.quick else limits_of(plan, rows)
+        seconds = time.perf_counter() - began
+        results.add(rows, memory, limit, seconds, os.getloadavg()[0], field.absent)
+        title = f"{WORKLOADS[workload].title}: {optimizer}"
+        print(f"\n{title}   [{seconds:.0f} s]\n\n{report.race_table(rows)}", flush=True)
+    for name, reason in field.absent.items():
+        print(f"absent: {name} ({reason})")
 
 
 def conditions(plan: Plan, results: Results) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
 from measure import Field, Plan, Row
@@ -61,7 +60,7 @@ def main() -> None:
     )
     parser.add_argument("--room", type=float, default=1.0, help="a factor for all bounds")
     room = parser.parse_args().room
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         plan = Plan(
             ["onnxfit", "torch"],
             rounds=2,
@@ -72,7 +71,7 @@ def main() -> None:
             pythons={"bench": sys.executable},
         )
         export(sys.executable, plan.folder, list(BOUNDS), plan.environment(2), plan.log)
-        field = Field(plan, stack)
+        field = Field(plan)
         slow = any(
             too_slow(field, workload, room) and too_slow(field, workload, room)
             for workload in BOUNDS

@@ -121,31 +121,51 @@ class Plan:
 
 
 class Field:
-    """The contenders' processes, one for each number of threads, each begun once.
+    """The contenders' processes, one for each number of threads.
 
-    `absent` has the reason of those that are not there.
+    They begin anew for each race, as a user's do: PyTorch would keep memory that it took for another
+    network, and so need not take it from the system in each step. `absent` has the reason of those
+    that cannot take part.
     """
 
-    def __init__(self, plan: Plan, stack: ExitStack) -> None:
-        self.plan, self._stack = plan, stack
-        self.processes: dict[tuple[str, int], Process] = {}
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.absent: dict[str, str] = {}
-        for lane in plan.lanes:
-            self._start(*lane)
+        self._processes: dict[tuple[str, int], Process] = {}
 
-    def _start(self, name: str, threads: int) -> None:
-        plan, environment = self.plan, ENTRIES[name].environment
-        python = plan.pythons.get(environment)
+    def race(self, workload: str, optimizer: str) -> list[Row]:
+        """All of them on one workload."""
+        lanes = self.plan.lanes_of(workload)
+        rows = [Row(workload, optimizer, name, threads) for name, threads in lanes]
+        with ExitStack() as stack:
+            self._processes = {}
+            for lane in lanes:
+                self._start(stack, *lane)
+            for row in rows:
+                self._ready(row)
+            compare(rows)
+            for kind in ("step", "fit"):
+                self._rounds([row for row in rows if row.losses], kind)
+        return rows
+
+    def python_of(self, name: str) -> str | None:
+        """The Python of a contender; None, and a reason in `absent`, where there is none."""
+        environment = ENTRIES[name].environment
+        python = self.plan.pythons.get(environment)
         if python is None:
             self.absent[name] = f"not installed: no environment {environment}"
-        if name in self.absent:
+        return None if name in self.absent else str(python)
+
+    def _start(self, stack: ExitStack, name: str, threads: int) -> None:
+        python = self.python_of(name)
+        if python is None:
             return
-        process = self._stack.enter_context(
-            Process(str(python), name, plan.environment(threads), plan.log)
+        process = stack.enter_context(
+            Process(python, name, self.plan.environment(threads), self.plan.log)
         )
         answer = process.ask("load")
         if "import_seconds" in answer:
-            self.processes[name, threads] = process
+            self._processes[name, threads] = process
         elif "refused" in answer:
             self.absent[name] = answer["refused"]
         elif "absent" in answer:
@@ -153,26 +173,10 @@ class Field:
         else:
             self.absent[name] = f"failed: {answer['failed']}"
 
-    def restart(self, row: Row) -> None:
-        """After its process died."""
-        del self.processes[row.contender, row.threads]
-        self._start(row.contender, row.threads)
-
-    def race(self, workload: str, optimizer: str) -> list[Row]:
-        """All of them on one workload."""
-        lanes = self.plan.lanes_of(workload)
-        rows = [Row(workload, optimizer, name, threads) for name, threads in lanes]
-        for row in rows:
-            self._ready(row)
-        compare(rows)
-        for kind in ("step", "fit"):
-            self._rounds([row for row in rows if row.losses], kind)
-        return rows
-
     def _ready(self, row: Row) -> None:
-        process = self.processes.get((row.contender, row.threads))
+        process = self._processes.get((row.contender, row.threads))
         if process is None:
-            row.remark = self.absent.get(row.contender, "failed: its process ended")
+            row.remark = self.absent[row.contender]
             return
         job = self.plan.job(row.workload, row.optimizer, row.threads)
         built = process.ask("build", job=job)
@@ -182,8 +186,6 @@ class Field:
             row.remark, row.steps = answer["remark"], answer["steps"]
             return
         row.remark = answer.get("refused") or f"failed: {answer['failed']}"
-        if process.ended:
-            self.restart(row)
 
     def _rounds(self, rows: list[Row], kind: str) -> None:
         """A contender has samples of the first rounds without a gap, so that the same place in two
@@ -197,20 +199,18 @@ class Field:
     def _turn(self, row: Row, kind: str, number: int) -> None:
         timing: Timing = getattr(row, kind)
         more = MORE if row.contender in DECIDING else 1
-        process = self.processes.get((row.contender, row.threads))
         enough = number >= 3 and timing.spent > more * self.plan.budget
-        if process is None or enough or number != len(timing.samples):
+        if enough or number != len(timing.samples):
             return
         if number >= more * self.plan.rounds:
             return
+        process = self._processes[row.contender, row.threads]
         answer = process.ask(kind, seconds=self.plan.seconds)
         if "seconds" in answer:
             timing.samples.append(answer["seconds"])
             timing.spent += answer["took"]
             return
         row.remark = f"{kind} failed: {answer.get('failed') or answer.get('refused')}"
-        if process.ended:
-            self.restart(row)
 
 
 def compare(rows: list[Row]) -> None:
@@ -234,10 +234,10 @@ def once(plan: Plan, field: Field, workload: str, optimizer: str) -> list[dict[s
     """Import, first step, memory: each in a process that does nothing else, with all threads."""
     found = []
     threads = plan.threads[-1]
-    for name in (name for name, count in field.processes if count == threads):
-        if not (ENTRIES[name].measures_memory or workload == MEMORY_OF_ALL):
+    for name in plan.contenders:
+        python = field.python_of(name)
+        if python is None or not (ENTRIES[name].measures_memory or workload == MEMORY_OF_ALL):
             continue
-        python = plan.pythons[ENTRIES[name].environment]
         job = plan.job(workload, optimizer, threads)
         answer = alone(python, name, job, plan.environment(threads), plan.log)
         if "peak_memory" in answer:
