@@ -92,7 +92,7 @@ kernels/wheel: .venv-dev/installed dist
 	build/kernels-sanitized
 
 # One Python for everybody. A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
-bench: .venv-bench/installed .venv-bench-plain/installed .venv-bench-fast/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (75 min)
+bench: .venv-bench/installed .venv-bench-plain/installed .venv-bench-fast/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (over 1 h)
 	$(benching) benchmarks/suite --write-docs $(ARGS)
 	$(benching) benchmarks/suite/scale.py --write-docs
 

@@ -88,7 +88,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     use_one_thread()
-    gc.set_threshold(20_000)  # collecting took a tenth of the time, and finds little
+    gc.set_threshold(
+        20_000
+    )  # with Python's own, collecting took 9 % of the time of tests/gradients
     in_ci = os.environ.get("CI") == "true"
     profile = "ci" if in_ci else "local"
     profile = "quick" if config.getoption("--quick") else profile

@@ -25,8 +25,8 @@ LEFT_OUT_OF_QUICK = (
 ONE_CASE_IN = 50  # of a test with many cases; of every test at least one
 
 # `--divided`, as .ci/run has it. Of files, figures, estimators, formulas, refusals, the loop's
-# bookkeeping and the project's own texts, a plain onnxruntime makes nothing new: these tests run on
-# the training build alone. `make test-plain` runs them as well.
+# bookkeeping, the tables of other devices' kernels and the project's own texts, a plain onnxruntime
+# makes nothing new: these tests run on the training build alone. `make test-plain` runs them, too.
 ON_TRAINING_BUILD = (
     "tests/callbacks/",
     "tests/cli/",
@@ -50,7 +50,7 @@ ON_TRAINING_BUILD = (
     "tests/step/test_read_only.py",
     "tests/step/test_tracker.py",
 )  # fmt: skip
-# The largest tables of cases, none of which one build skips.
+# The largest tables of cases. No case is skipped on one build alone: the other one may not run it.
 DIVIDED = (
     "tests/gradients/rules/test_devices.py",
     "tests/gradients/rules/test_rules.py",

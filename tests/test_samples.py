@@ -1,5 +1,6 @@
 """The tests that run on each build of onnxruntime in `.ci/run`."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def test_each_case_runs_on_a_build_and_each_test_on_both() -> None:
     assert len(both) == 3
     for part in (training, plain):
         assert 40 <= len(part & set(CASES)) <= 80
+
+
+@pytest.mark.parametrize("file", DIVIDED)
+def test_no_build_skips_what_is_divided(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert not re.search(
+        r"importorskip|skipif|HAS_BUILDER|needs_builder|mark\.torch|onnxruntime has no", text
+    )
 
 
 def test_a_quick_sample_has_every_test_and_no_slow_file() -> None:
