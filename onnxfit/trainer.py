@@ -76,8 +76,9 @@ class Trainer(FolderTrainer):
       gradients that callbacks and `apply_gradients` can change; or "in_place", which saves memory.
       It has one set of weights and slots, and cannot undo an update. A step whose loss or gradient
       is not finite is skipped. It needs one process on the CPU.
-    - `gradient`: "onnx", rules in plain ONNX operators, for any onnxruntime; "onnxruntime", the
-      builder of its training build; "auto", the rules, and the builder if they lack an operator.
+    - `gradient`: "auto" or "onnx", rules in plain ONNX operators, for any onnxruntime; or
+      "onnxruntime", the builder of its training build
+      (`pip install "onnxfit[ort-training]"`).
     - `device`: "cpu", "cuda", "cuda:1", "webgpu", "openvino", "directml", "coreml" or "rocm", if
       the installed onnxruntime supports it; the page "Devices" in docs compares them.
     - `seed`: a whole number, the random seed of the order of rows and of dropout. The same seed

@@ -191,8 +191,8 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     default="auto",
     show_default=True,
     help=(
-        "The source of the gradients: the rules that `onnxfit ops` lists (onnx), onnxruntime's"
-        " training build (onnxruntime), or whichever has a gradient for every operator (auto)."
+        "The source of the gradients: the rules that `onnxfit ops` lists (auto or onnx), or the"
+        " builder of onnxruntime's training build (onnxruntime)."
     ),
 )
 @options.device

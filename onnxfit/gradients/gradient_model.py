@@ -37,9 +37,9 @@ def gradient_model(
     - `wrt` names inputs or initializers. None selects every float input and every weight that the
       outputs depend on.
     - `outputs` names float outputs. None selects all of them.
-    - `gradient` is the source of gradients, as in `Trainer`. "onnx", and "auto" if the table of
-      rules suffices, use only ONNX's own operators (opset 21), so the model runs in any
-      onnxruntime; "onnxruntime" also uses those of the training build.
+    - `gradient` is the source of gradients, as in `Trainer`. "auto" and "onnx" use only ONNX's own
+      operators (opset 21), so the model runs in any onnxruntime; "onnxruntime" also uses those of
+      the training build.
 
     Raises UnknownNameError for a name that the model does not have, and GradientError with every
     node that cannot be differentiated, or with the names in `wrt` that the outputs do not depend on

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import onnx
 import onnx_ir as ir
@@ -13,7 +12,7 @@ from onnxfit.drawing.labels import clean
 from onnxfit.drawing.notebook import bullets, paragraph
 from onnxfit.drawing.tables import Table
 from onnxfit.errors import ModelError
-from onnxfit.gradients import choose_source, gradient_source
+from onnxfit.gradients import gradient_source
 from onnxfit.gradients.blocker import HALF_PRECISION, Blocker
 from onnxfit.gradients.coverage import GRADIENTS, operator
 from onnxfit.gradients.paths import (
@@ -175,14 +174,12 @@ def inspect_working(
     `weights` are initializers, `outputs` are float outputs, `problems` are those that the caller
     has already found.
     """
-    gradient_source(gradient)  # an unknown or missing source is an error for any model
+    source = gradient_source(gradient)  # an unknown or missing source is an error for any model
     work = work.clone()
     reached = reachable_values(work, outputs, weights)
-    source = "onnx" if gradient == "auto" else gradient
     blocking: Sequence[Blocker] = ()
     if reached:
-        build = partial(_with_total_loss, work, outputs, reached)
-        source, blocking = choose_source(gradient, build, names.TOTAL, reached)
+        blocking = source.blockers(_with_total_loss(work, outputs, reached), names.TOTAL, reached)
     problems = list(problems)
     readers = reader_counts(work)
     shared = sorted((n for n in weights if readers[n] > 1), key=lambda n: -readers[n])
@@ -197,8 +194,8 @@ def inspect_working(
         weights=tuple(reached),
         idle=tuple(name for name in weights if name not in reached),
         outputs=tuple(outputs),
-        source=source,
-        operators=_operator_uses(work, outputs, reached, source, blocking),
+        source=source.name,
+        operators=_operator_uses(work, outputs, reached, source.name, blocking),
         blockers=tuple(blocking),
         problems=tuple(problems),
         shared=tuple((name, readers[name]) for name in shared),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxfit.gradients import choose_source, differentiate
-from onnxfit.gradients.blocker import refuse
+from onnxfit.gradients.blocker import Blocker, refuse
 from onnxfit.gradients.inspection import inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import model_errors
@@ -21,13 +20,13 @@ from onnxfit.step.update import learning_rate_input
 @model_errors()
 def check_gradient(recipe: Recipe) -> None:
     """Raise GradientError if nodes block the gradient for every batch size."""
-    source = recipe.gradient.name
+    blockers: Sequence[Blocker]
     if recipe.loss_outputs:
-        build = partial(with_loss, recipe, recipe.declared_batch)
-        _, blockers = choose_source(source, build, names.TOTAL, recipe.weights)
+        model = with_loss(recipe, recipe.declared_batch)
+        blockers = recipe.gradient.blockers(model, names.TOTAL, recipe.weights)
     else:
         blockers = inspect_working(
-            recipe.model, recipe.weights, recipe.float_outputs, source
+            recipe.model, recipe.weights, recipe.float_outputs, recipe.gradient.name
         ).blockers
     refuse([blocker for blocker in blockers if not blocker.needs_sizes])
 
@@ -44,11 +43,11 @@ def gradient(
     scales_loss = recipe.precision.scales_loss
     if scaled or scales_loss:
         loss = names.SCALED
-        build = partial(_with_scaled_loss, recipe, batch, shared=shared)
+        model = _with_scaled_loss(recipe, batch, shared=shared)
     else:
         loss = names.SHARED if shared else names.TOTAL
-        build = partial(with_loss, recipe, batch, shared=shared)
-    model, gradients = differentiate(recipe.gradient, build, loss, recipe.weights)
+        model = with_loss(recipe, batch, shared=shared)
+    model, gradients = recipe.gradient.add_gradients(model, loss, recipe.weights)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
     op = GraphBuilder(model.graph, device=recipe.device)
     values = values_of(model.graph)

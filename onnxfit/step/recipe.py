@@ -317,7 +317,6 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
 
 def _gradient_source(settings: TrainerSettings, precision: StepPrecision) -> GradientSource:
     """Return the source of gradients. SettingError: it, or the device, lacks the precision."""
-    name = settings.gradient
     forms = forms_of_device(settings.device)
     if precision.tf32 and kind_of_device(settings.device) != "cuda":
         raise SettingError(
@@ -330,13 +329,12 @@ def _gradient_source(settings: TrainerSettings, precision: StepPrecision) -> Gra
                 f"precision={precision.name!r} is for the CPU and CUDA, got"
                 f" device={settings.device!r}. Use precision='float32'."
             )
-        if name == "onnxruntime":
+        if settings.gradient == "onnxruntime":
             raise SettingError(
                 f"precision={precision.name!r} needs gradient='onnx' or 'auto', got"
                 " gradient='onnxruntime', whose gradients expect float32. Use gradient='auto'."
             )
-        name = "onnx" if name == "auto" else name
-    return gradient_source(name, forms)
+    return gradient_source(settings.gradient, forms)
 
 
 def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:
