@@ -1,7 +1,6 @@
-"""Install wheels into a fresh environment and use them outside the checkout:
+"""Install the wheel into a fresh environment and use it outside the checkout:
 
-`python scripts/try_wheel.py dist/*.whl`. Besides the wheel of onnxfit, there may be the one of
-onnxfit-kernels.
+`python scripts/try_wheel.py dist/*.whl`.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ print(f"onnxfit {onnxfit.__version__}: {len(sys.argv) - 1} modules imported from
 # finding the library runs one of its operators
 KERNELS = """
 from onnxfit.runtime.kernels import library_path
-assert library_path() is not None, "onnxfit does not use the library of onnxfit-kernels"
-print("the library of onnxfit-kernels is used")
+assert library_path() is not None, "onnxfit does not use its operators in C++"
+print("the operators in C++ are used")
 """
 
 
@@ -50,7 +49,7 @@ def module_names() -> list[str]:
     return [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
 
 
-def main(wheels: list[Path]) -> None:
+def main(wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(Path(folder, "venv"), with_pip=True)
         python = str(Path(folder, "venv", "Scripts" if os.name == "nt" else "bin", "python"))
@@ -60,9 +59,9 @@ def main(wheels: list[Path]) -> None:
             subprocess.run([python, *arguments], cwd=folder, env=environment, check=True)
 
         quickly = ["--disable-pip-version-check", "--no-compile", "--quiet"]
-        run("-m", "pip", "install", *quickly, *map(str, wheels))
+        run("-m", "pip", "install", *quickly, f"onnxfit[cpu] @ {wheel.as_uri()}")
         run("-c", IMPORTS, *module_names())
-        if any(wheel.name.startswith("onnxfit_kernels-") for wheel in wheels):
+        if not wheel.name.endswith("-none-any.whl"):
             run("-W", "error", "-c", KERNELS)
         for name in ("models.py", "linear_regression.py"):
             shutil.copy(EXAMPLES / name, folder)
@@ -70,4 +69,4 @@ def main(wheels: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(name).resolve() for name in sys.argv[1:]])
+    main(Path(sys.argv[1]).resolve())

@@ -15,7 +15,7 @@ import pytest
 from onnxfit.gradients import table
 from tests.builds import HAS_BUILDER
 from tests.one_thread import use_one_thread
-from tests.samples import ONE_CASE_IN, part_of_build, quick_sample
+from tests.samples import ONE_CASE_IN, quick_sample
 
 hypothesis.settings.register_profile("local", deadline=None)
 # no clock, no dice: a red run can be repeated
@@ -30,13 +30,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=10)
 
-# `make test` and `make test-plain` say which onnxruntime they installed
-BUILDS = {"training": True, "plain": False}
 COMPARED_WITH = (
     "torch",
     "sklearn",
     "skl2onnx",
-    "flit_core",
+    "scikit_build_core",
     "mpi4py",
     "matplotlib",
     "tensorboard",
@@ -58,22 +56,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"a sample in less than a minute: of each test the case with the smallest checksum of"
         f" its name, and one in {ONE_CASE_IN} of the others; no slow files",
     )
-    parser.addoption(
-        "--divided",
-        action="store_true",
-        help="one build's part of the tests: the largest ones are divided between both builds of"
-        " onnxruntime",
-    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    names = [item.nodeid for item in items]
-    if config.getoption("--quick"):
-        kept = quick_sample(names)
-    elif config.getoption("--divided"):
-        kept = part_of_build(names, is_training=HAS_BUILDER)
-    else:
+    if not HAS_BUILDER:
+        for item in items:
+            if item.get_closest_marker("builder"):
+                item.add_marker(pytest.mark.skip(reason="onnxruntime has no gradient builder"))
+    if not config.getoption("--quick"):
         return
+    kept = quick_sample([item.nodeid for item in items])
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 
@@ -98,14 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
     compiler = os.environ.get("CXX", "c++").split()[0]
     if in_ci and shutil.which(compiler) is None:
         raise pytest.UsageError(f"CI=true, but there is no C++ compiler {compiler!r}: install g++.")
-    wanted = os.environ.get("ONNXFIT_TEST_BUILD")
-    # what is compared with PyTorch is compared on the training build; not every Python has a small
-    # PyTorch
-    missing = [
-        module
-        for module in COMPARED_WITH
-        if find_spec(module) is None and (module, wanted) != ("torch", "plain")
-    ]
+    # PyTorch is compared with in one environment alone: not every Python has a small PyTorch
+    without = os.environ.get("ONNXFIT_TEST_WITHOUT", "").split()
+    missing = [m for m in COMPARED_WITH if find_spec(m) is None and m not in without]
     if in_ci and missing:
         # each test that needs one of these would skip itself, and a green run would mean less than
         # it says
@@ -116,10 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
     missing = [library for library in DOORS if find_spec(library) is None]
     closed = [str(path) for library in missing for path in root.glob(f"{library}*")]
     config.option.ignore = [*(config.option.ignore or []), *closed]  # their doctests
-    if wanted is not None and BUILDS[wanted] != HAS_BUILDER:
-        raise pytest.UsageError(
-            f"These tests are for the {wanted} build of onnxruntime, and another one is installed."
-        )
+    if in_ci and config.getoption("markexpr") == "builder" and not HAS_BUILDER:
+        raise pytest.UsageError("These tests need the training build of onnxruntime.")
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from onnxfit.graph import names
 from onnxfit.losses import CrossEntropy
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.schedules import Exponential
-from tests.builds import HAS_BUILDER, every_way
+from tests.builds import every_way, needs_builder
 from tests.helpers import Recorder, classification, column
 from tests.models import convolutional, linear, mlp, two_outputs
 
@@ -459,40 +459,37 @@ def test_a_resumed_epoch_has_the_rows_that_are_left_of_its_permutation(
 # ---------------------------------------------------------------- seeds
 
 
-def seeded() -> list[str]:
-    """Digests of the weights after training: in every way, for two seeds."""
+def seeded(gradient: str) -> list[str]:
+    """Digests of the weights after training with both backends, for two seeds."""
     x, y = images(12)
     digests = []
-    for gradient in ("onnx", "onnxruntime") if HAS_BUILDER else ("onnx",):
-        for backend in ("full", "forward_backward"):
-            for seed in (0, 1):
-                model = convolutional(dropout=0.5)
-                trainer = Trainer(
-                    model,
-                    loss="cross_entropy",
-                    optimizer="adam",
-                    seed=seed,
-                    backend=backend,
-                    gradient=gradient,
-                )
-                trainer.fit(x, y, epochs=2, batch_size=4, verbose=0)
-                digests.append(
-                    hashlib.sha256(
-                        b"".join(w.tobytes() for w in trainer.get_weights().values())
-                    ).hexdigest()
-                )
+    for backend in ("full", "forward_backward"):
+        for seed in (0, 1):
+            model = convolutional(dropout=0.5)
+            trainer = Trainer(
+                model,
+                loss="cross_entropy",
+                optimizer="adam",
+                seed=seed,
+                backend=backend,
+                gradient=gradient,
+            )
+            trainer.fit(x, y, epochs=2, batch_size=4, verbose=0)
+            weights = b"".join(w.tobytes() for w in trainer.get_weights().values())
+            digests.append(hashlib.sha256(weights).hexdigest())
     return digests
 
 
-def test_the_same_seed_gives_the_same_weights_in_another_process() -> None:
+@pytest.mark.parametrize("gradient", ["onnx", pytest.param("onnxruntime", marks=needs_builder)])
+def test_the_same_seed_gives_the_same_weights_in_another_process(gradient: str) -> None:
     root = Path(onnxfit.__file__).parent.parent
-    script = "from tests.test_behaviour import seeded; print(*seeded())"
+    script = f"from tests.test_behaviour import seeded; print(*seeded({gradient!r}))"
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "7"}
     command = [sys.executable, "-c", script]
     found = subprocess.run(
         command, env=environment, cwd=root, capture_output=True, text=True, check=True
     ).stdout.split()
-    assert found == seeded()
+    assert found == seeded(gradient)
     assert not set(found[::2]) & set(found[1::2])
 
 

@@ -550,7 +550,7 @@ def test_nothing_here_unpickles_or_evaluates(path: Path) -> None:
     attributes = [n.func for n in calls if isinstance(n.func, ast.Attribute)]
     of_yaml = {f.attr for f in attributes if isinstance(f.value, ast.Name) and f.value.id == "yaml"}
     assert of_yaml <= {"parse", "safe_load", "safe_dump"}  # parse makes no objects
-    if path.parent.name != "kernels":  # whose library is that of the installed onnxfit-kernels
+    if path.parent.name != "kernels":  # whose library lies beside it
         assert "register_custom_ops_library" not in {f.attr for f in attributes}
     for call in calls:
         assert not [

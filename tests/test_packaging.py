@@ -1,5 +1,5 @@
-"""What is built is what the checkout has, every platform installs exactly one onnxruntime, and the
-tasks of the Makefile are those that other files name.
+"""What is built is what the checkout has, no installation overwrites an onnxruntime, and the tasks of
+the Makefile are those that other files name.
 """
 
 import importlib
@@ -41,8 +41,8 @@ def build_dist(scripts: None) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with sdist and wheel, the wheel built from the unpacked sdist."""
-    pytest.importorskip("flit_core")
+    """A folder with sdist and wheel, the wheel built from the unpacked sdist without a compiler."""
+    pytest.importorskip("scikit_build_core")
     folder = tmp_path_factory.mktemp("dist")
 
     def build(what: str, source: Path) -> None:
@@ -50,9 +50,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [
                 sys.executable,
                 "-c",
-                f"from flit_core import buildapi; buildapi.build_{what}({str(folder)!r})",
+                f"from scikit_build_core import build; build.build_{what}({str(folder)!r})",
             ],
             cwd=source,
+            env={**os.environ, "CXX": str(folder / "no compiler")},
             check=True,
         )
 
@@ -66,7 +67,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_has_every_module_once_and_nothing_else(built: Path) -> None:
+def test_without_a_compiler_the_wheel_has_every_module_once_and_nothing_else(built: Path) -> None:
+    """`make dist` tries the wheel with the operators in C++."""
     (wheel,) = built.glob("*.whl")
     assert wheel.name == f"onnxfit-{onnxfit.__version__}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
@@ -158,24 +160,18 @@ def test_lint_sees_every_module() -> None:
     assert modules <= seen
 
 
-# (sys_platform, platform_machine, Python) -> the one onnxruntime that has a wheel there
+# (sys_platform, platform_machine, Python) -> the training build that has a wheel there
 ENVIRONMENTS = {
     ("linux", "x86_64", "3.10"): "onnxruntime-training",
     ("linux", "x86_64", "3.11"): "onnxruntime-training",
     ("linux", "x86_64", "3.12"): "onnxruntime-training-cpu",
-    ("linux", "x86_64", "3.13"): "onnxruntime",
-    ("linux", "aarch64", "3.10"): "onnxruntime",
-    ("linux", "aarch64", "3.12"): "onnxruntime",
-    ("linux", "aarch64", "3.14"): "onnxruntime",
     ("darwin", "arm64", "3.10"): "onnxruntime-training-cpu",
     ("darwin", "arm64", "3.12"): "onnxruntime-training-cpu",
-    ("darwin", "arm64", "3.13"): "onnxruntime",
     ("darwin", "x86_64", "3.11"): "onnxruntime-training-cpu",
     ("win32", "AMD64", "3.10"): "onnxruntime-training-cpu",
     ("win32", "AMD64", "3.12"): "onnxruntime-training-cpu",
-    ("win32", "AMD64", "3.13"): "onnxruntime",
-    ("win32", "ARM64", "3.11"): "onnxruntime",
 }
+RUNTIMES = ("cpu", "gpu", "directml", "openvino", "webgpu", "ort-training")  # extras
 
 
 def requirements_of(built: Path) -> list[Any]:
@@ -191,15 +187,33 @@ def requirements_of(built: Path) -> list[Any]:
     ]
 
 
+def test_no_requirement_overwrites_the_onnxruntime_of_an_environment(built: Path) -> None:
+    """The distributions of onnxruntime have files of the same names. Only an extra names one."""
+    environment = {"sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.11"}
+
+    def chosen(extra: str) -> list[str]:
+        return [
+            r.name
+            for r in requirements_of(built)
+            if r.name.startswith("onnxruntime")
+            and (r.marker is None or r.marker.evaluate({**environment, "extra": extra}))
+        ]
+
+    assert chosen("") == []
+    assert [len(chosen(extra)) for extra in RUNTIMES] == [1] * len(RUNTIMES)
+    for extra in ("test", "dev", "torch", "demo", "sklearn", "site", "exports"):
+        assert chosen(extra) == []
+
+
 @pytest.mark.parametrize(("platform", "machine", "python"), ENVIRONMENTS)
-def test_one_onnxruntime_for_every_platform(
+def test_one_training_build_for_every_platform(
     built: Path, platform: str, machine: str, python: str
 ) -> None:
     environment = {
         "sys_platform": platform,
         "platform_machine": machine,
         "python_version": python,
-        "extra": "",
+        "extra": "ort-training",
     }
     chosen = [
         r.name
@@ -220,7 +234,7 @@ def test_an_extra_for_tests_has_all_that_the_tests_compare_with(built: Path, ext
                 names.add(requirement.name.lower().replace("_", "-"))
                 extras |= requirement.extras if requirement.name == "onnxfit" else set()
     distributions = {
-        "sklearn": "scikit-learn", "flit_core": "flit-core", "yaml": "pyyaml", "PIL": "pillow"
+        "sklearn": "scikit-learn", "scikit_build_core": "scikit-build-core", "yaml": "pyyaml", "PIL": "pillow"
     }  # fmt: skip
     assert {distributions.get(module, module) for module in COMPARED_WITH} <= names
 
@@ -228,6 +242,9 @@ def test_an_extra_for_tests_has_all_that_the_tests_compare_with(built: Path, ext
 TARGETS = set(
     re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 )
+
+# help lists itself in its first line, python only says that there is none, test-others has its parts
+UNLISTED = {"help", "python", "screenshots", "test-oldest", "test-newest", "test-builder"}
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
@@ -238,8 +255,7 @@ def test_the_list_of_targets_fits_a_screen() -> None:
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     listed = {line.split()[0] for line in lines[1:]}
-    # help lists itself in its first line, and python only says that there is none
-    assert listed == TARGETS - {"help", "python"}
+    assert listed == TARGETS - UNLISTED
 
 
 def test_the_workflow_runs_targets_on_every_python() -> None:
@@ -252,8 +268,8 @@ def test_the_workflow_runs_targets_on_every_python() -> None:
     assert pythons == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', settings)
     assert pythons == workflow["jobs"]["wheel"]["strategy"]["matrix"]["python"]
     for case in cases:
-        has_training = case["python"] in ("3.10", "3.11", "3.12")
-        assert case["targets"] == ("lint test" if has_training else "test-plain")
+        assert case["targets"].split()[:2] == ["lint", "test"]
+        assert ("test-builder" in case["targets"]) == (case["python"] in ("3.10", "3.11", "3.12"))
         assert set(case["targets"].split()) <= TARGETS
     for job in workflow["jobs"].values():
         for script in re.findall(r"scripts/\S+\.py", str(job)):

@@ -18,8 +18,8 @@ from onnxfit.graph.subgraphs import read_by
 # place. With three inputs, Max and Min would write a result of the first two before they read the
 # third. Where writes only after it has read all of its inputs.
 ELEMENTWISE = {"Add": 2, "Sub": 2, "Mul": 2, "Div": 2, "Max": 2, "Min": 2, "Where": 3}
-# onnxruntime and onnxfit-kernels join a product with such nodes before and after it. The joint node
-# reads the factors of the product while it writes the result.
+# onnxruntime and the operators in C++ join a product with such nodes before and after it. The joint
+# node reads the factors of the product while it writes the result.
 PRODUCTS = {"MatMul", "Gemm"}
 JOINED_BEFORE = {"Div", "Mul", "Slice", "Split", "Transpose"}
 JOINED_AFTER = {"Add", "Div", "Mul", "Sub", "Transpose"}

@@ -2,7 +2,7 @@
 
 The kernel of MatMulNBits packs its weights anew when a session is made, and onnxruntime then frees
 the ones that it was given, unless another node reads them. The backward pass does. It therefore
-gets them as an input, in the memory of the model. So do products that a kernel of onnxfit-kernels
+gets them as an input, in the memory of the model. So do products that an operator in C++
 computes, because onnxruntime 1.32 copies constants while it makes a session.
 """
 

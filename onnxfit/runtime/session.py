@@ -50,7 +50,7 @@ class BoundSession:
 
     - `model`: the graph. Inputs named like a tensor of the state read that tensor. The graph is
       changed: its backward pass reads packed weights from the state, and so do the products that
-      operators of onnxfit-kernels compute.
+      operators in C++ compute.
     - `state`, `device`, `threads`: as for `compile_model`.
     - `name`: the name of the graph in error messages.
     - `writes`: outputs called `names.updated(<tensor of the state>)` are written into the state.

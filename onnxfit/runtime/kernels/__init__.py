@@ -1,7 +1,7 @@
-"""Operators of the package onnxfit-kernels, instead of several operators of ONNX.
+"""Operators in C++, instead of several operators of ONNX.
 
 They are put into a copy of a graph when it is compiled for the CPU. Saved graphs keep plain ONNX
-operators. Without the package, nothing changes.
+operators. Without the compiled library, nothing changes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["library_path", "products_with_kernels", "use_kernels", "with_kernels
 
 
 def use_kernels(model: onnx.ModelProto, options: Any, *, keep_rounding: bool) -> onnx.ModelProto:
-    """Return the model with the operators of onnxfit-kernels, and register these with a session.
+    """Return the model with the operators in C++, and register these with a session.
 
     `options` are those of the session, and `keep_rounding` is as for `with_kernels`. Without the
-    package, or if none of its operators can be used, the model itself is returned.
+    library, or if none of its operators can be used, the model itself is returned.
     """
     library = library_path()
     if library is None:
@@ -58,7 +58,7 @@ def with_kernels(
     - `keep_rounding`: whether products with packed weights whose `accuracy_level` lets onnxruntime
       round their activations keep doing so, as in the deployed file.
     """
-    # Imported late: most programs run without the package.
+    # Imported late: the modules serve training on the CPU alone.
     from onnxfit.runtime.kernels.batch_norm import replace_batch_norms
     from onnxfit.runtime.kernels.convolutions import replace_convolutions
     from onnxfit.runtime.kernels.elementwise import fuse_elementwise

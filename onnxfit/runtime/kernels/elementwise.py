@@ -1,7 +1,7 @@
 """Several elementwise operators as one, which goes through the memory once.
 
 Each operator of ONNX reads its inputs from memory and writes its result there: the update of Adam
-has twelve, Gelu and its gradient have ten. The operator Elementwise of onnxfit-kernels runs a small
+has twelve, Gelu and its gradient have ten. The operator Elementwise in C++ runs a small
 program on one block of elements after the other, which stays in the cache in between.
 """
 

@@ -1,13 +1,15 @@
-"""The library of operators in the package onnxfit-kernels, if it is installed.
+"""The library of operators in C++, which lies beside this module if it was compiled.
 
-It is loaded from that package alone: no file that onnxfit reads can name another one.
+No other library is loaded: no file that onnxfit reads can name one.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,32 +19,31 @@ from onnx import helper
 from onnxfit.errors import warn_user
 
 DOMAIN = "onnxfit.kernels"
-INTERFACE = 11  # of the library: the operators and their attributes
 SWITCH = "ONNXFIT_KERNELS"  # "off" in this variable of the environment: operators of ONNX alone
-UPGRADE = 'Install the newest version: pip install --upgrade "onnxfit[fast]".'
+SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
+LIBRARY = Path(__file__).with_name("operators" + SUFFIXES.get(sys.platform, ".so"))
 
 
 def library_path() -> str | None:
-    """Return the path of the library; None if it is not installed, switched off, or unusable.
+    """Return the path of the library; None if it was not compiled, is switched off, or is unusable.
 
     A library that cannot be used is reported by one warning.
     """
-    return None if os.environ.get(SWITCH) == "off" else usable_library()
+    return None if os.environ.get(SWITCH, "").lower() == "off" else usable_library()
 
 
 @cache
 def usable_library() -> str | None:
-    """Return the path of the installed library; None, with a warning, if it does not work here."""
-    try:
-        import onnxfit_kernels
-    except ImportError:
+    """Return the path of the compiled library; None, with a warning, if it does not work here."""
+    if not LIBRARY.exists():
         return None
-    path, interface = str(onnxfit_kernels.LIBRARY), onnxfit_kernels.INTERFACE
-    problem = "it is for another version of onnxfit" if interface != INTERFACE else _problem(path)
+    path = str(LIBRARY)
+    problem = _problem(path)
     if problem:
         warn_user(
-            "onnxfit-kernels cannot be used, and training continues without it:"
-            f" {problem}.\n{UPGRADE} To avoid this warning, uninstall it or set {SWITCH}=off."
+            "onnxfit's operators in C++ cannot be used, and training continues without them:"
+            f" {problem}.\nRun pip install --force-reinstall --no-deps onnxfit, or set"
+            f" {SWITCH}=off to avoid this warning."
         )
         return None
     return path

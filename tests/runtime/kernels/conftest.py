@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -38,10 +37,8 @@ def library_file() -> Path:
 
 @pytest.fixture
 def kernels(library_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The package onnxfit-kernels as if it were installed."""
-    package = ModuleType("onnxfit_kernels")
-    package.LIBRARY, package.INTERFACE = library_file, library.INTERFACE
-    monkeypatch.setitem(sys.modules, "onnxfit_kernels", package)
+    """The library, used instead of that of the checkout."""
+    monkeypatch.setattr(library, "LIBRARY", library_file)
     monkeypatch.delenv(library.SWITCH, raising=False)
     library.usable_library.cache_clear()
     yield library_file

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-import onnxfit
 from onnxfit import Trainer
 from onnxfit.optimizers import SGD, Adam, AdamW
 from onnxfit.runtime import kernels as kernel_room
@@ -172,14 +169,23 @@ def test_the_other_backend_follows(kernels: Path) -> None:
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
-def test_the_switch(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("off", ["off", "OFF", "Off"])
+def test_the_switch(off: str, kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library_path() == str(kernels)
-    monkeypatch.setenv(library.SWITCH, "off")
+    monkeypatch.setenv(library.SWITCH, off)
     assert library_path() is None
 
 
-def test_without_the_package_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxfit_kernels", None)
+def test_a_checkout_imports_its_own_library() -> None:
+    """`pip install` puts the library there; CMake names it so (kernels/CMakeLists.txt)."""
+    assert library.LIBRARY.parent == Path(library.__file__).parent
+    assert library.LIBRARY.name in ("operators.so", "operators.dylib", "operators.dll")
+
+
+def test_without_the_library_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "operators.so")
     library.usable_library.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -187,33 +193,21 @@ def test_without_the_package_nothing_is_said(monkeypatch: pytest.MonkeyPatch) ->
     library.usable_library.cache_clear()
 
 
-def unusable(path: Path, interface: int) -> ModuleType:
-    package = ModuleType("onnxfit_kernels")
-    package.LIBRARY, package.INTERFACE = path, interface
-    return package
-
-
-@pytest.mark.parametrize("kind", ["missing", "no library", "another library", "interface"])
+@pytest.mark.parametrize("kind", ["no library", "another library"])
 def test_a_useless_library_is_one_warning(
-    kind: str, library_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "kernels.so"
+    path = tmp_path / "operators.so"
     if kind == "no library":
         path.write_text("text")
-    elif kind == "another library":  # without the function that registers operators
+    else:  # without the function that registers operators
         path = Path(np.random.__file__).parent.glob("*.so").__next__()
-    elif kind == "interface":
-        path = library_file
-    interface = library.INTERFACE + (kind == "interface")
-    monkeypatch.setitem(sys.modules, "onnxfit_kernels", unusable(path, interface))
+    monkeypatch.setattr(library, "LIBRARY", path)
+    monkeypatch.delenv(library.SWITCH, raising=False)
     library.usable_library.cache_clear()
-    with pytest.warns(UserWarning, match=r"pip install --upgrade \"onnxfit\[fast\]\"") as caught:
+    with pytest.warns(UserWarning, match=r"pip install --force-reinstall") as caught:
         _, losses = trained("mlp", Adam(0.01))
     assert len(caught) == 1
     assert len(str(caught[0].message).splitlines()) <= 4
     library.usable_library.cache_clear()
     assert losses[-1] < losses[0]
-
-
-def test_the_version_is_reported() -> None:
-    assert "onnxfit-kernels" in onnxfit.imports.PACKAGES
