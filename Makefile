@@ -153,8 +153,7 @@ site: .venv-site/installed  ## build the documentation site into build/site
 	@echo "Open build/site/index.html"
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv-* build dist runs checkpoints trained.onnx digits.onnx digits.png base.onnx served js/dist js/node_modules js/tests/folders
-	git clean -fdXq kernels onnxfit/runtime/kernels
+	rm -rf .venv-* build dist onnxfit/runtime/kernels/operators.so runs checkpoints trained.onnx digits.onnx digits.png base.onnx served js/dist js/node_modules js/tests/folders
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -166,8 +165,8 @@ python:
 # Environments: what pip installs into .venv-NAME, beside this checkout, and where it takes another Python or PyTorch.
 packages-demo = '.[cpu,demo]'
 packages-dev = '.[cpu,dev]'
-packages-oldest = '.[cpu,test]' --constraint build/oldest.txt
-packages-newest = '.[cpu,test]'
+packages-oldest = '.[cpu,test,demo]' --constraint build/oldest.txt
+packages-newest = '.[cpu,test,demo]'
 packages-training = '.[ort-training,test,torch,demo]'
 packages-bench = '.[cpu]' torch onnxscript keras jax lightning skorch scikit-learn matplotlib peft
 packages-exports = '.[cpu,exports]'
@@ -181,12 +180,12 @@ python-genai = $(NEWEST_PYTHON)  # it has wheels for Python 3.11 and later
 python-training = $(TRAINING_PYTHON)
 $(foreach name,dev training bench exports genai recipes site,$(eval torch-$(name) = $(TORCH)))
 
-# INSTALL= are more options of pip; --config-settings=wheel.cmake=false takes the C++ operators that the checkout has.
-.venv-%/installed: pyproject.toml $(wildcard kernels/CMakeLists.txt kernels/src/*) | python
+# HATCH_BUILD_NO_HOOKS=true takes the C++ operators that the checkout has, instead of compiling them.
+.venv-%/installed: pyproject.toml hatch_build.py $(wildcard kernels/CMakeLists.txt kernels/src/*) | python
 	@echo "Installing onnxfit and $(packages-$*) into .venv-$* ..."
 	$(or $(python-$*),$(PYTHON)) -m venv .venv-$*
 	$(if $(torch-$*),.venv-$*/bin/python $(pip_install) $(torch-$*))
-	.venv-$*/bin/python $(pip_install) $(INSTALL) -e $(packages-$*)
+	.venv-$*/bin/python $(pip_install) -e $(packages-$*)
 	@touch $@
 
 .venv-oldest/installed: build/oldest.txt

@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
     if missing := missing_files(sdist, files):
         sys.exit(
             f"The sdist lacks {len(missing)} files of the repository: {', '.join(missing[:5])}.\n"
-            "Remove them from `sdist.exclude` of [tool.scikit-build] in pyproject.toml."
+            "Remove them from `exclude` of [tool.hatch.build.targets.sdist] in pyproject.toml."
         )
 
 

@@ -34,7 +34,7 @@ COMPARED_WITH = (
     "torch",
     "sklearn",
     "skl2onnx",
-    "scikit_build_core",
+    "hatchling",
     "mpi4py",
     "matplotlib",
     "tensorboard",

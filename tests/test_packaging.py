@@ -42,7 +42,7 @@ def build_dist(scripts: None) -> ModuleType:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with sdist and wheel, the wheel built from the unpacked sdist without a compiler."""
-    pytest.importorskip("scikit_build_core")
+    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
 
     def build(what: str, source: Path) -> None:
@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [
                 sys.executable,
                 "-c",
-                f"from scikit_build_core import build; build.build_{what}({str(folder)!r})",
+                f"from hatchling import build; build.build_{what}({str(folder)!r})",
             ],
             cwd=source,
             env={**os.environ, "CXX": str(folder / "no compiler")},
@@ -234,7 +234,7 @@ def test_an_extra_for_tests_has_all_that_the_tests_compare_with(built: Path, ext
                 names.add(requirement.name.lower().replace("_", "-"))
                 extras |= requirement.extras if requirement.name == "onnxfit" else set()
     distributions = {
-        "sklearn": "scikit-learn", "scikit_build_core": "scikit-build-core", "yaml": "pyyaml", "PIL": "pillow"
+        "sklearn": "scikit-learn", "yaml": "pyyaml", "PIL": "pillow"
     }  # fmt: skip
     assert {distributions.get(module, module) for module in COMPARED_WITH} <= names
 

@@ -229,6 +229,16 @@ def _rank_from_length(node: ir.Node, shape: ir.Value | None) -> int | None:
     return length if isinstance(length, int) else None
 
 
+def _comparison(node: ir.Node) -> None:
+    """Give the output truth values; onnx before 1.21 infers nothing for these operators."""
+    node.outputs[0].type = node.outputs[0].type or ir.TensorType(ir.DataType.BOOL)
+    like("Greater")(node)
+
+
+register_inference("GreaterOrEqual")(_comparison)
+register_inference("LessOrEqual")(_comparison)
+
+
 @register_inference("ConstantOfShape")
 def _constant_of_shape(node: ir.Node) -> None:
     rank = _rank_from_length(node, node.inputs[0])

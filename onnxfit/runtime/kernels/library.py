@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from onnxfit.errors import warn_user
 
 DOMAIN = "onnxfit.kernels"
 SWITCH = "ONNXFIT_KERNELS"  # "off" in this variable of the environment: operators of ONNX alone
-SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
-LIBRARY = Path(__file__).with_name("operators" + SUFFIXES.get(sys.platform, ".so"))
+LIBRARY = Path(__file__).with_name("operators.so")  # on every platform
 
 
 def library_path() -> str | None:
