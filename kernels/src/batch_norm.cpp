@@ -89,7 +89,7 @@ ALWAYS_INLINE void for_rows(const Work& work, int64_t first, int64_t end, const 
   }
 }
 
-MULTIVERSIONED void add_differences(
+ALWAYS_INLINE void add_differences(
     const Work& work, const float* x, int64_t first, int64_t end, const float* shifts, Sums* sums) {
   for_rows(work, first, end, [&](int64_t channel, int64_t at) INLINE {
     const float* row = x + at;
@@ -102,7 +102,7 @@ MULTIVERSIONED void add_differences(
   });
 }
 
-MULTIVERSIONED void scale_rows(const Forward& work, int64_t first, int64_t end) {
+ALWAYS_INLINE void scale_rows(const Forward& work, int64_t first, int64_t end) {
   with_activation(work.activation, [&](auto activation) INLINE {
     for_rows(work, first, end, [&](int64_t channel, int64_t at) INLINE {
       const float* x = work.x + at;
@@ -116,7 +116,7 @@ MULTIVERSIONED void scale_rows(const Forward& work, int64_t first, int64_t end) 
   });
 }
 
-MULTIVERSIONED void add_products(const Gradient& work, int64_t first, int64_t end, Sums* sums) {
+ALWAYS_INLINE void add_products(const Gradient& work, int64_t first, int64_t end, Sums* sums) {
   with_activation(work.activation, [&](auto activation) INLINE {
     for_rows(work, first, end, [&](int64_t channel, int64_t at) INLINE {
       const float *x = work.x + at, *dy = work.dy + at;
@@ -133,7 +133,7 @@ MULTIVERSIONED void add_products(const Gradient& work, int64_t first, int64_t en
 }
 
 // dx = (dz - mean of dz - (x - mean) mean of dz (x - mean) / variance) factor
-MULTIVERSIONED void write_gradients(
+ALWAYS_INLINE void write_gradients(
     const Gradient& work, int64_t first, int64_t end, const float* means, const float* slopes) {
   with_activation(work.activation, [&](auto activation) INLINE {
     for_rows(work, first, end, [&](int64_t channel, int64_t at) INLINE {
@@ -165,7 +165,7 @@ void normalize(const Forward& work, int64_t task) {
   // LeVeque 1983). This is exact if the shift is near the mean; else the mean is the next shift.
   for (int trial = 0;; ++trial) {
     std::vector<Sums> sums(end - first);
-    add_differences(work, work.x, first, end, shifts.data(), sums.data());
+    vectorized<add_differences>(work, work.x, first, end, shifts.data(), sums.data());
     bool is_near = true;
     for (int64_t i = 0; i < end - first; ++i) {
       sums[i].flush();
@@ -182,7 +182,7 @@ void normalize(const Forward& work, int64_t task) {
     work.deviation[channel] = std::sqrt(work.variance[channel] + work.epsilon);
     work.factor[channel] = work.scale[channel] / work.deviation[channel];
   }
-  scale_rows(work, first, end);
+  vectorized<scale_rows>(work, first, end);
 }
 
 void differentiate(const Gradient& work, int64_t task) {
@@ -190,7 +190,7 @@ void differentiate(const Gradient& work, int64_t task) {
   const int64_t end = std::min(first + work.channels_per_task(), work.channels);
   const double count = double(work.images) * double(work.pixels);
   std::vector<Sums> sums(end - first);
-  add_products(work, first, end, sums.data());
+  vectorized<add_products>(work, first, end, sums.data());
   std::vector<float> means(end - first), slopes(end - first);
   for (int64_t i = 0; i < end - first; ++i) {
     sums[i].flush();
@@ -200,7 +200,7 @@ void differentiate(const Gradient& work, int64_t task) {
     means[i] = float(sums[i].total_first / count);
     slopes[i] = float(sums[i].total_second / count / (deviation * deviation));
   }
-  write_gradients(work, first, end, means.data(), slopes.data());
+  vectorized<write_gradients>(work, first, end, means.data(), slopes.data());
 }
 
 }  // namespace batch_norm

@@ -33,7 +33,7 @@ struct Conv {
   int64_t winograd = 0;
 
   ort::Status* read(const ort::KernelInfo* info) {
-    if (!IS_DEPTHWISE && tiles::instruction_set() == tiles::InstructionSet::NONE) {
+    if (!IS_DEPTHWISE && instruction_set() == InstructionSet::NONE) {
       return api->error("This processor has no kernel for dense convolutions.");
     }
     RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));

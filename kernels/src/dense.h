@@ -21,7 +21,6 @@ namespace dense {
 
 using convolution::Axes;
 using convolution::Axis;
-using tiles::InstructionSet;
 
 enum class Direction { FORWARD, TRANSPOSED, WEIGHTS };  // y of x, w, bias; dx of dy, w, bias; dw of x, dy
 
@@ -30,7 +29,7 @@ struct Work {
   int64_t images, channels, filters;
   const float *x, *w, *bias, *dy;  // those that a direction reads; bias may be missing
   float* result;
-  InstructionSet instructions = tiles::instruction_set();
+  InstructionSet instructions = instruction_set();
 
   int64_t taps() const { return axes[0].kernel * axes[1].kernel; }
 };

@@ -393,14 +393,14 @@ int64_t Work::channel_groups() const { return divide_up(channels, channels_per_t
 
 int64_t Work::image_groups() const { return divide_up(images, images_per_task()); }
 
-MULTIVERSIONED void convolve(const Work& work, int64_t task) { run_forward(work, task); }
+void convolve(const Work& work, int64_t task) { vectorized<run_forward>(work, task); }
 
-MULTIVERSIONED void convolve_transposed(const Work& work, int64_t task) {
-  run_transposed(work, task);
+void convolve_transposed(const Work& work, int64_t task) {
+  vectorized<run_transposed>(work, task);
 }
 
-MULTIVERSIONED void differentiate_weights(const Work& work, int64_t task) {
-  run_weights(work, task);
+void differentiate_weights(const Work& work, int64_t task) {
+  vectorized<run_weights>(work, task);
 }
 
 }  // namespace depthwise

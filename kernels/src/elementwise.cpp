@@ -82,10 +82,8 @@ bool apply_fused(
     [[maybe_unused]] int64_t code, [[maybe_unused]] const Rows<float>& a,
     [[maybe_unused]] const Rows<float>& result, [[maybe_unused]] Size size) {
 #ifdef HAS_LOOPS
-  using tiles::InstructionSet;
-  const InstructionSet set = tiles::instruction_set();
-  if (a.is_scalar || set == InstructionSet::NONE) return false;
-  const auto apply = set == InstructionSet::AVX512 ? avx512::apply_function : avx2::apply_function;
+  if (a.is_scalar) return false;
+  const auto apply = OF_INSTRUCTION_SET(instruction_set(), apply_function);
   for (int64_t row = 0; row < size.rows; ++row) {
     const float* x = a.data + row * a.pitch;
     if (!apply(code, x, result.data + row * result.pitch, size.columns)) return false;
@@ -262,7 +260,7 @@ ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
 
 }  // namespace
 
-MULTIVERSIONED void run_rows(
+void run_rows(
     int64_t code, const std::array<Rows<float>, MAX_OPERANDS>& operands, const Rows<float>& result,
     int64_t rows, int64_t columns) {
   bool is_block = result.pitch == columns;
@@ -271,10 +269,10 @@ MULTIVERSIONED void run_rows(
   }
   // Rows that lie behind each other are one row.
   const Size size = is_block ? Size{1, rows * columns} : Size{rows, columns};
-  run_instruction(code, operands.data(), result, size);
+  vectorized<run_instruction<float>>(code, operands.data(), result, size);
 }
 
-MULTIVERSIONED void run(const Work<float>& work, size_t task) { run_task(work, task); }
-MULTIVERSIONED void run(const Work<double>& work, size_t task) { run_task(work, task); }
+void run(const Work<float>& work, size_t task) { vectorized<run_task<float>>(work, task); }
+void run(const Work<double>& work, size_t task) { vectorized<run_task<double>>(work, task); }
 
 }  // namespace elementwise

@@ -95,11 +95,11 @@ bool all_in_range(const Gradient<Index>& work) {
 bool are_in_range(const Gradient<int32_t>& work) { return all_in_range(work); }
 bool are_in_range(const Gradient<int64_t>& work) { return all_in_range(work); }
 
-MULTIVERSIONED void differentiate(const Gradient<int32_t>& work, int64_t task) {
-  differentiate_range(work, task);
+void differentiate(const Gradient<int32_t>& work, int64_t task) {
+  vectorized<differentiate_range<int32_t>>(work, task);
 }
-MULTIVERSIONED void differentiate(const Gradient<int64_t>& work, int64_t task) {
-  differentiate_range(work, task);
+void differentiate(const Gradient<int64_t>& work, int64_t task) {
+  vectorized<differentiate_range<int64_t>>(work, task);
 }
 
 }  // namespace gather

@@ -28,7 +28,7 @@ ALWAYS_INLINE void normalize_row(const Forward& work, int64_t row) {
   if (work.inverse) work.inverse[row] = inverse;
 }
 
-MULTIVERSIONED void normalize_rows(const Forward& work, int64_t first, int64_t end) {
+ALWAYS_INLINE void normalize_rows(const Forward& work, int64_t first, int64_t end) {
   for (int64_t row = first; row < end; ++row) {
     if (work.bias) normalize_row<true>(work, row);
     else normalize_row<false>(work, row);
@@ -60,11 +60,11 @@ ALWAYS_INLINE void differentiate_row(
   }
 }
 
-MULTIVERSIONED void differentiate_rows(const Gradient& work, int64_t first, int64_t end) {
+ALWAYS_INLINE void differentiate_rows(const Gradient& work, int64_t first, int64_t end) {
   for (int64_t row = first; row < end; ++row) differentiate_row<false>(work, row, nullptr, nullptr);
 }
 
-MULTIVERSIONED void differentiate_rows_and_weights(
+ALWAYS_INLINE void differentiate_rows_and_weights(
     const Gradient& work, int64_t first, int64_t end, float* dscale) {
   for (int64_t row = first; row < end; ++row) {
     differentiate_row<true>(work, row, dscale, dscale + work.columns);
@@ -74,15 +74,15 @@ MULTIVERSIONED void differentiate_rows_and_weights(
 }  // namespace
 
 void normalize(const Forward& work, int64_t task) {
-  normalize_rows(work, work.first(task), work.end(task));
+  vectorized<normalize_rows>(work, work.first(task), work.end(task));
 }
 
 void differentiate(const Gradient& work, int64_t task) {
   const int64_t first = work.first(task), end = work.end(task);
   if (work.parts) {
-    differentiate_rows_and_weights(work, first, end, work.parts + task * 2 * work.columns);
+    vectorized<differentiate_rows_and_weights>(work, first, end, work.parts + task * 2 * work.columns);
   } else {
-    differentiate_rows(work, first, end);
+    vectorized<differentiate_rows>(work, first, end);
   }
 }
 

@@ -127,12 +127,6 @@ extern "C" EXPORTED ort::Status* ORT_CALL RegisterCustomOps(
   return api->call<ort::Status*>(ort::ADD_CUSTOM_OP_DOMAIN, options, domain);
 }
 
-// Return the floats of a vector of the instruction set that products of matrices use here: 0 if they
-// are not compiled for this processor. All operators that multiply matrices need them.
-extern "C" EXPORTED int product_lanes() {
-  switch (tiles::instruction_set()) {
-    case tiles::InstructionSet::AVX512: return 16;
-    case tiles::InstructionSet::AVX2: return 8;
-    default: return 0;
-  }
-}
+// Return the floats of a vector of the instruction set that products of matrices use here: 0 if there are
+// none. All operators that multiply matrices need them.
+extern "C" EXPORTED int product_lanes() { return tiles::functions_of(instruction_set()).lanes; }

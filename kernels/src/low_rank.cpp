@@ -17,8 +17,7 @@ constexpr int64_t BLOCK = 64;  // rows at a time: 32 take 1.04 times as long
 
 void differentiate([[maybe_unused]] const Gradient& work, [[maybe_unused]] int64_t task) {
 #ifdef HAS_LOOPS
-  const bool has_avx512 = work.instructions == tiles::InstructionSet::AVX512;
-  const auto add_block = has_avx512 ? avx512::add_block : avx2::add_block;
+  const auto add_block = OF_INSTRUCTION_SET(work.instructions, add_block);
   float* sums = work.parts + task * work.part();
   std::fill_n(sums, work.part(), 0.0f);
   const int64_t first = task * work.rows_per_task();

@@ -30,7 +30,7 @@ struct Gradient {
   std::array<Factor, 2> factors;
   // The sums of each task, whose number does not depend on the threads: da, and then db.
   float* parts;
-  tiles::InstructionSet instructions = tiles::instruction_set();
+  InstructionSet instructions = instruction_set();
 
   int64_t padded_rank() const { return tiles::round_up(rank, RANKS); }
   int64_t part() const { return padded_rank() * (factors[0].columns + factors[1].columns); }

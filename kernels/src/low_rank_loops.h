@@ -3,22 +3,20 @@
 constexpr int MAX_VECTORS = 3;  // of a row of a tile: with RANKS rows, it fills the registers
 constexpr int MAX_ROWS = 3;     // of dot products at a time, for the same reason
 
-// Return the sum of the numbers of two vectors at some places, and those `distance` behind them.
-inline Vector interleaved_sum(Vector a, Vector b, Places places, int distance) {
-  return __builtin_shuffle(a, b, places) + __builtin_shuffle(a, b, places + distance);
+// Return the sum of the numbers of two vectors at some places, and those DISTANCE behind them.
+template <int DISTANCE, typename Place>
+inline Vector interleaved_sum(Vector a, Vector b, Place place) {
+  return shuffle(a, b, place) + shuffle(a, b, [place](int i) { return place(i) + DISTANCE; });
 }
 
 // Write the scaled totals of RANKS vectors.
 inline void write_totals(const Vector* vectors, float scale, float* to) {
-  Places even, low;
-  for (int i = 0; i < LANES; ++i) {
-    even[i] = i % 2 * LANES + i / 2 * 2;
-    low[i] = i / 2 % 2 * LANES + i / 4 * 4 + i % 2;
-  }
-  const Vector a = interleaved_sum(vectors[0], vectors[1], even, 1);
-  const Vector b = interleaved_sum(vectors[2], vectors[3], even, 1);
+  const auto even = [](int i) { return i % 2 * LANES + i / 2 * 2; };
+  const auto low = [](int i) { return i / 2 % 2 * LANES + i / 4 * 4 + i % 2; };
+  const Vector a = interleaved_sum<1>(vectors[0], vectors[1], even);
+  const Vector b = interleaved_sum<1>(vectors[2], vectors[3], even);
   float sums[LANES];
-  store(sums, interleaved_sum(a, b, low, 2));
+  store(sums, interleaved_sum<2>(a, b, low));
   for (int i = RANKS; i < LANES; ++i) sums[i % RANKS] += sums[i];
   for (int i = 0; i < RANKS; ++i) to[i] = scale * sums[i];
 }
@@ -37,11 +35,9 @@ void multiply_rows(const float* rows, const Factor& factor, const float* matrix,
       // The rows of the next tile, which the processor would not load by itself in time.
       __builtin_prefetch(from + ROWS * columns);
     }
-#pragma GCC unroll 4
-    for (int k = 0; k < RANKS; ++k) {
+    UNROLLED(4) for (int k = 0; k < RANKS; ++k) {
       const Vector number = load(matrix + k * columns + i);
-#pragma GCC unroll 4
-      for (int row = 0; row < ROWS; ++row) sums[row][k] += x[row] * number;
+      UNROLLED(4) for (int row = 0; row < ROWS; ++row) sums[row][k] += x[row] * number;
     }
   }
   for (int row = 0; row < ROWS; ++row) write_totals(sums[row], scale, to + row * pitch);
@@ -69,10 +65,8 @@ void add_tile(const float* u, int64_t rank, const float* rows, int64_t count, in
   for (int64_t row = 0; row < count; ++row, u += rank, rows += columns) {
     Vector x[VECTORS];
     for (int i = 0; i < VECTORS; ++i) x[i] = load(rows + i * LANES);
-#pragma GCC unroll 4
-    for (int k = 0; k < RANKS; ++k) {
-#pragma GCC unroll 4
-      for (int i = 0; i < VECTORS; ++i) tile[k][i] += x[i] * u[k];
+    UNROLLED(4) for (int k = 0; k < RANKS; ++k) {
+      UNROLLED(4) for (int i = 0; i < VECTORS; ++i) tile[k][i] += x[i] * u[k];
     }
   }
   for (int k = 0; k < RANKS; ++k) {

@@ -17,7 +17,7 @@ struct LowRankGradient {
   float scale = 1.0f;
 
   ort::Status* read(const ort::KernelInfo* info) {
-    if (tiles::instruction_set() == tiles::InstructionSet::NONE) {
+    if (instruction_set() == InstructionSet::NONE) {
       return api->error("LowRankGradient is not compiled for this processor.");
     }
     size_t inputs = 0, outputs = 0;

@@ -75,7 +75,7 @@ ALWAYS_INLINE void keep_larger(
   INDEPENDENT for (int64_t i = 0; i < n; ++i) {
     const bool first_number = (distances[i] < T(0)) & (x[i] == x[i]);
     const bool larger = x[i] > values[i];
-    distances[i] = larger | first_number ? here : distances[i];
+    distances[i] = (larger | first_number) ? here : distances[i];
     values[i] = larger ? x[i] : values[i];
   }
 }
@@ -245,7 +245,7 @@ ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
 
 }  // namespace
 
-MULTIVERSIONED void run(const Work<float>& work, size_t task) { run_task(work, task); }
-MULTIVERSIONED void run(const Work<double>& work, size_t task) { run_task(work, task); }
+void run(const Work<float>& work, size_t task) { vectorized<run_task<float>>(work, task); }
+void run(const Work<double>& work, size_t task) { vectorized<run_task<double>>(work, task); }
 
 }  // namespace max_pool

@@ -6,6 +6,7 @@
 
 #include "buffer.h"
 #include "tiles.h"
+#include "vectorized.h"
 
 namespace packed {
 
@@ -56,9 +57,7 @@ struct Functions {
 
 const Functions& functions_for([[maybe_unused]] const Work& work) {
 #ifdef HAS_LOOPS
-  const bool is_wide = work.instructions == tiles::InstructionSet::AVX512;
-  return is_wide ? avx512::functions_of_bits(work.matrix.bits)
-                 : avx2::functions_of_bits(work.matrix.bits);
+  return OF_INSTRUCTION_SET(work.instructions, functions_of_bits)(work.matrix.bits);
 #else
   static const Functions none{};
   return none;

@@ -40,7 +40,7 @@ struct Work {
   int64_t rows;        // of `left` and of the result
   const float *left, *bias;
   float* result;
-  tiles::InstructionSet instructions = tiles::instruction_set();
+  InstructionSet instructions = instruction_set();
 
   int64_t inner() const { return is_transposed ? matrix.columns : matrix.rows; }
   int64_t outer() const { return is_transposed ? matrix.rows : matrix.columns; }

@@ -13,13 +13,11 @@ inline Places integers(const uint8_t* from) {
     constexpr int SIZE = LANES * BITS / 8, IN_WORD = 32 / BITS;
     uint32_t words[2] = {};
     std::memcpy(words, from, SIZE);
-    Places shifts, of_word;
-    for (int i = 0; i < LANES; ++i) {
-      shifts[i] = i % IN_WORD * BITS;
-      of_word[i] = i / IN_WORD * LANES;
-    }
+    Places shifts;
+    for (int i = 0; i < LANES; ++i) shifts[i] = i % IN_WORD * BITS;
+    const auto of_word = [](int i) { return i / IN_WORD * LANES; };
     const Places first = Places{} + int32_t(words[0]), second = Places{} + int32_t(words[1]);
-    const Places word = SIZE > 4 ? __builtin_shuffle(first, second, of_word) : first;
+    const Places word = SIZE > 4 ? shuffle(first, second, of_word) : first;
     return word >> shifts & ((1 << BITS) - 1);
   }
 }
@@ -75,8 +73,7 @@ void unpack_vector_of_rows(
         std::memcpy(&word, from[lane] + byte, sizeof word);
         words[lane] = word;
       }
-#pragma GCC unroll 16
-      for (int j = 0; j < IN_WORD; ++j, to += pitch) {
+      UNROLLED(16) for (int j = 0; j < IN_WORD; ++j, to += pitch) {
         const Places levels = words >> (j * BITS) & ((1 << BITS) - 1);
         store(to, (__builtin_convertvector(levels, Vector) - zero) * scale);
       }

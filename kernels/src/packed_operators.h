@@ -18,7 +18,7 @@ struct PackedProduct {
   size_t inputs = 0;
 
   ort::Status* read(const ort::KernelInfo* info) {
-    if (tiles::instruction_set() == tiles::InstructionSet::NONE) {
+    if (instruction_set() == InstructionSet::NONE) {
       return api->error("Products with packed integers are not compiled for this processor.");
     }
     int64_t bias = 0;

@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t MAX_ROWS = 384, MAX_COLUMNS = 256;  // of a block, whose panels stay in the cache
 constexpr int64_t MIN_ROWS = 48, MIN_COLUMNS = 64;
 constexpr int64_t STEPS = 256;  // at a time: their panels stay in the cache
-constexpr Tile AVX2_TILE = {6, 16}, AVX512_TILE = {8, 32};  // whose sums fill the registers
 constexpr int64_t IN_LINE = 16;  // numbers in a line of the cache
 
 // Return the distance of arrays of a size that are written in turns: each starts at a line of the cache,
@@ -151,8 +150,12 @@ double time_of(const Work& work, const Parts& parts, int64_t threads) {
 
 }  // namespace
 
-Tile tile_of(tiles::InstructionSet instructions) {
-  return instructions == tiles::InstructionSet::AVX512 ? AVX512_TILE : AVX2_TILE;
+Tile tile_of([[maybe_unused]] InstructionSet instructions) {
+#ifdef HAS_LOOPS
+  return OF_INSTRUCTION_SET(instructions, SIZE);
+#else
+  return {1, 1};
+#endif
 }
 
 Parts fastest_parts(const Work& work) {
@@ -187,21 +190,19 @@ void multiply([[maybe_unused]] const Work& work, [[maybe_unused]] int64_t task) 
   const Memory memory(work, block);
   float* panels = memory.buffer.data();
   float* frames = panels + memory.panels;
-  const bool has_avx512 = work.instructions == tiles::InstructionSet::AVX512;
-  const auto multiply_block = has_avx512 ? avx512::multiply_block : avx2::multiply_block;
+  const auto multiply_block = OF_INSTRUCTION_SET(work.instructions, multiply_block);
   multiply_block(work, block, next, panels, frames, frames + memory.frames);
 #endif
 }
 
 Factor::Factor(
     [[maybe_unused]] const float* b, int64_t steps, int64_t columns,
-    tiles::InstructionSet instructions)
+    InstructionSet instructions)
     : steps_(steps), columns_(columns), instructions_(instructions) {
 #ifdef HAS_LOOPS
   const int64_t width = tile_of(instructions).columns;
   panels_ = Buffer(tiles::divide_up(columns, width) * padded(steps * width));
-  const bool has_avx512 = instructions == tiles::InstructionSet::AVX512;
-  const auto pack = has_avx512 ? avx512::pack_rows : avx2::pack_rows;
+  const auto pack = OF_INSTRUCTION_SET(instructions, pack_rows);
   pack(b, columns, steps, columns, panels_.data());
 #endif
 }
@@ -218,8 +219,7 @@ void Factor::multiply(
   to.addend[0] = addend.data;
   to.addend_pitch[0] = addend.pitch;
   to.is_first = to.is_last = true;
-  const bool has_avx512 = instructions_ == tiles::InstructionSet::AVX512;
-  const auto multiply_rows = has_avx512 ? avx512::multiply_rows : avx2::multiply_rows;
+  const auto multiply_rows = OF_INSTRUCTION_SET(instructions_, multiply_rows);
   multiply_rows(a.data, a.pitch, panels_.data(), steps_, to, rows, columns_);
 #endif
 }

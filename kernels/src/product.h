@@ -52,7 +52,7 @@ struct Tile {
   int64_t rows, columns;
 };
 
-Tile tile_of(tiles::InstructionSet instructions);
+Tile tile_of(InstructionSet instructions);
 
 // The parts of rows and of columns whose blocks are the tasks of a product. Each part has as many tiles
 // as the others, or one more.
@@ -68,7 +68,7 @@ struct Work {
   std::array<Matrix<const float>, MAX_ADDENDS> addend;
   bool has_relu;
   Matrix<float> y;  // whose columns are adjacent
-  tiles::InstructionSet instructions = tiles::instruction_set();
+  InstructionSet instructions = instruction_set();
   Parts parts{};
 
   int64_t tasks() const { return sizes.products() * parts.rows * parts.columns; }
@@ -94,7 +94,7 @@ struct Rows {
 class Factor {
  public:
   // `b` is (steps, columns). It may throw std::bad_alloc.
-  Factor(const float* b, int64_t steps, int64_t columns, tiles::InstructionSet instructions);
+  Factor(const float* b, int64_t steps, int64_t columns, InstructionSet instructions);
 
   int64_t steps() const { return steps_; }
   // Write y = a b + addend. The rows of a have a pitch; the data of the addend may be nullptr.
@@ -102,7 +102,7 @@ class Factor {
 
  private:
   int64_t steps_, columns_;
-  tiles::InstructionSet instructions_;
+  InstructionSet instructions_;
   Buffer panels_;
 };
 

@@ -1,6 +1,6 @@
 // The loops of product.cpp. They are compiled once for each instruction set.
 
-constexpr Tile SIZE = LANES == 16 ? AVX512_TILE : AVX2_TILE;
+constexpr Tile SIZE = {REGISTERS == 32 ? 8 : 6, 2 * LANES};  // its sums fill the registers
 constexpr int TILE = SIZE.rows;
 constexpr int64_t WIDTH = SIZE.columns;
 constexpr int MAX_VECTORS = WIDTH / LANES;  // of a row of a tile
@@ -50,10 +50,8 @@ template <int VECTORS, typename Number>
 ALWAYS_INLINE void add_step(const Number& number_of, const float* panel, Vector (&sums)[TILE][VECTORS]) {
   Vector factors[VECTORS];
   for (int v = 0; v < VECTORS; ++v) factors[v] = load(panel + v * LANES);
-#pragma GCC unroll 8
-  for (int row = 0; row < TILE; ++row) {
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; ++v) sums[row][v] += factors[v] * number_of(row);
+  UNROLLED(8) for (int row = 0; row < TILE; ++row) {
+    UNROLLED(2) for (int v = 0; v < VECTORS; ++v) sums[row][v] += factors[v] * number_of(row);
   }
 }
 
@@ -90,10 +88,8 @@ inline void add_frame(
 // Call function(row, v, place of the vector in rows that are `pitch` apart) for each vector of a tile.
 template <int VECTORS, typename Function>
 ALWAYS_INLINE void for_each_vector(int64_t pitch, const Function& function) {
-#pragma GCC unroll 8
-  for (int row = 0; row < TILE; ++row) {
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; ++v) function(row, v, row * pitch + v * LANES);
+  UNROLLED(8) for (int row = 0; row < TILE; ++row) {
+    UNROLLED(2) for (int v = 0; v < VECTORS; ++v) function(row, v, row * pitch + v * LANES);
   }
 }
 
@@ -207,14 +203,12 @@ void pack_rows(const float* b, int64_t pitch, int64_t steps, int64_t columns, fl
 inline void pack_block(const float* b, int64_t pitch, int64_t columns, int64_t width, float* panel) {
   Vector block[LANES];
   if (columns >= LANES) {
-#pragma GCC unroll 16
-    for (int64_t i = 0; i < LANES; ++i) block[i] = load(b + i * pitch);
+    UNROLLED(16) for (int64_t i = 0; i < LANES; ++i) block[i] = load(b + i * pitch);
   } else {
     for (int64_t i = 0; i < LANES; ++i) block[i] = i < columns ? load(b + i * pitch) : Vector{};
   }
   transpose(block);
-#pragma GCC unroll 16
-  for (int64_t i = 0; i < LANES; ++i) store(panel + i * width, block[i]);
+  UNROLLED(16) for (int64_t i = 0; i < LANES; ++i) store(panel + i * width, block[i]);
 }
 
 // The same for one panel, and for columns that are not adjacent.

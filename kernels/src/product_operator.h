@@ -20,7 +20,7 @@ struct Product {
   std::vector<int64_t> least;  // the number of elements that each input has to have
 
   ort::Status* read(const ort::KernelInfo* info) {
-    if (tiles::instruction_set() == tiles::InstructionSet::NONE) {
+    if (instruction_set() == InstructionSet::NONE) {
       return api->error("Product is not compiled for this processor.");
     }
     size_t inputs = 0, outputs = 0;

@@ -65,7 +65,7 @@ struct Work {
   std::vector<float*> last;     // the states after the last step
   std::vector<float*> outputs;  // of all steps
   std::vector<product::Factor> factors;  // the matrices
-  tiles::InstructionSet instructions = tiles::instruction_set();
+  InstructionSet instructions = instruction_set();
 
   // Return the matrix of a product.
   const product::Factor& factor(const Instruction& product) const;

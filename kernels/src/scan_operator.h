@@ -13,7 +13,7 @@ struct Scan {
   scan::Program program;
 
   ort::Status* read(const ort::KernelInfo* info) {
-    if (tiles::instruction_set() == tiles::InstructionSet::NONE) {
+    if (instruction_set() == InstructionSet::NONE) {
       return api->error("Scan is not compiled for this processor.");
     }
     size_t inputs = 0, outputs = 0;

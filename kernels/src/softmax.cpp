@@ -10,7 +10,7 @@ namespace softmax {
 
 namespace {
 
-MULTIVERSIONED void compute_rows(const Masked& work, int64_t first, int64_t end) {
+ALWAYS_INLINE void compute_rows(const Masked& work, int64_t first, int64_t end) {
   const int64_t columns = work.columns;
   for (int64_t row = first; row < end; ++row) {
     const float* x = work.x + row * columns;
@@ -33,7 +33,7 @@ MULTIVERSIONED void compute_rows(const Masked& work, int64_t first, int64_t end)
   }
 }
 
-MULTIVERSIONED void differentiate_rows(const Gradient& work, int64_t first, int64_t end) {
+ALWAYS_INLINE void differentiate_rows(const Gradient& work, int64_t first, int64_t end) {
   const int64_t columns = work.columns;
   for (int64_t row = first; row < end; ++row) {
     const float *y = work.y + row * columns, *dy = work.dy + row * columns;
@@ -52,11 +52,11 @@ MULTIVERSIONED void differentiate_rows(const Gradient& work, int64_t first, int6
 }  // namespace
 
 void compute(const Masked& work, int64_t task) {
-  compute_rows(work, work.first(task), work.end(task));
+  vectorized<compute_rows>(work, work.first(task), work.end(task));
 }
 
 void differentiate(const Gradient& work, int64_t task) {
-  differentiate_rows(work, work.first(task), work.end(task));
+  vectorized<differentiate_rows>(work, work.first(task), work.end(task));
 }
 
 }  // namespace softmax

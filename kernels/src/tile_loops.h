@@ -1,9 +1,9 @@
 // The innermost loops of tiles.cpp. They are compiled once for each instruction set.
 
-constexpr int MAX_VECTORS = LANES == 16 ? 4 : 2;  // of a row of a tile
+constexpr int MAX_VECTORS = REGISTERS == 32 ? 4 : 2;  // of a row of a tile
 
 // The rows of a tile: with a vector for each row of a step, it fills the registers.
-constexpr int rows_of_tile(int vectors) { return LANES == 16 ? (vectors < 4 ? 8 : 6) : 6; }
+constexpr int rows_of_tile(int vectors) { return REGISTERS == 32 && vectors < 4 ? 8 : 6; }
 
 // Add to a tile of sums, which is (rows, columns) in memory. If `are_first`, the products replace them.
 template <int VECTORS>
@@ -18,10 +18,8 @@ void add_tile(
     const auto [offset, place] = steps[step];
     Vector factors[VECTORS];
     for (int i = 0; i < VECTORS; ++i) factors[i] = load(panel + place + i * LANES);
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row) {
-#pragma GCC unroll 4
-      for (int i = 0; i < VECTORS; ++i) tile[row][i] += factors[i] * of_row[row][offset];
+    UNROLLED(8) for (int row = 0; row < ROWS; ++row) {
+      UNROLLED(4) for (int i = 0; i < VECTORS; ++i) tile[row][i] += factors[i] * of_row[row][offset];
     }
   }
   for (int row = 0; row < ROWS; ++row) {
@@ -103,7 +101,7 @@ void add_products(
   switch (width / LANES) {
     case 1: return add_tiles<1>(frame, rows, steps, count, panel, are_first, sums);
     case 2: return add_tiles<2>(frame, rows, steps, count, panel, are_first, sums);
-#if LANES == 16
+#if REGISTERS == 32
     case 3: return add_tiles<3>(frame, rows, steps, count, panel, are_first, sums);
     case 4: return add_tiles<4>(frame, rows, steps, count, panel, are_first, sums);
 #endif

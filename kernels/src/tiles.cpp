@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "vectorized.h"
+
 namespace tiles {
 
 namespace {
@@ -12,17 +14,9 @@ namespace {
 
 }  // namespace
 
-InstructionSet instruction_set() {
-#ifdef HAS_LOOPS
-  if (__builtin_cpu_supports("avx512f")) return InstructionSet::AVX512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::AVX2;
-#endif
-  return InstructionSet::NONE;
-}
-
 const Functions& functions_of([[maybe_unused]] InstructionSet instructions) {
 #ifdef HAS_LOOPS
-  return instructions == InstructionSet::AVX512 ? avx512::FUNCTIONS : avx2::FUNCTIONS;
+  return OF_INSTRUCTION_SET(instructions, FUNCTIONS);
 #else
   static const Functions none{};
   return none;

@@ -11,12 +11,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "instruction_set.h"
+
 namespace tiles {
-
-enum class InstructionSet { NONE, AVX2, AVX512 };
-
-// Return the newest instruction set that this library is compiled for and this processor has.
-InstructionSet instruction_set();
 
 // The offsets of a step in the frame and in the panel.
 struct Step {

@@ -6,21 +6,31 @@ typedef int32_t Places __attribute__((vector_size(LANES * sizeof(float))));
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store(float* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
 
+// Return the numbers at place(0), ..., place(LANES - 1) of those of a and then those of b.
+template <typename V, typename Place, int... LANE>
+ALWAYS_INLINE V shuffle(V a, V b, Place place, std::integer_sequence<int, LANE...>) {
+#ifdef __clang__
+  return __builtin_shufflevector(a, b, place(LANE)...);
+#else
+  return __builtin_shuffle(a, b, Places{place(LANE)...});
+#endif
+}
+
+template <typename V, typename Place>
+ALWAYS_INLINE V shuffle(V a, V b, Place place) {
+  return shuffle(a, b, place, std::make_integer_sequence<int, LANES>());
+}
+
 // Transpose LANES vectors: each of log2(LANES) rounds interleaves the first half with the second.
 inline void transpose(Vector* v) {
-  Places low, high;
-  for (int i = 0; i < LANES; ++i) {
-    low[i] = i / 2 + i % 2 * LANES;
-    high[i] = low[i] + LANES / 2;
-  }
+  const auto low = [](int i) { return i / 2 + i % 2 * LANES; };
+  const auto high = [](int i) { return i / 2 + i % 2 * LANES + LANES / 2; };
   for (int round = 1; round < LANES; round *= 2) {
     Vector mixed[LANES];
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; ++i) {
-      mixed[2 * i] = __builtin_shuffle(v[i], v[i + LANES / 2], low);
-      mixed[2 * i + 1] = __builtin_shuffle(v[i], v[i + LANES / 2], high);
+    UNROLLED(8) for (int i = 0; i < LANES / 2; ++i) {
+      mixed[2 * i] = shuffle(v[i], v[i + LANES / 2], low);
+      mixed[2 * i + 1] = shuffle(v[i], v[i + LANES / 2], high);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) v[i] = mixed[i];
+    UNROLLED(16) for (int i = 0; i < LANES; ++i) v[i] = mixed[i];
   }
 }

@@ -14,6 +14,7 @@
 #include "buffer.h"
 #include "dense.h"
 #include "rows.h"
+#include "vectorized.h"
 #include "winograd_schemes.h"
 
 namespace dense {
@@ -76,8 +77,7 @@ const Transforms* transforms_of(
     [[maybe_unused]] InstructionSet instructions, [[maybe_unused]] const Axes& axes) {
 #ifdef HAS_LOOPS
   const int64_t rows = axes[0].kernel, columns = axes[1].kernel;
-  return instructions == InstructionSet::AVX512 ? avx512::transforms_of(rows, columns)
-                                                : avx2::transforms_of(rows, columns);
+  return OF_INSTRUCTION_SET(instructions, transforms_of)(rows, columns);
 #else
   return nullptr;
 #endif
@@ -506,7 +506,7 @@ class Filters final : public Algorithm {
 }  // namespace
 
 bool has_winograd(const Axes& axes) {
-  const InstructionSet instructions = tiles::instruction_set();
+  const InstructionSet instructions = instruction_set();
   if (instructions == InstructionSet::NONE || !transforms_of(instructions, axes)) return false;
   return std::all_of(axes.begin(), axes.end(), [](const Axis& axis) {
     return axis.stride == 1 && axis.dilation == 1 && axis.pad < axis.kernel;

@@ -1,15 +1,11 @@
 // The transforms of winograd.cpp. They are compiled once for each instruction set.
 
 inline Vector even(Vector a, Vector b) {
-  Places places;
-  for (int i = 0; i < LANES; ++i) places[i] = 2 * i;
-  return __builtin_shuffle(a, b, places);
+  return shuffle(a, b, [](int i) { return 2 * i; });
 }
 
 inline Vector odd(Vector a, Vector b) {
-  Places places;
-  for (int i = 0; i < LANES; ++i) places[i] = 2 * i + 1;
-  return __builtin_shuffle(a, b, places);
+  return shuffle(a, b, [](int i) { return 2 * i + 1; });
 }
 
 // Return a row of a matrix times a vector: the sum of the first columns.
@@ -39,10 +35,8 @@ inline void multiply(const Vector* from, int from_pitch, Vector* to, int to_pitc
 template <typename M, typename N>
 inline void multiply_both(const Vector* from, Vector* to) {
   Vector half[M::ROWS][N::COLUMNS];
-#pragma GCC unroll 6
-  for (int i = 0; i < N::COLUMNS; ++i) multiply<M>(from + i, N::COLUMNS, half[0] + i, N::COLUMNS);
-#pragma GCC unroll 6
-  for (int i = 0; i < M::ROWS; ++i) multiply<N>(half[i], 1, to + i * N::ROWS, 1);
+  UNROLLED(6) for (int i = 0; i < N::COLUMNS; ++i) multiply<M>(from + i, N::COLUMNS, half[0] + i, N::COLUMNS);
+  UNROLLED(6) for (int i = 0; i < M::ROWS; ++i) multiply<N>(half[i], 1, to + i * N::ROWS, 1);
 }
 
 template <int ROWS, int COLUMNS>
@@ -61,19 +55,16 @@ struct Loops {
       int64_t distance) {
     for (int64_t tile = 0; tile < tiles; tile += LANES, frame += 2 * LANES, to += LANES) {
       Vector pixels[ELEMENTS], elements[ELEMENTS];
-#pragma GCC unroll 6
-      for (int row = 0; row < OfRows::ELEMENTS; ++row) {
+      UNROLLED(6) for (int row = 0; row < OfRows::ELEMENTS; ++row) {
         const float* from = frame + row % OfRows::WINDOWS * plane + row / OfRows::WINDOWS * pitch;
-#pragma GCC unroll 3
-        for (int column = 0; column < OfColumns::ELEMENTS; column += 2) {
+        UNROLLED(3) for (int column = 0; column < OfColumns::ELEMENTS; column += 2) {
           const Vector left = load(from + column), right = load(from + column + LANES);
           pixels[row * OfColumns::ELEMENTS + column] = even(left, right);
           pixels[row * OfColumns::ELEMENTS + column + 1] = odd(left, right);
         }
       }
       multiply_both<OfPixels<OfRows>, OfPixels<OfColumns>>(pixels, elements);
-#pragma GCC unroll 16
-      for (int k = 0; k < ELEMENTS; ++k) store(to + k * distance, elements[k]);
+      UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) store(to + k * distance, elements[k]);
     }
   }
 
@@ -85,13 +76,11 @@ struct Loops {
     for (int64_t channel = 0; channel < channels; ++channel, from += TAPS * width) {
       for (int64_t column = 0; column < width; column += LANES, to += LANES) {
         Vector taps[TAPS], elements[ELEMENTS];
-#pragma GCC unroll 9
-        for (int tap = 0; tap < TAPS; ++tap) {
+        UNROLLED(9) for (int tap = 0; tap < TAPS; ++tap) {
           taps[tap] = load(from + (are_flipped ? TAPS - 1 - tap : tap) * width + column);
         }
         multiply_both<OfFilters<OfRows>, OfFilters<OfColumns>>(taps, elements);
-#pragma GCC unroll 16
-        for (int k = 0; k < ELEMENTS; ++k) store(to + k * distance, elements[k]);
+        UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) store(to + k * distance, elements[k]);
       }
     }
   }
@@ -104,11 +93,9 @@ struct Loops {
     for (int64_t tile = 0; tile < tiles; ++tile, places += WINDOWS) {
       for (int64_t column = 0; column < width; column += LANES, sums += LANES) {
         Vector elements[ELEMENTS], windows[WINDOWS];
-#pragma GCC unroll 16
-        for (int k = 0; k < ELEMENTS; ++k) elements[k] = load(sums + k * distance);
+        UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) elements[k] = load(sums + k * distance);
         multiply_both<OfSums<OfRows>, OfSums<OfColumns>>(elements, windows);
-#pragma GCC unroll 4
-        for (int i = 0; i < WINDOWS; ++i) store(to + places[i] * width + column, windows[i]);
+        UNROLLED(4) for (int i = 0; i < WINDOWS; ++i) store(to + places[i] * width + column, windows[i]);
       }
     }
   }
@@ -121,11 +108,9 @@ struct Loops {
     for (int64_t tile = 0; tile < tiles; ++tile, places += WINDOWS) {
       for (int64_t column = 0; column < width; column += LANES, to += LANES) {
         Vector windows[WINDOWS], elements[ELEMENTS];
-#pragma GCC unroll 4
-        for (int i = 0; i < WINDOWS; ++i) windows[i] = load(from + places[i] * width + column);
+        UNROLLED(4) for (int i = 0; i < WINDOWS; ++i) windows[i] = load(from + places[i] * width + column);
         multiply_both<Transposed<OfSums<OfRows>>, Transposed<OfSums<OfColumns>>>(windows, elements);
-#pragma GCC unroll 16
-        for (int k = 0; k < ELEMENTS; ++k) store(to + k * distance, elements[k]);
+        UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) store(to + k * distance, elements[k]);
       }
     }
   }
@@ -137,12 +122,10 @@ struct Loops {
     for (int64_t channel = 0; channel < channels; ++channel, to += TAPS * width) {
       for (int64_t column = 0; column < width; column += LANES, sums += LANES) {
         Vector elements[ELEMENTS], taps[TAPS];
-#pragma GCC unroll 16
-        for (int k = 0; k < ELEMENTS; ++k) elements[k] = load(sums + k * distance);
+        UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) elements[k] = load(sums + k * distance);
         multiply_both<Transposed<OfFilters<OfRows>>, Transposed<OfFilters<OfColumns>>>(
             elements, taps);
-#pragma GCC unroll 9
-        for (int tap = 0; tap < TAPS; ++tap) store(to + tap * width + column, taps[tap]);
+        UNROLLED(9) for (int tap = 0; tap < TAPS; ++tap) store(to + tap * width + column, taps[tap]);
       }
     }
   }

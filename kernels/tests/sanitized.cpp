@@ -155,9 +155,8 @@ int run_convolutions() {
 // All instruction sets that this processor has, and both algorithms, whose results are the same but
 // for rounding.
 int run_dense_convolutions() {
-  using tiles::InstructionSet;
   constexpr int trials = 600;
-  const InstructionSet newest = tiles::instruction_set();
+  const InstructionSet newest = instruction_set();
   if (newest == InstructionSet::NONE) return 0;
   for (int trial = 0; trial < trials; ++trial) {
     dense::Work work{{}, 1 + number_below(5), 1 + number_below(40), 1 + number_below(90),
@@ -344,8 +343,7 @@ int run_gathers() {
 }
 
 int run_low_ranks() {
-  using tiles::InstructionSet;
-  const InstructionSet newest = tiles::instruction_set();
+  const InstructionSet newest = instruction_set();
   if (newest == InstructionSet::NONE) return 0;
   for (int trial = 0; trial < 400; ++trial) {
     low_rank::Gradient work{};
@@ -371,8 +369,7 @@ int run_low_ranks() {
 
 // Matrices of random strides, in arrays that end with their last element.
 int run_products() {
-  using tiles::InstructionSet;
-  const InstructionSet newest = tiles::instruction_set();
+  const InstructionSet newest = instruction_set();
   if (newest == InstructionSet::NONE) return 0;
   constexpr int trials = 1500;
   for (int trial = 0; trial < trials; ++trial) {
@@ -412,9 +409,8 @@ int run_products() {
 }
 
 int run_scans() {
-  using tiles::InstructionSet;
   using Kind = scan::Program::Kind;
-  const InstructionSet newest = tiles::instruction_set();
+  const InstructionSet newest = instruction_set();
   if (newest == InstructionSet::NONE) return 0;
   int run = 0;
   for (int trial = 0; trial < 200000; ++trial) {
@@ -456,8 +452,7 @@ int run_scans() {
 }
 
 int run_packed_products() {
-  using tiles::InstructionSet;
-  const InstructionSet newest = tiles::instruction_set();
+  const InstructionSet newest = instruction_set();
   if (newest == InstructionSet::NONE) return 0;
   int run = 0;
   for (; run < 400; ++run) {
@@ -521,6 +516,6 @@ int main() {
   std::printf("%d random programs, %d random pools, %d random convolutions, %d random norms, %d random rows, "
               "%d random loops, %d random packed products, %d random gradients of low rank, %d random gradients of Gather, %d random products\n",
               programs, pools, convolutions, norms, rows, scans, packed_products, low_ranks, gathers, products);
-  const bool has_products = tiles::instruction_set() != tiles::InstructionSet::NONE;
+  const bool has_products = instruction_set() != InstructionSet::NONE;
   return programs > 100 && (scans > 100 || !has_products) && are_aligned() ? 0 : 1;
 }

@@ -1,0 +1,17 @@
+// The instruction sets that loops are compiled for.
+#pragma once
+
+// Whether the compiler has vectors as types and compiles functions for several processors: GCC and
+// Clang, but not Visual C++. Without vectors, there are no products of matrices.
+#if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__aarch64__))
+#define HAS_LOOPS
+#ifdef __x86_64__
+#define HAS_TARGETS
+#endif
+#endif
+
+// BASELINE is what each processor of the platform has: vectors of 4 numbers (SSE2, NEON).
+enum class InstructionSet { NONE, BASELINE, AVX2, AVX512 };
+
+// Return the newest instruction set that this library is compiled for and this processor has.
+InstructionSet instruction_set();
