@@ -2,8 +2,10 @@
 #pragma once
 
 // Whether the compiler has vectors as types and compiles functions for several processors: GCC and
-// Clang, but not Visual C++. Without vectors, there are no products of matrices.
-#if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__aarch64__))
+// Clang, but not Visual C++. Without vectors, there are no products of matrices. WITHOUT_VECTORS is for
+// tests of that.
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(WITHOUT_VECTORS) && \
+    (defined(__x86_64__) || defined(__aarch64__))
 #define HAS_LOOPS
 #ifdef __x86_64__
 #define HAS_TARGETS
