@@ -137,7 +137,7 @@ mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test mus
 -include js/rules.mk
 js: .venv-dev/installed js/node_modules/installed  ## build, lint and test the npm package; make web shows it
 	cd js && npm run build && npm run lint
-	OMP_NUM_THREADS=1 $(dev) js/tests/make_folders.py js/tests/folders
+	ONNXFIT_KERNELS=off OMP_NUM_THREADS=1 $(dev) js/tests/make_folders.py js/tests/folders
 	cd js && npm test
 
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs

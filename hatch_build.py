@@ -1,4 +1,4 @@
-"""Compile the operators in C++ of kernels/ for a wheel, or for an installation with `pip install -e`.
+"""Compile the operators in C++ of kernels/ for a wheel, or for `pip install -e`.
 
 Without a C++ compiler, the wheel has no operators, and training uses those of onnxruntime.
 """
@@ -46,20 +46,9 @@ class OperatorsHook(BuildHookInterface):  # type: ignore[type-arg]
             Path(build, of_other_tools).unlink(missing_ok=True)
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         source = Path(self.root, "kernels")
-        commands = [
-            ["cmake", "-S", str(source), "-B", str(build), *generator],
-            [
-                "cmake",
-                "--build",
-                str(build),
-                "--config",
-                "Release",
-                "--target",
-                "operators",
-                "--parallel",
-            ],
-        ]
-        for command in commands:
+        configure = ["cmake", "-S", str(source), "-B", str(build), *generator]
+        compile_ = ["cmake", "--build", str(build), "--config", "Release", "--target", "operators"]
+        for command in (configure, [*compile_, "--parallel"]):
             subprocess.run(command, check=True)
         (library,) = build.rglob("operators.so")
         return library

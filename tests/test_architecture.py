@@ -47,7 +47,7 @@ LATE_IMPORT_OF_FORMULAS = "onnxfit.gradients.functions"
 
 ONNXRUNTIME_FOLDERS = ("onnxfit/runtime/", "onnxfit/gradients/onnxruntime/")
 MAX_ROOT_MODULES = 14
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 600
 MAX_TRAINER_LINES = 400
 MAX_FUNCTION_LINES = 60  # of code, without docstring, comments and blank lines
 FORMULA_TABLES = ("losses.py", "optimizers.py", "metrics.py")  # one class after another: any size
@@ -456,7 +456,7 @@ VIOLATIONS: list[tuple[Callable[[Package], list[str]], dict[str, str], str]] = [
     (private_names_stay_in_their_module, {"graph/a.py": "from onnxfit.graph.b import _f"}, "a.py:1 imports _f of onnxfit.graph.b"),
     (private_names_stay_in_their_module, {"graph/a.py": "from onnxfit.graph import b\nb._f()", "graph/b.py": ""}, "a.py:2 uses _f of onnxfit.graph.b"),
     (the_root_is_small, {f"m{i}.py": "" for i in range(15)}, "onnxfit/ holds 15 modules"),
-    (files_are_short, {"graph/a.py": "x = 1\n" * 501}, "a.py has 501 lines, more than 500"),
+    (files_are_short, {"graph/a.py": "x = 1\n" * 601}, "a.py has 601 lines, more than 600"),
     (files_are_short, {"trainer.py": "x = 1\n" * 401}, "trainer.py has 401 lines, more than 400"),
     (files_are_short, {"graph/losses.py": "x = 1\n" * 501}, "graph/losses.py has 501 lines"),
     (functions_are_short, {"graph/a.py": "def f():\n" + body(61)}, "a.py:1 f has 61 lines of code"),
