@@ -458,7 +458,7 @@ VIOLATIONS: list[tuple[Callable[[Package], list[str]], dict[str, str], str]] = [
     (the_root_is_small, {f"m{i}.py": "" for i in range(15)}, "onnxfit/ holds 15 modules"),
     (files_are_short, {"graph/a.py": "x = 1\n" * 601}, "a.py has 601 lines, more than 600"),
     (files_are_short, {"trainer.py": "x = 1\n" * 401}, "trainer.py has 401 lines, more than 400"),
-    (files_are_short, {"graph/losses.py": "x = 1\n" * 501}, "graph/losses.py has 501 lines"),
+    (files_are_short, {"graph/losses.py": "x = 1\n" * 601}, "graph/losses.py has 601 lines"),
     (functions_are_short, {"graph/a.py": "def f():\n" + body(61)}, "a.py:1 f has 61 lines of code"),
     (class_names_are_unique, {"losses.py": "class A: ...", "penalties.py": "class A: ..."}, "A is a class of onnxfit.losses and of onnxfit.penalties"),
     (class_names_are_unique, {"graph/a.py": "class _A: ...", "graph/b.py": "class _A: ..."}, "_A is a class of onnxfit.graph.a and of"),
@@ -489,7 +489,7 @@ def test_every_rule_is_tried_on_a_violation() -> None:
     assert {rule for rule, _, _ in VIOLATIONS} == set(RULES)
 
 
-TABLE_OF_FORMULAS = "x = 1\n" * 501
+TABLE_OF_FORMULAS = "x = 1\n" * 601
 ALLOWED: dict[str, dict[str, str]] = {
     "imports for annotations": {
         "graph/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from onnxfit.step import B"

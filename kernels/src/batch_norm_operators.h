@@ -20,7 +20,7 @@ struct BatchNorm {
   size_t inputs = 0;
 
   ort::Status* read(const ort::KernelInfo* info) {
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
     RETURN_IF_FAILED(get_integer(info, "activation", activation));
     const size_t expected = is_forward ? 4 : activation ? 6 : 5;
     if (activation < batch_norm::NONE || activation > batch_norm::RELU6 || inputs != expected) {

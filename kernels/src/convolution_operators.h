@@ -36,7 +36,7 @@ struct Conv {
     if (!IS_DEPTHWISE && instruction_set() == InstructionSet::NONE) {
       return api->error("This processor has no kernel for dense convolutions.");
     }
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
     std::vector<int64_t> kernel, strides, dilations, pads;
     RETURN_IF_FAILED(get_integers(info, "kernel_shape", kernel));
     RETURN_IF_FAILED(get_integers(info, "strides", strides));

@@ -17,8 +17,8 @@ struct Elementwise {
   ort::Status* read(const ort::KernelInfo* info) {
     size_t inputs = 0, outputs = 0;
     int64_t temporaries = 0, count = 0, pieces = 0;
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_OUTPUT_COUNT, info, &outputs));
     RETURN_IF_FAILED(get_integer(info, "temporaries", temporaries));
     RETURN_IF_FAILED(get_integer(info, "tensors", count));
     RETURN_IF_FAILED(get_integer(info, "pieces", pieces));

@@ -15,7 +15,7 @@ struct GatherGradient {
     RETURN_IF_FAILED(get_integers(info, "shape", shape));
     size_t inputs = 0;
     int64_t factors = 0;
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
     RETURN_IF_FAILED(get_integer(info, "has_factors", factors));
     has_factors = factors != 0;
     const size_t least = has_factors ? 3 : 2;

@@ -20,8 +20,8 @@ struct LayerNorm {
   float epsilon = 0;
 
   ort::Status* read(const ort::KernelInfo* info) {
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_OUTPUT_COUNT, info, &outputs));
     RETURN_IF_FAILED(get_float(info, "epsilon", epsilon));
     if (inputs < 2 || inputs > 3 || (outputs != 1 && outputs != 3)) {
       return api->error("LayerNorm has two or three inputs, and one output or three.");
@@ -69,8 +69,8 @@ struct LayerNormGradient {
 
   ort::Status* read(const ort::KernelInfo* info) {
     size_t count = 0;
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &count));
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &count));
+    RETURN_IF_FAILED(api->call(ort::GET_OUTPUT_COUNT, info, &outputs));
     if (count != inputs || (outputs != 1 && outputs != 3)) {
       return api->error("LayerNormGradient has five inputs, and one output or three.");
     }

@@ -105,9 +105,9 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
   };
   ort::CustomOpDomain* made = nullptr;
   const char* name = "onnxfit.kernels";
-  RETURN_IF_FAILED(api->call<ort::Status*>(ort::CREATE_CUSTOM_OP_DOMAIN, name, &made));
+  RETURN_IF_FAILED(api->call(ort::CREATE_CUSTOM_OP_DOMAIN, name, &made));
   for (const CustomOp& op : ops) {
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::CUSTOM_OP_DOMAIN_ADD, made, &op));
+    RETURN_IF_FAILED(api->call(ort::CUSTOM_OP_DOMAIN_ADD, made, &op));
   }
   domain = made;
   return nullptr;
@@ -124,7 +124,7 @@ extern "C" EXPORTED ort::Status* ORT_CALL RegisterCustomOps(
     if (!api) return nullptr;
     RETURN_IF_FAILED(make_domain(domain));
   }
-  return api->call<ort::Status*>(ort::ADD_CUSTOM_OP_DOMAIN, options, domain);
+  return api->call(ort::ADD_CUSTOM_OP_DOMAIN, options, domain);
 }
 
 // Return the floats of a vector of the instruction set that products of matrices use here: 0 if there are

@@ -21,8 +21,8 @@ struct LowRankGradient {
       return api->error("LowRankGradient is not compiled for this processor.");
     }
     size_t inputs = 0, outputs = 0;
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_OUTPUT_COUNT, info, &outputs));
     if (inputs != 4 || outputs != 2) {
       return api->error("LowRankGradient has four inputs and two outputs.");
     }

@@ -2,7 +2,11 @@
 //
 // onnxruntime hands its functions over as one table of pointers, in which new versions only append.
 // The positions and signatures below are those of version 17 (onnxruntime 1.17 and later), so that
-// one library works with every newer onnxruntime, and no header of onnxruntime is needed to build.
+// one library works with every newer onnxruntime.
+//
+// The header of onnxruntime is not used: it has 200 to 400 kB of somebody else's work, of which this is
+// what 18 functions need, and no wheel of onnxruntime contains it. tests/onnxruntime_api.cpp compares the
+// two wherever a compiler finds onnxruntime_c_api.h.
 #pragma once
 
 #include <cstddef>
@@ -36,39 +40,38 @@ enum Characteristic : int { REQUIRED = 0, OPTIONAL_ = 1, VARIADIC = 2 };
 using Task = void(void* data, size_t index);
 using Function = void (*)();
 
-// Positions in the table of functions.
-enum Position : size_t {
-  CREATE_STATUS = 0,
-  CREATE_CUSTOM_OP_DOMAIN = 26,
-  CUSTOM_OP_DOMAIN_ADD = 27,
-  ADD_CUSTOM_OP_DOMAIN = 28,
-  GET_TENSOR_MUTABLE_DATA = 51,
-  GET_TENSOR_ELEMENT_TYPE = 60,
-  GET_DIMENSIONS_COUNT = 61,
-  GET_DIMENSIONS = 62,
-  GET_TENSOR_TYPE_AND_SHAPE = 65,
-  KERNEL_INFO_GET_ATTRIBUTE_FLOAT = 85,
-  KERNEL_INFO_GET_ATTRIBUTE_INT64 = 86,
-  KERNEL_CONTEXT_GET_INPUT = 90,
-  KERNEL_CONTEXT_GET_OUTPUT = 91,
-  RELEASE_TENSOR_TYPE_AND_SHAPE_INFO = 99,
-  KERNEL_INFO_GET_ATTRIBUTE_ARRAY_INT64 = 163,
-  KERNEL_INFO_GET_INPUT_COUNT = 230,
-  KERNEL_INFO_GET_OUTPUT_COUNT = 231,
-  KERNEL_CONTEXT_PARALLEL_FOR = 274,
-};
+// A function of the table: its position and its signature.
+template <size_t POSITION, typename Signature>
+struct Entry {};
+
+constexpr Entry<0, Status*(ErrorCode, const char*)> CREATE_STATUS;
+constexpr Entry<26, Status*(const char*, CustomOpDomain**)> CREATE_CUSTOM_OP_DOMAIN;
+constexpr Entry<27, Status*(CustomOpDomain*, const CustomOp*)> CUSTOM_OP_DOMAIN_ADD;
+constexpr Entry<28, Status*(SessionOptions*, CustomOpDomain*)> ADD_CUSTOM_OP_DOMAIN;
+constexpr Entry<51, Status*(Value*, void**)> GET_TENSOR_MUTABLE_DATA;
+constexpr Entry<60, Status*(const TensorInfo*, ElementType*)> GET_TENSOR_ELEMENT_TYPE;
+constexpr Entry<61, Status*(const TensorInfo*, size_t*)> GET_DIMENSIONS_COUNT;
+constexpr Entry<62, Status*(const TensorInfo*, int64_t*, size_t)> GET_DIMENSIONS;
+constexpr Entry<65, Status*(const Value*, TensorInfo**)> GET_TENSOR_TYPE_AND_SHAPE;
+constexpr Entry<85, Status*(const KernelInfo*, const char*, float*)> GET_ATTRIBUTE_FLOAT;
+constexpr Entry<86, Status*(const KernelInfo*, const char*, int64_t*)> GET_ATTRIBUTE_INT64;
+constexpr Entry<90, Status*(const KernelContext*, size_t, const Value**)> GET_INPUT;
+constexpr Entry<91, Status*(KernelContext*, size_t, const int64_t*, size_t, Value**)> GET_OUTPUT;
+constexpr Entry<99, void(TensorInfo*)> RELEASE_TENSOR_TYPE_AND_SHAPE;
+constexpr Entry<163, Status*(const KernelInfo*, const char*, int64_t*, size_t*)> GET_ATTRIBUTE_ARRAY_INT64;
+constexpr Entry<230, Status*(const KernelInfo*, size_t*)> GET_INPUT_COUNT;
+constexpr Entry<231, Status*(const KernelInfo*, size_t*)> GET_OUTPUT_COUNT;
+constexpr Entry<274, Status*(const KernelContext*, Task*, size_t, size_t, void*)> PARALLEL_FOR;
 
 struct Api {
-  Function functions[KERNEL_CONTEXT_PARALLEL_FOR + 1];
+  Function functions[275];
 
-  template <typename Result, typename... Arguments>
-  Result call(Position position, Arguments... arguments) const {
-    return reinterpret_cast<Result(ORT_CALL*)(Arguments...)>(functions[position])(arguments...);
+  template <size_t POSITION, typename Result, typename... Parameters, typename... Arguments>
+  Result call(Entry<POSITION, Result(Parameters...)>, Arguments... arguments) const {
+    return reinterpret_cast<Result(ORT_CALL*)(Parameters...)>(functions[POSITION])(arguments...);
   }
 
-  Status* error(const char* message) const {
-    return call<Status*>(CREATE_STATUS, INVALID_ARGUMENT, message);
-  }
+  Status* error(const char* message) const { return call(CREATE_STATUS, INVALID_ARGUMENT, message); }
 };
 
 struct ApiBase {

@@ -22,20 +22,17 @@ const ort::Api* api = nullptr;
 ort::Status* get_integers(
     const ort::KernelInfo* info, const char* name, std::vector<int64_t>& numbers) {
   size_t count = 0;
-  int64_t* none = nullptr;
-  RETURN_IF_FAILED(
-      api->call<ort::Status*>(ort::KERNEL_INFO_GET_ATTRIBUTE_ARRAY_INT64, info, name, none, &count));
+  RETURN_IF_FAILED(api->call(ort::GET_ATTRIBUTE_ARRAY_INT64, info, name, nullptr, &count));
   numbers.resize(count);
-  return api->call<ort::Status*>(
-      ort::KERNEL_INFO_GET_ATTRIBUTE_ARRAY_INT64, info, name, numbers.data(), &count);
+  return api->call(ort::GET_ATTRIBUTE_ARRAY_INT64, info, name, numbers.data(), &count);
 }
 
 ort::Status* get_integer(const ort::KernelInfo* info, const char* name, int64_t& number) {
-  return api->call<ort::Status*>(ort::KERNEL_INFO_GET_ATTRIBUTE_INT64, info, name, &number);
+  return api->call(ort::GET_ATTRIBUTE_INT64, info, name, &number);
 }
 
 ort::Status* get_float(const ort::KernelInfo* info, const char* name, float& number) {
-  return api->call<ort::Status*>(ort::KERNEL_INFO_GET_ATTRIBUTE_FLOAT, info, name, &number);
+  return api->call(ort::GET_ATTRIBUTE_FLOAT, info, name, &number);
 }
 
 struct Tensor {
@@ -50,31 +47,28 @@ struct Tensor {
 
 ort::Status* get_input(ort::KernelContext* context, size_t index, Tensor& tensor) {
   const ort::Value* value = nullptr;
-  RETURN_IF_FAILED(api->call<ort::Status*>(
-      ort::KERNEL_CONTEXT_GET_INPUT, static_cast<const ort::KernelContext*>(context), index, &value));
-  RETURN_IF_FAILED(api->call<ort::Status*>(
+  RETURN_IF_FAILED(api->call(ort::GET_INPUT, context, index, &value));
+  RETURN_IF_FAILED(api->call(
       ort::GET_TENSOR_MUTABLE_DATA, const_cast<ort::Value*>(value), &tensor.data));
   ort::TensorInfo* info = nullptr;
-  RETURN_IF_FAILED(api->call<ort::Status*>(ort::GET_TENSOR_TYPE_AND_SHAPE, value, &info));
+  RETURN_IF_FAILED(api->call(ort::GET_TENSOR_TYPE_AND_SHAPE, value, &info));
   size_t rank = 0;
-  const ort::TensorInfo* read = info;
-  ort::Status* status =
-      api->call<ort::Status*>(ort::GET_TENSOR_ELEMENT_TYPE, read, &tensor.type);
-  if (!status) status = api->call<ort::Status*>(ort::GET_DIMENSIONS_COUNT, read, &rank);
+  ort::Status* status = api->call(ort::GET_TENSOR_ELEMENT_TYPE, info, &tensor.type);
+  if (!status) status = api->call(ort::GET_DIMENSIONS_COUNT, info, &rank);
   if (!status) {
     tensor.shape.resize(rank);
-    status = api->call<ort::Status*>(ort::GET_DIMENSIONS, read, tensor.shape.data(), rank);
+    status = api->call(ort::GET_DIMENSIONS, info, tensor.shape.data(), rank);
   }
-  api->call<void>(ort::RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, info);
+  api->call(ort::RELEASE_TENSOR_TYPE_AND_SHAPE, info);
   return status;
 }
 
 ort::Status* get_output(
     ort::KernelContext* context, size_t index, const std::vector<int64_t>& shape, void*& data) {
   ort::Value* value = nullptr;
-  RETURN_IF_FAILED(api->call<ort::Status*>(
-      ort::KERNEL_CONTEXT_GET_OUTPUT, context, index, shape.data(), shape.size(), &value));
-  return api->call<ort::Status*>(ort::GET_TENSOR_MUTABLE_DATA, value, &data);
+  RETURN_IF_FAILED(
+      api->call(ort::GET_OUTPUT, context, index, shape.data(), shape.size(), &value));
+  return api->call(ort::GET_TENSOR_MUTABLE_DATA, value, &data);
 }
 
 // Run tasks 0, 1, ... on the threads of onnxruntime.
@@ -83,9 +77,7 @@ ort::Status* run_tasks(ort::KernelContext* context, ort::Task* task, size_t coun
     if (count == 1) task(data, 0);
     return nullptr;
   }
-  return api->call<ort::Status*>(
-      ort::KERNEL_CONTEXT_PARALLEL_FOR, static_cast<const ort::KernelContext*>(context), task,
-      count, size_t(0), data);
+  return api->call(ort::PARALLEL_FOR, context, task, count, size_t(0), data);
 }
 
 // The same for tasks that may throw, which no exception of theirs may leave. `function` has a task's

@@ -27,7 +27,7 @@ struct PackedProduct {
     RETURN_IF_FAILED(get_integer(info, "bits", matrix.bits));
     RETURN_IF_FAILED(get_integer(info, "block_size", matrix.block));
     RETURN_IF_FAILED(get_integer(info, "has_bias", bias));
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
     has_bias = bias != 0;
     constexpr int64_t most = int64_t(1) << 31;  // so that no product below overflows
     const bool fits = matrix.rows > 0 && matrix.columns > 0 && matrix.rows < most &&

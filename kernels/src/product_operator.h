@@ -25,8 +25,8 @@ struct Product {
     }
     size_t inputs = 0, outputs = 0;
     std::vector<int64_t> sizes, views, strides;
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_OUTPUT_COUNT, info, &outputs));
     RETURN_IF_FAILED(get_integers(info, "sizes", sizes));
     RETURN_IF_FAILED(get_integers(info, "views", views));
     RETURN_IF_FAILED(get_integers(info, "strides", strides));

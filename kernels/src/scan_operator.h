@@ -19,8 +19,8 @@ struct Scan {
     size_t inputs = 0, outputs = 0;
     int64_t is_reverse = 0;
     std::vector<int64_t> counts, numbers, next;
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_OUTPUT_COUNT, info, &outputs));
     RETURN_IF_FAILED(get_integer(info, "reverse", is_reverse));
     RETURN_IF_FAILED(get_integers(info, "counts", counts));
     RETURN_IF_FAILED(get_integers(info, "columns", program.columns));

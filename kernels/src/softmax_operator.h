@@ -11,7 +11,7 @@ namespace {
 struct MaskedSoftmax {
   ort::Status* read(const ort::KernelInfo* info) {
     size_t inputs = 0;
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
     return inputs == 1 ? nullptr : api->error("MaskedSoftmax has one input.");
   }
 
@@ -39,7 +39,7 @@ struct SoftmaxGradient {
 
   ort::Status* read(const ort::KernelInfo* info) {
     size_t inputs = 0;
-    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call(ort::GET_INPUT_COUNT, info, &inputs));
     RETURN_IF_FAILED(get_integer(info, "is_masked", is_masked));
     return inputs == 2 ? nullptr : api->error("SoftmaxGradient has two inputs.");
   }

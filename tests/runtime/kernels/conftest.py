@@ -1,12 +1,12 @@
-"""The library of operators, compiled once from each state of kernels/ (it takes 40 s)."""
+"""The library of operators, compiled by CMake once from each state of kernels/ (it takes 40 s)."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,19 +19,40 @@ KERNELS = ROOT / "kernels"
 COMPILED = ROOT / "build" / "tests"  # kept for the next run, of any Python: `make clean` removes it
 
 
+def build_library(path: Path) -> None:
+    """Compile the library in a folder of its own, which remains if that fails."""
+    folder = path.with_name(f"{path.stem}.{os.getpid()}")
+    ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
+    subprocess.run(["cmake", "-S", KERNELS, "-B", folder, *ninja], check=True)
+    subprocess.run(
+        ["cmake", "--build", folder, "--config", "Release", "--parallel", "2"], check=True
+    )
+    (built,) = folder.rglob("operators.so")
+    built.replace(path)
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session")
 def library_file() -> Path:
-    """The compiled library. Its name is a checksum of sources and compiler, so none is older."""
-    if shutil.which(os.environ.get("CXX", "c++").split()[0]) is None:
-        pytest.skip("no C++ compiler")  # tests/conftest.py demands one in CI
-    sources = sorted(path for path in KERNELS.rglob("*") if path.suffix in (".cpp", ".h", ".py"))
-    compiler = os.environ.get("CXX", "").encode()
-    digest = hashlib.sha256(compiler + b"".join(p.read_bytes() for p in sources)).hexdigest()
-    path = COMPILED / f"kernels-{digest[:16]}.so"
+    """The compiled library: that of the checkout if no source is newer, else one compiled for this.
+
+    Its name is a checksum of sources and compiler. The variable CXX names the compiler, as CMake
+    reads it.
+    """
+    sources = [KERNELS / "CMakeLists.txt", *sorted((KERNELS / "src").iterdir())]
+    installed = Path(library.__file__).with_name(library.LIBRARY.name)
+    if "CXX" not in os.environ and installed.exists():
+        newest = max(source.stat().st_mtime for source in sources)
+        if installed.stat().st_mtime > newest:
+            return installed
+    compiler = os.environ.get("CXX", "c++")
+    for program in ("cmake", shlex.split(compiler)[0]):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program}")  # tests/conftest.py demands a compiler in CI
+    contents = compiler.encode() + b"".join(source.read_bytes() for source in sources)
+    path = COMPILED / f"operators-{hashlib.sha256(contents).hexdigest()[:16]}.so"
     if not path.exists():
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        subprocess.run([sys.executable, KERNELS / "build_library.py", unfinished], check=True)
-        unfinished.replace(path)
+        build_library(path)
     return path
 
 
