@@ -6,7 +6,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from onnxfit.imports import versions  # before everything else
+from onnxfit import imports  # noqa: F401  # before everything else
+from onnxfit.environment import versions
 
 if TYPE_CHECKING:
     # Type checkers do not call `__getattr__` below, so they need these imports.

@@ -12,11 +12,11 @@ A message says what happened, what was given, what was expected, and how to fix 
     │   └── MissingAttributeError (AttributeError)  an object lacks an attribute
     ├── DataError            (ValueError)    a batch, a label or a shape does not fit the model
     ├── CheckpointError      (ValueError)    a checkpoint cannot be written or read
-    ├── InstallationError    (RuntimeError)  an installed package is missing or lacks a feature
+    ├── InstallationError    (ImportError, RuntimeError)  a package is missing or lacks a feature
     ├── StepError            (RuntimeError)  onnxruntime failed to compile or run a step
     └── DivergenceError      (RuntimeError)  the loss became NaN or infinite
 
-The class in brackets is a base class, too, so that `except ValueError` works as expected.
+The classes in brackets are base classes, too, so that `except ValueError` works as expected.
 """
 
 from __future__ import annotations
@@ -199,8 +199,12 @@ class CheckpointError(OnnxfitError, ValueError):
     """A checkpoint cannot be written or read."""
 
 
-class InstallationError(OnnxfitError, RuntimeError):
-    """An installed package is missing, or lacks a feature."""
+class InstallationError(OnnxfitError, ImportError, RuntimeError):
+    """A package is missing or broken, or lacks a feature.
+
+    It is an ImportError, so that programs for which onnxfit is optional can catch it: `from onnxfit
+    import Trainer` raises it if onnxruntime is missing.
+    """
 
 
 class StepError(OnnxfitError, RuntimeError):

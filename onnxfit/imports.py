@@ -10,9 +10,7 @@ onnx-ir has for arithmetic with the names of sizes; with the training build of o
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -155,21 +153,3 @@ class _Finder(MetaPathFinder):
 
 
 sys.meta_path.insert(0, _Finder())
-
-PACKAGES = (
-    "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime",
-    "numpy", "safetensors", "tensorboardX", "tqdm", "click", "onnxfit-kernels",
-)  # fmt: skip
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that onnxfit uses, for bug reports."""
-    # platform.platform() would start the program `uname`.
-    system = "-".join((platform.system(), platform.release(), platform.machine()))
-    versions = {"python": platform.python_version(), "platform": system}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

@@ -19,7 +19,9 @@ GROUPS = {
     "losses, metrics, optimizers,\npenalties, schedules": (
         "losses", "metrics", "optimizers", "penalties", "schedules",
     ),
-    "errors, files, registry, imports": ("errors", "files", "registry", "imports"),
+    "errors, environment,\nfiles, registry, imports": (
+        "errors", "environment", "files", "registry", "imports",
+    ),
 }  # fmt: skip
 HIDDEN = {"onnxfit", "__main__", "__version__"}  # they import everything
 FONT = {"fontname": "Helvetica", "fontsize": "11"}

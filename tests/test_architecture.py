@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A unit is a folder of onnxfit/, or a module beside it. Imports go from higher layers to lower
 # ones, and within a layer, as long as they do not go in a circle.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "plumbing": ("errors", "imports", "files", "registry"),
+    "plumbing": ("errors", "environment", "imports", "files", "registry"),
     "messages between processes": ("distributed",),
     "graph": ("graph",),
     "drawing": ("drawing",),
@@ -45,7 +45,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
 FORMULAS = ("penalties", "losses", "metrics", "optimizers")
 LATE_IMPORT_OF_FORMULAS = "onnxfit.gradients.functions"
 
-ONNXRUNTIME_FOLDERS = ("onnxfit/runtime/", "onnxfit/gradients/onnxruntime/")
+ONNXRUNTIME_FOLDERS = (
+    "onnxfit/runtime/",
+    "onnxfit/gradients/onnxruntime/",
+    "onnxfit/environment.py",  # finds out whether it is installed
+)
 MAX_ROOT_MODULES = 14
 MAX_FILE_LINES = 600
 MAX_TRAINER_LINES = 400

@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -488,6 +489,29 @@ def test_every_public_callable_has_a_case() -> None:
         if callable(member) and not (inspect.isclass(member) and issubclass(member, Exception))
     }
     assert callables - covered == set()
+
+
+def test_the_tree_of_exceptions_is_the_documented_one() -> None:
+    """Each class stands below its base class, with its other bases in brackets."""
+    documented = {}
+    above = {4: "Exception"}
+    for line in (onnxfit.errors.__doc__ or "").splitlines():
+        found = re.match(r"( {4}[ │├└─]*)(\w+Error)\b(?: *\(([\w, ]+)\))?", line)
+        if found is not None:
+            column, name = len(found[1]), found[2]
+            documented[name] = [above[column], *re.findall(r"\w+", found[3] or "")]
+            above[column + 4] = name
+    assert documented == {
+        name: [base.__name__ for base in getattr(onnxfit.errors, name).__bases__]
+        for name in onnxfit.errors.__all__
+    }
+
+
+@pytest.mark.parametrize("error", [onnxfit.errors.InstallationError, onnxfit.errors.ModelError])
+def test_exceptions_can_be_pickled(error: type[OnnxfitError]) -> None:
+    copied = pickle.loads(pickle.dumps(error("a message")))
+    assert type(copied) is error
+    assert str(copied) == "a message"
 
 
 @pytest.mark.parametrize("action", [pickle.dumps, copy.copy, copy.deepcopy])

@@ -21,7 +21,7 @@ from onnxfit import __version__
 from onnxfit.cli import ranks
 from onnxfit.cli.ranks import ARGUMENTS
 from onnxfit.distributed.find import launched_ranks
-from onnxfit.errors import OnnxfitError
+from onnxfit.errors import InstallationError, OnnxfitError
 
 __all__ = ["main"]
 
@@ -46,6 +46,17 @@ COMMAND_ORDER = (
     "ops",
     "draw",
 )
+
+
+class UnavailableCommand(click.Command):
+    """Command whose module needs a package that is missing. It raises the error when it is run."""
+
+    def __init__(self, name: str, error: InstallationError) -> None:
+        super().__init__(name, short_help="(needs onnxruntime)")
+        self.error = error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        raise self.error
 
 
 class CommandGroup(click.Group):
@@ -96,7 +107,13 @@ class CommandGroup(click.Group):
                 ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = [name for name in _module_names() if self.get_command(ctx, name)]
+        commands = {name: self.get_command(ctx, name) for name in _module_names()}
+        # Without onnxruntime, modules that are no commands cannot be told from those that are.
+        names = [
+            name
+            for name, command in commands.items()
+            if command and (name in COMMAND_ORDER or not isinstance(command, UnavailableCommand))
+        ]
         first = [name for name in COMMAND_ORDER if name in names]
         return first + sorted(set(names) - set(first))
 
@@ -104,7 +121,10 @@ class CommandGroup(click.Group):
         if cmd_name not in _module_names():
             return None
         name = cmd_name.replace("-", "_")
-        module = import_module(f"{__name__}.{name}")
+        try:
+            module = import_module(f"{__name__}.{name}")
+        except InstallationError as error:
+            return UnavailableCommand(cmd_name, error)
         if name not in getattr(module, "__all__", ()):
             return None
         command = getattr(module, name)

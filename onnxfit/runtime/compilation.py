@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from onnxfit.environment import warn_of_mixed_distributions
 from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.graph.completion import opset_of
@@ -78,6 +79,7 @@ def compile_model(
             " integers, and would draw the same random numbers in every step. Use another device,"
             " such as device='cpu'."
         )
+    warn_of_mixed_distributions()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     if pausable:

@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 from onnxruntime.capi import _pybind_state as C
 
+from onnxfit.environment import warn_of_mixed_distributions
 from onnxfit.errors import InstallationError, SettingError
 from onnxfit.step.providers import PROVIDERS, Provider
 
@@ -50,6 +51,7 @@ class Device:
                 f"device must be one of {kinds}, or have a number as in 'cuda:1', got {name!r}."
                 f"{_hint(name)}"
             )
+        warn_of_mixed_distributions()
         device = Device(match[1], int(match[2] or 0))
         offered = onnxruntime.get_available_providers()
         try:

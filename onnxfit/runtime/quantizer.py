@@ -19,6 +19,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from onnxfit.environment import warn_of_mixed_distributions
 from onnxfit.errors import DataError, InstallationError, ModelError, StepError
 from onnxfit.imports import uninstalled
 from onnxfit.runtime.values import Array
@@ -40,6 +41,7 @@ def optimize(model: onnx.ModelProto) -> onnx.ModelProto:
     BatchNormalization becomes part of the convolution before it, and constants are computed.
     Raises ModelError for a model that onnxruntime cannot run.
     """
+    warn_of_mixed_distributions()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised as exceptions
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -13,9 +13,9 @@ import onnx
 
 from onnxfit.data import Source
 from onnxfit.distributed.world import World
+from onnxfit.environment import versions
 from onnxfit.errors import DataError, SettingError
 from onnxfit.files import refusing_misfits
-from onnxfit.imports import versions
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.precision import StepPrecision
 from onnxfit.step.tracker import Tracker

@@ -12,11 +12,11 @@ from typing import Any
 import onnx
 
 from onnxfit.data.order import checked_batch_size
+from onnxfit.environment import versions
 from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.files import require_path, write_folder
 from onnxfit.graph import names
 from onnxfit.graph.training_form import to_inference_form
-from onnxfit.imports import versions
 from onnxfit.registry import check_arguments
 from onnxfit.training.position import PendingFit
 from onnxfit.training.saved import SavedTrainer

@@ -9,6 +9,7 @@ are constants for the builder.
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
+from onnxfit.environment import installed_distributions, reinstallation, require_onnxruntime
 from onnxfit.errors import GradientError, InstallationError
 from onnxfit.gradients.blocker import TYPED, Blocker, check_ends, refuse, without_consequences
 
@@ -61,36 +63,38 @@ def add_gradients(
 def require_builder() -> Any:
     """Return onnxruntime's C module, which has the gradient builder.
 
-    Raises InstallationError, with the command that installs a build with a gradient builder.
+    Raises InstallationError, with the commands that install a build with a gradient builder.
     """
-    wheels = (
-        "onnxruntime-training-cpu (Python up to 3.12) or, on Linux, onnxruntime-training (Python up"
-        " to 3.11)"
-    )
-    try:
-        import onnxruntime
-        from onnxruntime.capi import _pybind_state as module
-    except ImportError as error:
-        raise InstallationError(
-            f"onnxruntime cannot be imported ({error}). Run pip install {wheels}."
-        ) from error
+    onnxruntime = require_onnxruntime()
+    from onnxruntime.capi import _pybind_state as module
+
     if not hasattr(module, "GradientGraphBuilder"):
         problem = (
-            f"The installed onnxruntime {getattr(onnxruntime, '__version__', '')} is an inference"
-            " build, which has no gradients."
+            f"The installed onnxruntime {onnxruntime.__version__} is an inference build, which has"
+            " no gradient builder."
         )
-        if sys.version_info >= (3, 13):
+        if not _has_training_wheel():
             raise InstallationError(
                 f"{problem} The training build has no wheel for Python"
-                f" {sys.version_info[0]}.{sys.version_info[1]}. Use {wheels}."
+                f" {sys.version_info[0]}.{sys.version_info[1]} on {platform.system()}"
+                f" {platform.machine()}, only for Python 3.10 to 3.12 on x86-64 and macOS."
+                " gradient='onnx' needs no builder."
             )
         raise InstallationError(
-            f"{problem} If both builds are installed, one overwrites the other. Run\n"
-            "  pip uninstall -y onnxruntime onnxruntime-training onnxruntime-training-cpu\n"
-            "  pip install --force-reinstall onnxruntime-training-cpu"
+            reinstallation(problem, installed_distributions(), '"onnxfit[ort-training]"')
         )
     onnxruntime.set_default_logger_severity(3)
     return module
+
+
+def _has_training_wheel() -> bool:
+    """Return whether onnxruntime-training or onnxruntime-training-cpu has a wheel for this Python.
+
+    The former has wheels for Linux on x86-64 and Python up to 3.11, the latter for all other cases.
+    """
+    machine = platform.machine()
+    on_linux = platform.system() == "Linux"
+    return sys.version_info < (3, 13) and (machine == "x86_64" if on_linux else machine != "ARM64")
 
 
 class LoweredModel:

@@ -7,8 +7,6 @@ never wrong.
 from __future__ import annotations
 
 import re
-import sys
-import types
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,7 +18,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnxfit import Trainer
-from onnxfit.errors import GradientError, InstallationError
+from onnxfit.errors import GradientError
 from onnxfit.gradients import reachable
 from onnxfit.gradients.onnxruntime import builder as source
 from onnxfit.graph.model import infer_shapes
@@ -1570,36 +1568,6 @@ def test_float64_is_differentiated_in_float64_or_refused() -> None:
     )
     with pytest.raises(GradientError, match="float32 only"):
         source.add_gradients(single, "loss", ["a"])
-
-
-# The installation
-# ------------------------------------------------------------------------------------------------------------
-
-
-def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(
-        InstallationError, match=r"cannot be imported.*pip install onnxruntime-training-cpu"
-    ):
-        source.require_builder()
-
-
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [
-        ((3, 11), r"(?s)inference build.*pip uninstall -y.*--force-reinstall"),
-        ((3, 13), r"no wheel for Python 3\.13"),
-    ],
-)
-def test_with_an_inference_build(
-    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], message: str
-) -> None:
-    plain = types.ModuleType("onnxruntime.capi._pybind_state")
-    monkeypatch.setattr(onnxruntime.capi, "_pybind_state", plain)
-    monkeypatch.setitem(sys.modules, plain.__name__, plain)
-    monkeypatch.setattr(sys, "version_info", version)
-    with pytest.raises(InstallationError, match=message):
-        source.require_builder()
 
 
 # Which weights a loss depends on
