@@ -15,13 +15,13 @@ graphs are captured that are known to succeed.
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import lru_cache
 from typing import Any
 
 import onnx
 import onnxruntime
 
+from onnxfit.environment import is_switched_off
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.version import onnxruntime_version
 
@@ -51,7 +51,7 @@ def is_capturable(model: onnx.ModelProto, device: Device) -> bool:
     """Return whether onnxruntime may capture the runs of a model."""
     return (
         device.kind == "cuda"
-        and os.environ.get(SWITCH) != "off"
+        and not is_switched_off(SWITCH)
         and onnxruntime_version() >= FIRST_VERSION
         and all(_is_capturable(node) for node in model.graph.node)
         and not _has_constant_output(model.graph)

@@ -87,8 +87,9 @@ def test_neither_an_old_onnxruntime_nor_a_switch_that_is_off_captures(
     with monkeypatch.context() as old:
         old.setattr(cuda_graphs, "onnxruntime_version", lambda: (1, 17))
         assert not is_capturable(parsed("dense"), CUDA)
-    monkeypatch.setenv(cuda_graphs.SWITCH, "off")
-    assert not is_capturable(parsed("dense"), CUDA)
+    for value in ("off", "OFF"):
+        monkeypatch.setenv(cuda_graphs.SWITCH, value)
+        assert not is_capturable(parsed("dense"), CUDA)
 
 
 def test_each_set_of_the_state_has_a_graph_of_its_own() -> None:

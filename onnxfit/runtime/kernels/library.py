@@ -6,15 +6,17 @@ No other library is loaded: no file that onnxfit reads can name one.
 from __future__ import annotations
 
 import ctypes
-import os
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper
 
+from onnxfit.environment import is_switched_off
 from onnxfit.errors import warn_user
 
 DOMAIN = "onnxfit.kernels"
@@ -27,7 +29,33 @@ def library_path() -> str | None:
 
     A library that cannot be used is reported by one warning.
     """
-    return None if os.environ.get(SWITCH, "").lower() == "off" else usable_library()
+    return None if is_switched_off(SWITCH) else usable_library()
+
+
+@dataclass(frozen=True)
+class LibraryStatus:
+    """Whether this process uses the operators.
+
+    - `state`: "used", or why they are not.
+    - `detail`: the reason for the state, or the operators that are not used; may be empty.
+    """
+
+    state: Literal["used", "switched off", "missing", "unusable"]
+    detail: str = ""
+
+
+def status() -> LibraryStatus:
+    """Return whether the operators are used, and the reason if they are not."""
+    if is_switched_off(SWITCH):
+        return LibraryStatus("switched off", f"by the environment variable {SWITCH}")
+    if not LIBRARY.exists():
+        return LibraryStatus("missing", f"{LIBRARY.name} was not compiled")
+    problem = _problem(str(LIBRARY))
+    if problem is not None:
+        return LibraryStatus("unusable", problem)
+    if not has_products(str(LIBRARY)):
+        return LibraryStatus("used", "except for matrix products, which need AVX2")
+    return LibraryStatus("used")
 
 
 @cache

@@ -172,8 +172,19 @@ def test_the_other_backend_follows(kernels: Path) -> None:
 @pytest.mark.parametrize("off", ["off", "OFF", "Off"])
 def test_the_switch(off: str, kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library_path() == str(kernels)
+    assert library.status().state == "used"
     monkeypatch.setenv(library.SWITCH, off)
     assert library_path() is None
+    assert library.status().state == "switched off"
+    assert library.SWITCH in library.status().detail
+
+
+def test_the_status_names_operators_that_the_processor_lacks(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "has_products", lambda path: False)
+    assert library.status().state == "used"
+    assert "AVX2" in library.status().detail
 
 
 def test_a_checkout_imports_its_own_library() -> None:
@@ -191,6 +202,7 @@ def test_without_the_library_nothing_is_said(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert library_path() is None
+        assert library.status() == library.LibraryStatus("missing", "operators.so was not compiled")
     library.usable_library.cache_clear()
 
 
@@ -209,6 +221,9 @@ def test_a_useless_library_is_one_warning(
     with pytest.warns(UserWarning, match=r"pip install --force-reinstall") as caught:
         _, losses = trained("mlp", Adam(0.01))
     assert len(caught) == 1
-    assert len(str(caught[0].message).splitlines()) <= 4
+    message = str(caught[0].message)
+    assert len(message.splitlines()) <= 4
+    assert library.status().state == "unusable"
+    assert f"{library.status().detail}." in message
     library.usable_library.cache_clear()
     assert losses[-1] < losses[0]
