@@ -321,6 +321,7 @@ def test_the_command_line_without_onnxruntime(
     assert helped.returncode == 0
     listed = helped.stdout.split("Commands:")[1]
     assert "  fit  " in listed
+    assert "  doctor  " in listed
     assert "  job  " not in listed  # a module that is no command
     for arguments in (["fit", "m.onnx", "--epochs", "3"], ["quantize", "--help"]):
         result = run_python(tmp_path, "-m", "onnxfit", *arguments)

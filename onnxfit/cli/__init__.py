@@ -45,6 +45,7 @@ COMMAND_ORDER = (
     "dequantize",
     "ops",
     "draw",
+    "doctor",
 )
 
 
@@ -52,7 +53,7 @@ class UnavailableCommand(click.Command):
     """Command whose module needs a package that is missing. It raises the error when it is run."""
 
     def __init__(self, name: str, error: InstallationError) -> None:
-        super().__init__(name, short_help="(needs onnxruntime)")
+        super().__init__(name, short_help="(needs onnxruntime: run `onnxfit doctor`)")
         self.error = error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

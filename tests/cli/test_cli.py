@@ -108,7 +108,9 @@ def test_a_command_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert done("greet", "m.onnx") == "Hello, m.onnx\n"
         listed = main.list_commands(click.Context(main))
         assert listed == [*COMMANDS_IN_ORDER, "greet"], "and nothing that is no command"
-        assert re.search(r"^  draw .*\n  greet +Say hello to a model", done("--help"), re.MULTILINE)
+        assert re.search(
+            r"^  doctor .*\n  greet +Say hello to a model", done("--help"), re.MULTILINE
+        )
         assert "No such command" in refused("helper", code=2)
     finally:
         for name in ("greet", "helper"):
