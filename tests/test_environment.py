@@ -163,7 +163,8 @@ def test_the_versions_are_found_without_another_program() -> None:
 
 USES = {
     "a trainer": "onnxfit.Trainer(MODEL, loss='mse')",
-    "another trainer": "onnxfit.Trainer(MODEL)",
+    "a trainer without a loss": "onnxfit.Trainer(MODEL)",
+    "a device that is missing": "with suppress(onnxfit.InstallationError): Trainer(MODEL, device='rocm')",
     "quantize": "onnxfit.quantize(MODEL, X)",
     "a session": "onnxfit.dynamic_batch(MODEL)",
 }
@@ -171,13 +172,16 @@ PREPARE = """if True:
     import warnings
     warnings.simplefilter("always")
     with warnings.catch_warnings(record=True) as caught:
+        from contextlib import suppress
         import json, numpy as np, onnx.parser, onnxfit
         from onnxfit import Trainer, quantize, dynamic_batch, inspect
         MODEL = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
             g (float[4, 2] x) => (float[4, 2] y) <float[2, 2] w = {1, 2, 3, 4}>
             { y = MatMul(x, w) }''')
         X = np.ones((4, 2), np.float32)
-        early = len(caught)
+        def count():
+            return sum("pip uninstall" in str(each.message) for each in caught)
+        counts = [count()]
 """
 
 
@@ -187,21 +191,24 @@ def test_the_first_use_warns_once(tmp_path: Path, use: str) -> None:
     (tmp_path / "onnxruntime").symlink_to(REAL)
     add_distribution(tmp_path, "onnxruntime")
     add_distribution(tmp_path, "onnxruntime-gpu", "1.2.3")
-    code = f"{PREPARE}        {USES[use]}\n        onnxfit.Trainer(MODEL, loss='mse')\n"
-    code += "    texts = [str(c.message) for c in caught if 'pip uninstall' in str(c.message)]\n"
-    code += "    print(json.dumps([early, texts, [c.filename for c in caught]]))"
+    code = f"""{PREPARE}
+        {USES[use]}
+        counts.append(count())
+        onnxfit.Trainer(MODEL, loss='mse')
+        counts.append(count())
+    found = [each for each in caught if "pip uninstall" in str(each.message)]
+    print(json.dumps([counts, str(found[0].message), found[0].filename]))"""
     result = run_python(tmp_path, "-c", code)
     assert result.returncode == 0, result.stderr
-    early, texts, files = json.loads(result.stdout)
-    assert early == 0
-    (message,) = texts
+    counts, message, file = json.loads(result.stdout)
+    assert counts == [0, 1, 1]
+    assert file == "<string>"  # the line of the user
     assert message.splitlines() == [
         f"onnxruntime-gpu 1.2.3 and onnxruntime {VERSION} have overwritten each other's files. Keep"
         " one of them, for example onnxruntime-gpu. Run",
         "  pip uninstall -y onnxruntime-gpu onnxruntime",
         "  pip install onnxruntime-gpu",
     ]
-    assert "<string>" in files  # the line of the user
 
 
 # No onnxruntime, or a broken one
