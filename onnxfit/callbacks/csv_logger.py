@@ -81,8 +81,9 @@ class _FileLogger(StatefulCallback):
         A last line without a line end is left out: the process was killed while writing it.
         """
         try:
-            text = self.filename.read_text(encoding="utf-8") if self.filename.exists() else ""
-            lines = text.splitlines(keepends=True)
+            text = self.filename.read_bytes().decode() if self.filename.exists() else ""
+            # Only "\n" ends a line: names may contain the other separators that splitlines knows.
+            lines = list(io.StringIO(text))
             if lines and not lines[-1].endswith("\n"):
                 lines.pop()
             rows = self._parse(lines)
@@ -170,9 +171,15 @@ class CSVLogger(_FileLogger):
 
 
 def _table(rows: list[Row], columns: list[str], separator: str) -> str:
-    text = io.StringIO()
-    csv.DictWriter(text, columns, delimiter=separator, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, columns, delimiter=separator, lineterminator="\r\n")
+    lines = []
+    for row in rows:  # with "\n" as its line end, the writer would not quote "\r" in a name
+        table.writerow(row)
+        lines.append(text.getvalue().removesuffix("\r\n") + "\n")
+        text.seek(0)
+        text.truncate()
+    return "".join(lines)
 
 
 class JSONLLogger(_FileLogger):

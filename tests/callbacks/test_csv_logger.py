@@ -1,5 +1,6 @@
 """CSVLogger and JSONLLogger."""
 
+import csv
 import json
 
 import pytest
@@ -51,6 +52,21 @@ def test_appending_goes_on_under_one_header_and_beginning_afresh_replaces(tmp_pa
     assert len(text.splitlines()) == (4 if kind is CSVLogger else 3)
     fit(kind(path), epochs=1)
     assert len(path.read_text().splitlines()) == (2 if kind is CSVLogger else 1)
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
+@pytest.mark.parametrize("separator", list("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r\n"))
+def test_a_name_may_contain_a_separator_of_lines(tmp_path, kind, separator):
+    path, name = tmp_path / "log", f"two{separator}lines"
+    log = LambdaCallback(on_epoch_end=lambda epoch, logs: log.trainer.log(name, epoch))
+    fit(log, kind(path), epochs=2)
+    fit(log, kind(path, append=True), epochs=1)
+    if kind is CSVLogger:
+        with open(path, encoding="utf-8", newline="") as file:
+            table = list(csv.DictReader(file))
+    else:
+        table = [json.loads(line) for line in path.read_bytes().decode().split("\n")[:-1]]
+    assert [float(row[name]) for row in table] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
