@@ -12,10 +12,10 @@ from onnxfit.callbacks import file_template
 from onnxfit.callbacks.background import SavingCallback
 from onnxfit.callbacks.checks import require_adapters, require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
-from onnxfit.callbacks.monitor import Monitor
+from onnxfit.callbacks.monitor import Monitor, may_log
 from onnxfit.callbacks.progress import print_line
 from onnxfit.callbacks.stateful_callback import StatefulCallback
-from onnxfit.errors import CheckpointError, SettingError, UnknownNameError
+from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import (
     NUMBER,
     STEP,
@@ -40,9 +40,9 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
 
     - `filepath`: a file, or a template such as "checkpoints/{epoch:03d}-{val_loss:.3f}.ckpt". Its
       fields are `epoch` (counted from 1, as in Keras and in the progress bar), `step`
-      (`trainer.global_step`) and every name in the logs. Missing folders are created. An existing
-      file is replaced atomically: if the process is killed, either the old file or the complete new
-      file remains.
+      (`trainer.global_step`) and every name in the logs, also one with ":", "/", "." or "[", such
+      as "{val_Identity:0_loss:.3f}". Missing folders are created. An existing file is replaced
+      atomically: if the process is killed, either the old file or the complete new file remains.
     - `monitor`: the metric that ranks checkpoints. NaN ranks worst.
     - `verbose`: 1 prints a line for every checkpoint; 0 is silent.
     - `save_best_only`: save only if the metric is better than ever before. If the logs lack it,
@@ -76,9 +76,10 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     paths. With `average_every=k`, `save_freq` and `every_n_steps` must be multiples of k.
 
     SettingError: a setting is out of its range, or, before the first step, `monitor` decides what
-    is saved and names nothing that the `fit` can compute. UnknownNameError (a KeyError), at the
-    first save: the template names a metric that the logs lack. CheckpointError: a file could not be
-    written; with `background=True`, the next save or the end of training raises it.
+    is saved and names nothing that the `fit` can compute. UnknownNameError (a KeyError), before the
+    first step: the template names a metric that the `fit` does not compute; at the first save, if
+    another callback might have logged it. CheckpointError: a file could not be written; with
+    `background=True`, the next save or the end of training raises it.
 
     >>> best = ModelCheckpoint("best.ckpt", monitor="val_accuracy", save_best_only=True)
     >>> ModelCheckpoint("model.onnx")  # doctest: +ELLIPSIS
@@ -170,7 +171,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
                 " .ckpt."
             )
         fields = file_template.fields(self.filepath)
-        if any(not field or field.isdigit() for field in fields):
+        if any(not field.partition(":")[0] or field.isdigit() for field in fields):
             raise SettingError(
                 "ModelCheckpoint needs a name in every field of filepath, as in"
                 f" '{{epoch}}-{{val_loss:.3f}}.ckpt', got {self.filepath!r}."
@@ -188,16 +189,16 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     @property
     def folder(self) -> Path:
         """Innermost folder of `filepath` whose name has no field."""
-        folder = Path(self.filepath).parent
-        while file_template.fields(str(folder)):
-            folder = folder.parent
-        return folder
+        folder, _ = file_template.split_path(self.filepath)
+        while file_template.fields(folder):
+            folder, _ = file_template.split_path(folder)
+        return Path(file_template.fill(folder, {}))
 
     @property
     def last_path(self) -> str:
         """Path of the file that `save_last` writes, in `folder`."""
-        name = Path(self.filepath).name
-        literal = "".join(text for text, *_ in file_template.parts(name))
+        _, name = file_template.split_path(self.filepath)
+        literal = "".join(text for text, _ in file_template.parts(name))
         return str(self.folder / f"last{Path('_' + literal).suffix}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -271,6 +272,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         super().on_train_begin(logs)
         if self._monitor_decides:
             self.monitor.require(self.callbacks, at_batches=self._saves_at_batches)
+        self._require_fields()
         if self.adapters_only:
             require_adapters(self.trainer.settings)
         self.monitor.start(self.trainer)
@@ -394,22 +396,19 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         print_line(f"Epoch {self._epoch + 1}: ModelCheckpoint saves {path}{change}.")
 
     def _fill(self, logs: Logs) -> str:
-        fields = {
-            "epoch": self._epoch + 1,
-            "step": self.trainer.global_step,
-            **{name: logs[name] for name in file_template.fields(self.filepath) if name in logs},
-        }
-        for name in file_template.fields(self.filepath):
-            if name not in fields:
-                raise UnknownNameError(
-                    f"field of the filepath {self.filepath!r}", name, {"epoch", "step", *logs}
-                )
-        try:
-            return self.filepath.format(**fields)
-        except (ValueError, LookupError, AttributeError, TypeError) as error:
-            raise SettingError(
-                f"ModelCheckpoint cannot fill the path template {self.filepath!r}: {error}."
-            ) from None
+        own = {"epoch": self._epoch + 1, "step": self.trainer.global_step}
+        return file_template.fill(self.filepath, {**logs, **own})
+
+    def _require_fields(self) -> None:
+        """Raise the errors of `_fill` before the first step, for the figures of the running `fit`.
+
+        No error is raised if another callback may log a figure.
+        """
+        callbacks = self.callbacks
+        figures = callbacks.batch_figures if self._saves_at_batches else callbacks.figures
+        if figures is not None and not any(map(may_log, callbacks)):
+            values = {**dict.fromkeys(figures, 1.0), "epoch": 1, "step": 1}
+            file_template.fill(self.filepath, values)
 
     def _writer(self) -> Callable[[str], object]:
         """Return a function that writes the current training state to a path, even later."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import threading
@@ -64,31 +65,32 @@ class CheckpointLayout:
     All files are in one folder. The template may be a folder, for one file `last.onnxfit`.
 
     - `path`: the template of the checkpoints' names, including the folder.
+    - `name`: the template without the folder.
     - `interrupted`: the checkpoint that is written after Ctrl-C.
     - `options_path`: the JSON file with the options of the training.
     """
 
     def __init__(self, template: str) -> None:
-        path = Path(template)
-        if template.endswith(("/", os.sep)) or path.is_dir():
-            path = path / f"last{checkpoint.SUFFIX}"
-        self.path = path
-        self.folder = path.parent
-        if file_template.fields(str(self.folder)):
+        if template.endswith(("/", os.sep)) or Path(template).is_dir():
+            template = str(Path(template) / f"last{checkpoint.SUFFIX}")
+        folder, self.name = file_template.split_path(template)
+        self.folder = Path(folder)
+        self.path = os.path.join(folder, self.name)
+        if file_template.fields(folder):
             raise SettingError(
                 "--checkpoint may have fields such as {epoch} in the name of the file, but not of"
                 f" its folder, got {template!r}."
             )
-        if path.suffix == ".onnx":
+        if self.name.endswith(".onnx"):
             raise SettingError(
                 f"--checkpoint writes a training state, not an .onnx file, got {template!r}. Use"
                 " --output to write the model."
             )
         # name of the file, with fields by their names
-        name = "".join(text + (field or "") for text, field, _ in file_template.parts(path.name))
-        self.interrupted = self.folder / (name if name == path.name else f"interrupted-{name}")
+        name = "".join(text + _file_name(field) for text, field in file_template.parts(self.name))
+        self.interrupted = self.folder / (name if name == self.name else f"interrupted-{name}")
         self.options_path = self.folder / f"{name}.json"
-        self._pattern = file_template.pattern(path.name)
+        self._pattern = file_template.pattern(self.name)
 
     def matches(self, path: Path) -> bool:
         """Return whether a file has the name of one of these checkpoints."""
@@ -112,6 +114,12 @@ class CheckpointLayout:
         write_atomically(self.options_path, lambda file: file.write(text.encode()))
 
 
+def _file_name(field: str | None) -> str:
+    """Return the name of a field, without its format, as a part of a file's name."""
+    name, _ = file_template.split(field or "", ())
+    return re.sub(r"[/\\]", "_", name)
+
+
 def read_options(path: Path) -> tuple[Options, bool]:
     """Return the options of the training at `path`, and whether it is finished.
 
@@ -125,7 +133,7 @@ def read_options(path: Path) -> tuple[Options, bool]:
             contents = json.loads(options_path.read_bytes())
             layout = _layout(contents["options"], folder)
             if contents["onnxfit"] == "fit" and (path.is_dir() or layout.matches(path)):
-                options = {**contents["options"], "checkpoint": str(layout.path)}
+                options = {**contents["options"], "checkpoint": layout.path}
                 candidates.append((options_path, options, bool(contents["finished"])))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue  # not a file of `onnxfit fit`
@@ -151,7 +159,7 @@ def _layout(fit_options: Options, folder: Path) -> CheckpointLayout:
     Only the name in the saved path counts. CheckpointError: this name is not the name of a file.
     """
     folder = folder.resolve()
-    layout = CheckpointLayout(str(folder / CheckpointLayout(fit_options["checkpoint"]).path.name))
+    layout = CheckpointLayout(str(folder / CheckpointLayout(fit_options["checkpoint"]).name))
     if layout.folder != folder:  # the name is `..`, or names a folder
         raise CheckpointError(
             f"The options in {str(folder)!r} have --checkpoint {fit_options['checkpoint']!r}, which"

@@ -45,6 +45,63 @@ def test_a_field_that_the_logs_lack_is_a_key_error_that_names_those_there_are(tm
     assert files(tmp_path) == []
 
 
+NAMES = [
+    ("StatefulPartitionedCall:0", "StatefulPartitionedCall:1"),
+    ("/head/Gemm_output_0", "/aux/Gemm_output_0"),
+    ("model.head", "model.aux"),
+    ("a[0]", "a[1]"),
+    ("x!r", "x!s"),
+    ("a:.3f", "a"),  # the second output and a format have the name of the first
+]
+
+
+def two_outputs(*names):
+    """Return a trainer of y = w x and y = v x whose outputs have these names."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> two (float[N, 1] x) => (float[N, 1] A,
+        float[N, 1] B) <float[1, 1] w = {1}, float[1, 1] v = {2}> { A = MatMul(x, w)
+        B = MatMul(x, v) }"""
+    )
+    for node, output, name in zip(model.graph.node, model.graph.output, names):
+        node.output[0] = output.name = name
+    return onnxfit.Trainer(model, loss=dict.fromkeys(names, "mse"), optimizer=0.01)
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_the_template_takes_every_name_that_an_output_has(tmp_path, names):
+    on = two_outputs(*names)
+    labels = dict.fromkeys(names, Y2)
+    template = "-".join(f"{{{name}_loss:.3f}}" for name in names)
+    checkpoint = ModelCheckpoint(f"{tmp_path}/a/{template}.ckpt", save_last=True)
+    history = on.fit(X2, labels, epochs=1, verbose=0, callbacks=checkpoint).history
+    own = "-".join(f"{history[f'{name}_loss'][0]:.3f}" for name in names)
+    assert files(tmp_path / "a") == [f"{own}.ckpt", "last.ckpt"]
+    onnxfit.Trainer.load(tmp_path / "a" / f"{own}.ckpt").fit(
+        X2, labels, epochs=2, verbose=0, callbacks=checkpoint
+    )
+    assert checkpoint.best_model_path != str(tmp_path / "a" / f"{own}.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("{val_loss:.3f}", r"called 'val_loss'.*Known: A:0_loss, A:1_loss,"),
+        ("{A:0_los:.3f}", r"called 'A:0_los'. Did you mean 'A:0_loss'"),
+        ("{loss:d}", r"in its field \{loss:d\}, Unknown format code 'd'"),
+        ("{epoch:.3s}", r"in its field \{epoch:.3s\}"),
+    ],
+)
+@pytest.mark.parametrize("save_freq", ["epoch", 1])
+def test_a_template_that_cannot_be_filled_is_refused_before_the_first_step(
+    tmp_path, field, message, save_freq
+):
+    on = two_outputs("A:0", "A:1")
+    checkpoint = ModelCheckpoint(tmp_path / f"{{epoch}}-{field}", save_freq=save_freq)
+    with pytest.raises(SettingError, match=message):
+        on.fit(X2, {"A:0": Y2, "A:1": Y2}, epochs=1, verbose=0, callbacks=checkpoint)
+    assert on.global_step == 0
+
+
 @pytest.mark.parametrize(("n", "epochs"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (3, [3]), (6, [])])
 def test_every_n_epochs(tmp_path, n, epochs):
     run([1] * 5, ModelCheckpoint(tmp_path / "{epoch}", every_n_epochs=n))
