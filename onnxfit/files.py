@@ -25,6 +25,20 @@ from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
 CHECKPOINT_ENTRY = "onnxfit.json"  # in the zip archive of a checkpoint
+# suffix -> the format that a file of this name has in other programs
+FORMATS = {
+    ".onnx": "an ONNX model",
+    ".ort": "a model in onnxruntime's own format",
+    ".onnx_adapter": "an adapter of onnxruntime",
+    **dict.fromkeys((".keras", ".h5", ".hdf5"), "a Keras file"),
+    **dict.fromkeys((".pt", ".pth", ".pt2"), "a PyTorch file"),
+    **dict.fromkeys((".pkl", ".pickle", ".joblib"), "a pickle"),
+    **dict.fromkeys((".npy", ".npz"), "a NumPy file"),
+    **dict.fromkeys((".pb", ".tflite"), "a TensorFlow file"),
+    ".safetensors": "a safetensors file",
+    ".gguf": "a GGUF file",
+    ".msgpack": "a Flax file",
+}
 MAX_COUNT = 2**62  # leaves room in int64 for adding to a count
 
 
@@ -209,6 +223,31 @@ def require_path(path: object) -> None:
         raise SettingError(f"The path of a file must be a string or a Path, got {path!r}.")
     if "\0" in text:
         raise SettingError(f"The path of a file must not have a null character, got {text!r}.")
+
+
+def require_suffix(path: str | os.PathLike[str], written: str, own: str, instead: str = "") -> None:
+    """Raise SettingError if a file to write has the suffix of another format in its name.
+
+    - `written`: the contents of the file, for the message.
+    - `own`: the suffix of their format.
+    - `instead`: a sentence for the message that says what else the user may want.
+    """
+    require_path(path)
+    suffix = Path(path).suffix.lower()
+    if suffix == own or suffix not in FORMATS:
+        return
+    raise SettingError(
+        f"{os.fspath(path)!r} would contain {written}, but {suffix} is the suffix of"
+        f" {FORMATS[suffix]}. Name the file {Path(path).with_suffix(own).name!r}.{instead}"
+    )
+
+
+def require_checkpoint_name(path: str | os.PathLike[str]) -> None:
+    """Raise SettingError if a checkpoint to write has the suffix of another format in its name."""
+    require_path(path)
+    model = f"{Path(path).stem}.onnx"
+    instead = f" The trained model is written by trainer.export({model!r})."
+    require_suffix(path, "a checkpoint of onnxfit", ".ckpt", instead)
 
 
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:

@@ -10,7 +10,7 @@ from onnxfit.callbacks.background import SavingCallback
 from onnxfit.callbacks.checks import require_adapters, require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import CheckpointError, warn_user
-from onnxfit.files import remove_leftovers, require_path
+from onnxfit.files import remove_leftovers, require_checkpoint_name, require_path
 from onnxfit.registry import check_arguments
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class BackupAndRestore(SavingCallback):
         require_at_least("BackupAndRestore", 1, every_n_steps=every_n_steps)
         require_save_freq("BackupAndRestore", save_freq)
         require_path(backup_dir)
+        require_checkpoint_name(backup_dir)
         self.backup_dir = Path(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint

@@ -24,6 +24,8 @@ from onnxfit.files import (
     optional,
     pair_of,
     remove_leftovers,
+    require_checkpoint_name,
+    require_suffix,
     require_types,
     write_atomically,
 )
@@ -75,17 +77,18 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     state was loaded. With several processes, rank 0 writes the files, and all processes know their
     paths. With `average_every=k`, `save_freq` and `every_n_steps` must be multiples of k.
 
-    SettingError: a setting is out of its range, or, before the first step, `monitor` decides what
+    SettingError: a setting is out of its range, `filepath` has the suffix of another format (such
+    as `.keras`, `.h5` or `.pt`), or, before the first step, `monitor` decides what
     is saved and names nothing that the `fit` can compute. UnknownNameError (a KeyError), before the
     first step: the template names a metric that the `fit` does not compute; at the first save, if
     another callback might have logged it. CheckpointError: a file could not be written; with
     `background=True`, the next save or the end of training raises it.
 
     >>> best = ModelCheckpoint("best.ckpt", monitor="val_accuracy", save_best_only=True)
-    >>> ModelCheckpoint("model.onnx")  # doctest: +ELLIPSIS
+    >>> ModelCheckpoint("best.keras")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    onnxfit.errors.SettingError: ModelCheckpoint needs save_weights_only=True to write ONNX, ...
+    onnxfit.errors.SettingError: 'best.keras' would contain a checkpoint of onnxfit, but .keras ...
     """
 
     phase: ClassVar[str] = "checkpoint"
@@ -164,12 +167,11 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
                 "ModelCheckpoint got both save_weights_only=True and adapters_only=True. Pass"
                 " save_weights_only=True alone, which already saves only the adapters' weights."
             )
-        if self.filepath.endswith(".onnx") and not self.save_weights_only:
-            raise SettingError(
-                "ModelCheckpoint needs save_weights_only=True to write ONNX, got"
-                f" filepath={self.filepath!r}. Pass save_weights_only=True, or use the suffix"
-                " .ckpt."
-            )
+        if not self.save_weights_only:
+            require_checkpoint_name(self.filepath)
+        elif not self.filepath.endswith(".onnx"):
+            instead = " The suffix .onnx writes the model for inference."
+            require_suffix(self.filepath, "weights", ".safetensors", instead)
         fields = file_template.fields(self.filepath)
         if any(not field.partition(":")[0] or field.isdigit() for field in fields):
             raise SettingError(

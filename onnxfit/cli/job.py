@@ -29,7 +29,7 @@ from onnxfit.cli import arrays, ranks, settings
 from onnxfit.cli.models import require_loss
 from onnxfit.cli.options import print_figures
 from onnxfit.errors import CheckpointError, SettingError
-from onnxfit.files import write_atomically
+from onnxfit.files import require_suffix, write_atomically
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
@@ -81,11 +81,7 @@ class CheckpointLayout:
                 "--checkpoint may have fields such as {epoch} in the name of the file, but not of"
                 f" its folder, got {template!r}."
             )
-        if self.name.endswith(".onnx"):
-            raise SettingError(
-                f"--checkpoint writes a training state, not an .onnx file, got {template!r}. Use"
-                " --output to write the model."
-            )
+        require_suffix(self.path, "a checkpoint", ".ckpt", " --output writes the trained model.")
         # name of the file, with fields by their names
         name = "".join(text + _file_name(field) for text, field in file_template.parts(self.name))
         self.interrupted = self.folder / (name if name == self.name else f"interrupted-{name}")

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import onnx
 import onnx_ir as ir
 
-from onnxfit.files import write_atomically
+from onnxfit.files import require_suffix, write_atomically
 from onnxfit.graph import tensors as limits
 from onnxfit.graph.lean_reading import with_places
 from onnxfit.graph.shared_tensors import Contents, contents_of, shared_arrays, whole_model
@@ -51,7 +51,10 @@ def write_model(
     - `path`: the file to write; an existing one is replaced.
     - `model`: the model. Its tensors may refer to arrays.
     - `weights`: initializers that go into the second file even if they are small.
+
+    SettingError: the name of the file has the suffix of another format, such as `.keras`.
     """
+    require_suffix(path, "an ONNX model", ".onnx")
     if not is_large(model):
         return write_atomically(path, lambda file: _write_message(file, model))
     path = Path(path)

@@ -41,6 +41,7 @@ from onnxfit.files import (
     list_of,
     mapping_of,
     optional,
+    require_checkpoint_name,
     require_path,
     require_types,
     write_atomically,
@@ -137,7 +138,9 @@ class Snapshot:
         """Write a checkpoint to `path`, atomically, and return the path.
 
         CheckpointError: the file cannot be written. An existing file is then unchanged.
+        SettingError: the name of the file has the suffix of another format, such as `.keras`.
         """
+        require_checkpoint_name(path)
         if not self._writes:
             return Path(path)
         try:

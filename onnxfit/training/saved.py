@@ -24,7 +24,7 @@ from onnxfit.errors import (
     listed_names,
     warn_user,
 )
-from onnxfit.files import refusing_misfits, require_path
+from onnxfit.files import refusing_misfits, require_checkpoint_name, require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model_file import ModelSnapshot, write_model
@@ -81,15 +81,12 @@ class SavedTrainer(GeneratingTrainer):
         The file contains the model, weights, slots, counters, settings, history and the callbacks'
         states. `adapters_only=True` leaves out the model, whose weights are frozen if adapters are
         trained. `Trainer.load(path, model_onnx=...)` then needs the same model. With several
-        processes, only rank 0 writes, and the others do not wait. SettingError: the name ends in
-        `.onnx`; a checkpoint is not an ONNX file, which `export` writes.
+        processes, only rank 0 writes, and the others do not wait. SettingError: the name has the
+        suffix of another format, such as `.onnx`, `.keras`, `.h5`, `.pt` or `.safetensors`; `.ckpt`
+        and `.onnxfit` are common suffixes.
         """
         require_path(path)
-        if os.fspath(path).endswith(".onnx"):
-            raise SettingError(
-                f"save writes a checkpoint, not an ONNX model, got {os.fspath(path)!r}. Write the"
-                f" model with export({os.fspath(path)!r}), or name the checkpoint *.ckpt."
-            )
+        require_checkpoint_name(path)
         if not self.is_main:
             self._require_savable("save")
             return Path(path)

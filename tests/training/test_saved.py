@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,14 @@ import onnx
 import pytest
 
 from onnxfit import Trainer
-from onnxfit.callbacks import Callback, EarlyStopping, LambdaCallback
+from onnxfit.callbacks import (
+    BackupAndRestore,
+    Callback,
+    EarlyStopping,
+    LambdaCallback,
+    ModelCheckpoint,
+)
+from onnxfit.cli.job import CheckpointLayout
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.training import checkpoint
 from tests.helpers import column
@@ -112,3 +120,46 @@ def test_a_checkpoint_of_a_newer_format_says_to_upgrade(
     trainer = new()
     with pytest.raises(CheckpointError, match="Upgrade"):
         trainer.restore(path)
+
+
+FOREIGN = [".onnx", ".keras", ".h5", ".hdf5", ".pt", ".PTH", ".pkl", ".npz", ".pb", ".safetensors"]
+
+
+@pytest.mark.parametrize("suffix", FOREIGN)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: new().save(path),
+        lambda path: new().snapshot().write(path),
+        lambda path: ModelCheckpoint(path),
+        lambda path: ModelCheckpoint(path.with_stem("{epoch:02d}-{val_loss:.3f}"), top_k=2),
+        lambda path: BackupAndRestore(path),
+        lambda path: CheckpointLayout(str(path)),
+    ],
+)
+def test_a_checkpoint_is_not_named_like_another_file(
+    tmp_path: Path, write: Callable[[Path], object], suffix: str
+) -> None:
+    message = rf"a checkpoint.*, but \{suffix.lower()} is the suffix of .*Name the file '.*\.ckpt'"
+    with pytest.raises(SettingError, match=message):
+        write(tmp_path / f"model{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".pt", ".npz", ".safetensors", ".ort"])
+@pytest.mark.parametrize(
+    "write",
+    [lambda path: new().export(path), lambda path: new().model_snapshot().write(path)],
+)
+def test_a_model_is_not_named_like_another_file(
+    tmp_path: Path, write: Callable[[Path], object], suffix: str
+) -> None:
+    with pytest.raises(SettingError, match=r"contain an ONNX model.*Name the file 'model.*\.onnx'"):
+        write(tmp_path / f"model{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".pt", ".npz"])
+def test_weights_are_not_named_like_another_file(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(SettingError, match=r"contain weights.*\.safetensors'.*\.onnx writes the"):
+        ModelCheckpoint(tmp_path / f"model{suffix}", save_weights_only=True)
