@@ -22,7 +22,7 @@ import onnx
 
 from onnxfit.data.mapped import map_array
 from onnxfit.data.npy import READ_ERRORS, read_header
-from onnxfit.errors import DataError, listed_names
+from onnxfit.errors import DataError, listed_names, warn_user
 from onnxfit.files import write_atomically
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.names import SAMPLE_WEIGHT
@@ -210,6 +210,7 @@ def _columns(path: str) -> dict[str, Array]:
     """Return the columns of a table of numbers whose first line has the names."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         header = [name.strip() for name in next(csv.reader(file), [])]
+        _refuse_numbers(path, header)
         if not header or len(set(header)) < len(header) or "" in header:
             raise DataError(
                 f"{path!r} needs a first line with a unique name for each column, got"
@@ -228,6 +229,35 @@ def _columns(path: str) -> dict[str, Array]:
             f"{path!r} has {len(header)} names in its first line, but {table.shape[1]} columns."
         )
     return dict(zip(header, table.T))
+
+
+def _refuse_numbers(path: str, header: Sequence[str]) -> None:
+    """Raise DataError if a first line is a row of data, which would be lost.
+
+    pandas writes 0, 1, 2, ... as the names of columns without names. They are names, with a
+    warning, because they could also be a row.
+    """
+    if not header or not all(map(_is_number, header)):
+        return
+    shown = ", ".join(header[:5]) + (", ..." if len(header) > 5 else "")
+    if header == [str(number) for number in range(len(header))]:
+        warn_user(
+            f"The first line of {path!r}, {shown}, was read as the names of the columns. If it is a"
+            " row of data, put a line of names above it."
+        )
+        return
+    raise DataError(
+        f"{path!r} has no line of names: its first line consists of numbers ({shown}). Put a line"
+        " above it that names each column, such as a,b,c,label."
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _label_columns(path: str, header: Sequence[str], request: DataRequest) -> dict[str, list[str]]:

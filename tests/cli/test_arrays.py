@@ -84,6 +84,21 @@ def test_csv_that_will_not_do(folder: Path, content: str, message: str) -> None:
     )
 
 
+@pytest.mark.parametrize("first", ["5.1,3.5,1.4,0.2", "1,2,3,4", "0,0,0,0", "1e3,-inf,nan,2"])
+def test_the_first_row_of_a_csv_without_names_is_not_lost(folder: Path, first: str) -> None:
+    Path("rows.csv").write_text(f"{first}\n4.9,3.0,1.4,0.2\n")
+    for command in (["predict"], ["fit", "-l", "cross_entropy", "-o", "t.onnx", "-q"]):
+        message = refused(*command[:1], "m.onnx", "-d", "rows.csv", *command[1:])
+        assert "rows.csv' has no line of names: its first line consists of numbers" in message
+
+
+def test_the_numbers_that_pandas_gives_to_columns_are_names(folder: Path) -> None:
+    Path("numbered.csv").write_text("0,1,2,3\n4.9,3.0,1.4,0.2\n")
+    with pytest.warns(UserWarning, match="0, 1, 2, 3, was read as the names of the columns"):
+        x, _, _ = arrays.read(["numbered.csv"], data_request(mlp(), "y", predicting=True))
+    assert x["x"].tolist() == np.array([[4.9, 3.0, 1.4, 0.2]], np.float32).tolist()
+
+
 def test_files_that_will_not_do(folder: Path) -> None:
     rest = ("-l", "cross_entropy", "-o", "t.onnx", "-q")
     whole = Path("d.npz").read_bytes()
