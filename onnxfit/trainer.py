@@ -219,10 +219,11 @@ class Trainer(FolderTrainer):
         - `x`: an array, a dict or list of arrays, or a loader: anything re-iterable that gives
           batches (`onnxfit.DataLoader`, a torch DataLoader, a function that returns an iterator).
         - `y`, `sample_weight`: labels, and a factor of the loss for each row, shape `(n,)`, or each
-          label, `(n, tokens)`; a loader `x` contains them instead. A factor may be negative. A row
-          or label of weight 0 has no influence on loss, gradient and weighted metrics, even if it
-          is NaN or infinite. It still counts in the divisor of means, in BatchNormalization and in
-          metrics without weights.
+          label, `(n, tokens)`; a dict output -> factors for outputs with factors of their own, 1
+          for an output that it lacks; a loader `x` contains them instead. A factor may be negative.
+          A row or label of weight 0 has no influence on loss, gradient and weighted metrics, even
+          if it is NaN or infinite. It still counts in the divisor of means, in BatchNormalization
+          and in metrics without weights.
         - `epochs`: the number of the last epoch, counted from 1. `fit` runs `epochs` minus
           `initial_epoch` epochs.
         - `batch_size`: rows of a batch, if `x` consists of arrays.

@@ -13,7 +13,7 @@ from onnxfit.data.batch import Array, Batch, Columns, Target, signature_of
 from onnxfit.data.convert import as_array, in_c_order, in_dtype, in_shape, is_float, narrows
 from onnxfit.data.order import checked_batch_size
 from onnxfit.data.source import Batching, Source, source_class
-from onnxfit.data.structure import by_name, common_rows
+from onnxfit.data.structure import by_name, common_rows, is_list_of_arrays
 from onnxfit.data.weights import (
     check_shape_of_weights,
     checked_class_weight,
@@ -22,8 +22,9 @@ from onnxfit.data.weights import (
     without_weightless_labels,
     without_weightless_rows,
 )
-from onnxfit.errors import DataError, SettingError, warn_user
-from onnxfit.graph.names import SAMPLE_WEIGHT
+from onnxfit.errors import DataError, SettingError, UnknownNameError, warn_user
+from onnxfit.graph.names import SAMPLE_WEIGHT, weight_of
+from onnxfit.graph.names import sample_weight as sample_weight_name
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.registry import check_arguments
 
@@ -41,25 +42,25 @@ class MatchedData:
     """Data matched with a model, but neither read nor checked yet.
 
     `inputs` maps each input's name, and `labels` each output's name, to the value passed for it.
+    `weights` maps the names of the graph's inputs to the sample weights of all outputs, or of one.
     """
 
     inputs: Mapping[str, Any]
     labels: Mapping[str, Any]
-    sample_weight: Any
+    weights: Mapping[str, Any]
 
     def named_values(self) -> list[tuple[str, Any]]:
         """Return every value with the name that messages use for it."""
         labels = [(_label_name(output), value) for output, value in self.labels.items()]
-        weights = [] if self.sample_weight is None else [(SAMPLE_WEIGHT, self.sample_weight)]
+        weights = [(_weight_name(name), value) for name, value in self.weights.items()]
         return [*self.inputs.items(), *labels, *weights]
 
     def map(self, function: Callable[[str, Any], Any]) -> MatchedData:
         """Return a copy with each value replaced by `function(name, value)`."""
-        weights = self.sample_weight
         return MatchedData(
             {name: function(name, value) for name, value in self.inputs.items()},
             {output: function(_label_name(output), value) for output, value in self.labels.items()},
-            None if weights is None else function(SAMPLE_WEIGHT, weights),
+            {name: function(_weight_name(name), value) for name, value in self.weights.items()},
         )
 
 
@@ -234,7 +235,7 @@ class DataAdapter:
                 "Pass class_weight or sample_weight, not both. To use both, multiply the class"
                 " weights into sample_weight."
             )
-        return MatchedData(inputs, labels, sample_weight)
+        return MatchedData(inputs, labels, self._match_weights(sample_weight))
 
     def convert(self, matched: MatchedData) -> ConvertedData:
         """Check and cast `matched`, the result of `match`. DataError: it does not fit."""
@@ -242,28 +243,49 @@ class DataAdapter:
         labels = {
             output: as_array(value, _label_name(output)) for output, value in matched.labels.items()
         }
-        weights = None
-        if matched.sample_weight is not None:
-            weights = checked_weights(matched.sample_weight)
+        weights = {
+            name: checked_weights(value, _weight_name(name))
+            for name, value in matched.weights.items()
+        }
         label_arrays = [(_label_name(output), array) for output, array in labels.items()]
-        rows = common_rows(
-            [*zip(self.inputs, inputs), *label_arrays, (SAMPLE_WEIGHT, weights)], self.purpose
-        )
+        weight_arrays = [(_weight_name(name), array) for name, array in weights.items()]
+        rows = common_rows([*zip(self.inputs, inputs), *label_arrays, *weight_arrays], self.purpose)
         if self.class_weight is not None:
-            weights = weights_by_class(next(iter(labels.values())), self.class_weight)
-        if weights is not None:
-            check_shape_of_weights(weights, dict(label_arrays))
-            arrays = without_weightless_rows([*inputs, *labels.values()], weights)
-            inputs, label_values = arrays[: len(inputs)], arrays[len(inputs) :]
-            labels = {
-                output: without_weightless_labels(array, weights)
-                for output, array in zip(labels, label_values)
+            weights = {
+                SAMPLE_WEIGHT: weights_by_class(next(iter(labels.values())), self.class_weight)
             }
+        inputs, labels = self._without_weightless(inputs, labels, weights)
         columns, scalars = self._convert_inputs(inputs, matched.inputs)
         columns += self._convert_labels(labels)
-        if weights is not None:
-            columns.append((SAMPLE_WEIGHT, in_c_order(weights)))
+        columns += [(name, in_c_order(array)) for name, array in weights.items()]
         return ConvertedData(rows, tuple(columns), tuple(scalars))
+
+    def _without_weightless(
+        self, inputs: list[Array], labels: dict[str, Array], weights: Mapping[str, Array]
+    ) -> tuple[list[Array], dict[str, Array]]:
+        """Return inputs and labels in which rows and labels of weight 0 are finite numbers."""
+        shared = weights.get(SAMPLE_WEIGHT)
+        for name, array in weights.items():
+            of = {
+                _label_name(output): labels[output]
+                for output in labels
+                if name in (SAMPLE_WEIGHT, sample_weight_name(output))
+            }
+            check_shape_of_weights(array, of, _weight_name(name))
+        if shared is not None:
+            arrays = without_weightless_rows([*inputs, *labels.values()], shared)
+            inputs, label_values = arrays[: len(inputs)], arrays[len(inputs) :]
+            labels = dict(zip(labels, label_values))
+        elif len(weights) == len(self.targets) > 0:  # a row counts if it counts for any output
+            counts = [(w != 0).any(axis=tuple(range(1, w.ndim))) for w in weights.values()]
+            inputs = without_weightless_rows(inputs, np.logical_or.reduce(counts))
+        finite = {}
+        for output, array in labels.items():
+            own = weight_of(output, weights)
+            if own is not None and shared is None:
+                (array,) = without_weightless_rows([array], own)
+            finite[output] = array if own is None else without_weightless_labels(array, own)
+        return inputs, finite
 
     def _convert_inputs(
         self, arrays: Sequence[Array], values: Mapping[str, Any]
@@ -381,6 +403,27 @@ class DataAdapter:
             )
         return {output: labels[output] for output in self.targets}
 
+    def _match_weights(self, sample_weight: Any) -> dict[str, Any]:
+        """Return the weights under the names of the graph inputs that take them.
+
+        Several outputs may have weights of their own, by name, or as a list in the order of the
+        outputs. An output without weights counts every row once.
+        """
+        if sample_weight is None:
+            return {}
+        outputs = list(self.targets)
+        if is_list_of_arrays(sample_weight) and len(sample_weight) == len(outputs) > 1:
+            sample_weight = dict(zip(outputs, sample_weight))
+        if not isinstance(sample_weight, Mapping):
+            return {SAMPLE_WEIGHT: sample_weight}
+        for name in sample_weight:
+            if name not in outputs:
+                raise UnknownNameError("output with a loss, in sample_weight,", name, outputs)
+        given = {name: value for name, value in sample_weight.items() if value is not None}
+        if len(outputs) == 1:
+            return {SAMPLE_WEIGHT: given[outputs[0]]} if given else {}
+        return {sample_weight_name(name): given[name] for name in outputs if name in given}
+
     def _without_targets(self, kind: str, default: T) -> T:
         """Return `default` in prediction and calibration, which ignore labels and weights.
 
@@ -397,6 +440,12 @@ class DataAdapter:
 def _label_name(output: str) -> str:
     """Return the name that messages use for the labels of an output."""
     return f"y for {output}"
+
+
+def _weight_name(name: str) -> str:
+    """Return the name that messages use for the sample weights of all outputs, or of one."""
+    output = name.removeprefix(f"{SAMPLE_WEIGHT}/")
+    return SAMPLE_WEIGHT if output == name else f"{SAMPLE_WEIGHT} for {output}"
 
 
 def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:

@@ -20,18 +20,20 @@ EXPECTED = (
 )
 
 
-def checked_weights(sample_weight: Any) -> Array:
+def checked_weights(sample_weight: Any, name: str = "sample_weight") -> Array:
     """Return sample weights as float32 of shape `(rows,)` or `(rows, ...)`, trailing 1s removed.
+
+    - `name`: the name of the weights, for messages.
 
     DataError: a single number, or weights that are NaN or infinite, or become 0 in float32.
     Negative weights are allowed, as in Keras.
     """
-    array = as_array(sample_weight, "sample_weight")
+    array = as_array(sample_weight, name)
     while array.ndim > 1 and array.shape[-1] == 1:
         array = array[..., 0]
     if array.ndim == 0:
         raise DataError(
-            "sample_weight is a single number. Expected one weight for each row, shape (n,), or"
+            f"{name} is a single number. Expected one weight for each row, shape (n,), or"
             " one for each label."
         )
     with np.errstate(over="ignore", under="ignore"):
@@ -40,21 +42,22 @@ def checked_weights(sample_weight: Any) -> Array:
     if wrong.any():
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
         given = "NaN" if np.isnan(array[place]) else f"{array[place].item():g}"
-        raise DataError(f"sample_weight is {given} in row {place[0]}. Expected {EXPECTED}.")
+        raise DataError(f"{name} is {given} in row {place[0]}. Expected {EXPECTED}.")
     return weights
 
 
-def check_shape_of_weights(weights: Array, labels: Mapping[str, Array]) -> None:
+def check_shape_of_weights(weights: Array, labels: Mapping[str, Array], name: str) -> None:
     """Raise DataError if the shape of the weights differs from the first axes of the labels.
 
+    - `name`: the name of the weights, for messages.
     - `labels`: name -> array. Labels with an axis of classes may have weights without this axis.
     """
-    for name, array in labels.items():
+    for label, array in labels.items():
         shape = array.shape
         without_classes = [shape[:axis] + shape[axis + 1 :] for axis in range(1, array.ndim)]
         if weights.shape not in (shape[: weights.ndim], *without_classes):
             raise DataError(
-                f"sample_weight has shape {weights.shape}, but {name} has shape {shape}. Pass one"
+                f"{name} has shape {weights.shape}, but {label} has shape {shape}. Pass one"
                 f" weight for each row, shape ({len(weights)},), or one for each label."
             )
 

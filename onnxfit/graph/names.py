@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
+T = TypeVar("T")
 LOSS = "loss"  # the loss that a step reports, and the output of a model that computes its own
 SAMPLE_WEIGHT = "sample_weight"
 EMA = "ema"  # slot with the average of a weight
@@ -50,6 +52,21 @@ PACKED_DX = "onnxfit.packed_dx"
 def target(output: str) -> str:
     """Return the name of the labels of an output."""
     return f"y_true/{output}"
+
+
+def sample_weight(output: str) -> str:
+    """Return the name of the weights of one output, where outputs have weights of their own."""
+    return f"{SAMPLE_WEIGHT}/{output}"
+
+
+def is_sample_weight(name: str) -> bool:
+    """Return whether `name` belongs to weights of rows or labels, of all outputs or of one."""
+    return name == SAMPLE_WEIGHT or name.startswith(f"{SAMPLE_WEIGHT}/")
+
+
+def weight_of(output: str, values: Mapping[str, T]) -> T | None:
+    """Return the value of an output's sample weights among values by name, or None."""
+    return values.get(sample_weight(output), values.get(SAMPLE_WEIGHT))
 
 
 def output_loss(output: str) -> str:
@@ -143,7 +160,7 @@ def joined(number: int) -> str:
 
 def reserved(name: str) -> bool:
     """Return whether `name` is reserved for tensors that a step adds."""
-    return name == SAMPLE_WEIGHT or name.startswith(("train/", "y_true/"))
+    return is_sample_weight(name) or name.startswith(("train/", "y_true/"))
 
 
 def unused(name: str, is_used: Callable[[str], bool]) -> str:

@@ -40,7 +40,7 @@ class LossMeter:
         work = normalize(read_model(model))
         self._outputs = tensor_outputs(work)
         self._objectives = get_objectives(loss, None, work)
-        self._sessions: dict[bool, BoundSession] = {}
+        self._sessions: dict[tuple[str, ...], BoundSession] = {}
 
     @cached_property
     def targets(self) -> dict[str, OutputTarget]:
@@ -55,23 +55,23 @@ class LossMeter:
     def add(self, tracker: Tracker, outputs: Mapping[str, Array], batch: Batch) -> None:
         """Add the loss of a batch's `outputs` to a tracker; the batch has the labels."""
         arrays = batch.arrays()
-        session = self._session(names.SAMPLE_WEIGHT in arrays)
+        session = self._session(tuple(filter(names.is_sample_weight, arrays)))
         session.run({**arrays, **outputs})
         tracker.update(session, batch)
 
-    def _session(self, weighted: bool) -> BoundSession:
-        if weighted not in self._sessions:
-            graph = self._graph(weighted)
+    def _session(self, weights: tuple[str, ...]) -> BoundSession:
+        if weights not in self._sessions:
+            graph = self._graph(weights)
             inputs = [value.name for value in graph.graph.input]
             state = DoubleBufferedState({}, CPU)
-            self._sessions[weighted] = BoundSession(
+            self._sessions[weights] = BoundSession(
                 graph, state, CPU, None, "loss", per_run_inputs=inputs
             )
-        return self._sessions[weighted]
+        return self._sessions[weights]
 
     @model_errors()
-    def _graph(self, weighted: bool) -> onnx.ModelProto:
-        """Return a model whose inputs are the outputs of `model` and their labels."""
+    def _graph(self, weights: tuple[str, ...]) -> onnx.ModelProto:
+        """Return a model whose inputs are the outputs of `model`, their labels and `weights`."""
         graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
         op = GraphBuilder(graph)
         batch = {}
@@ -79,9 +79,8 @@ class LossMeter:
             y = self._outputs[name]
             graph.outputs.append(op.input(name, y.dtype, y.shape or ()).ir)
             batch[target.input] = target.loss.target(y)
-        if weighted:
-            float32 = np.dtype(np.float32)
-            batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, float32, ("batch",))
+        for name in weights:
+            batch[name] = TensorSpec(name, np.dtype(np.float32), ("batch",))
         add_loss_outputs(op, self._objectives, {}, batch)
         keep_outputs(op, ())
         return finish(op)

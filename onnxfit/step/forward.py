@@ -124,11 +124,11 @@ def _loss_terms(
 ) -> tuple[list[Value], list[Value]]:
     """Add labels and losses; return the terms of their sum, and these terms times their shares."""
     outputs = {v.name or "": v for v in op.graph.outputs}
-    sample_weight: Value | None = None
-    if names.SAMPLE_WEIGHT in batch:
-        spec = batch[names.SAMPLE_WEIGHT]
+    weights: dict[str, Value] = {}
+    for name in filter(names.is_sample_weight, batch):
+        spec = batch[name]
         assert spec.shape is not None
-        sample_weight = op.input(names.SAMPLE_WEIGHT, spec.dtype, spec.shape)
+        weights[name] = op.input(name, spec.dtype, spec.shape)
     if not objectives:
         own = op.wrap(outputs[names.LOSS])
         if own.shape != ():
@@ -139,7 +139,8 @@ def _loss_terms(
     for output, objective in objectives.items():
         y_pred = op.wrap(outputs[output])
         y_true = _labels_of(y_pred, batch)
-        value, count = _loss_of(objective, y_true, y_pred, sample_weight, targets.get(output))
+        weight = names.weight_of(output, weights)
+        value, count = _loss_of(objective, y_true, y_pred, weight, targets.get(output))
         if len(objectives) > 1:
             op.output(names.output_loss(output), value)
         if count is not None:
@@ -219,7 +220,6 @@ def add_metric_sums(op: GraphBuilder, recipe: Recipe) -> list[str]:
     """
     outputs = {v.name or "": v for v in op.graph.outputs}
     inputs = {v.name or "": v for v in op.graph.inputs}
-    weight = inputs.get(names.SAMPLE_WEIGHT)
     read = []
     for metric in recipe.metrics:
         sums = None
@@ -227,6 +227,7 @@ def add_metric_sums(op: GraphBuilder, recipe: Recipe) -> list[str]:
         if recipe.sums_metrics and recipe.device != "webgpu":
             y_true = op.wrap(inputs[names.target(metric.output)])
             loss = recipe.objectives[metric.output].loss
+            weight = names.weight_of(metric.output, inputs)
             with op.scope(scopes.METRICS):
                 sums = metric.sums(
                     op,

@@ -233,8 +233,8 @@ class Tracker:
     ) -> None:
         """Update metrics. They share their arguments, which are therefore read-only."""
         predictions, arrays = result.prediction(), result.fed(batch)
-        weight = arrays.get(names.SAMPLE_WEIGHT)
         for metric in metrics:
+            weight = names.weight_of(metric.output, arrays)
             loss = self._losses[metric.output]
             labels, weights = loss.metric_labels(arrays[names.target(metric.output)], weight)
             labels = read_only(labels)

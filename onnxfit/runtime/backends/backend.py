@@ -126,7 +126,7 @@ class Backend(ABC):
                 device,
             )
         # Number of axes of the sample weights, 0 without any -> outputs whose loss has a divisor.
-        self._counted: dict[int, list[str]] = {}
+        self._counted: dict[tuple[tuple[str, int], ...], list[str]] = {}
         # Known sizes make an evaluation of images up to twice as fast (convolutions).
         any_size = {"predict": True, "evaluate": recipe.has_free_lengths}
         self.caches: dict[str, ShapeCache[Any]] = {
@@ -256,8 +256,7 @@ class Backend(ABC):
         """Return this rank's parts of the losses' divisors by output, except divisors that count
         entries. Every rank calls this method for each batch.
         """
-        weights = dict(batch.columns).get(names.SAMPLE_WEIGHT)
-        key = 0 if weights is None else weights.ndim
+        key = tuple((n, a.ndim) for n, a in batch.columns if names.is_sample_weight(n))
         if key not in self._counted:
             self._counted[key] = counted_outputs(self.recipe, self.without_sizes(specs_of(batch)))
         counted = self._counted[key]
