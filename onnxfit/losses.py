@@ -158,6 +158,8 @@ class Loss(ChecksArguments, ABC):
     label_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     # For a loss with a field `from_logits`: the meaning of None if the graph does not decide.
     assumes_logits: ClassVar[bool] = True
+    # What labels are to a metric: "classes" (one of several), "binary" (yes or no) or "values".
+    task: ClassVar[str] = "values"
 
     reduction: str = field(default="mean", kw_only=True)
 
@@ -880,6 +882,7 @@ class BinaryCrossEntropy(Loss):
         "logloss",
     )
     label_range = (0.0, 1.0)
+    task: ClassVar[str] = "binary"
     assumes_logits: ClassVar[bool] = False
 
     from_logits: bool | None = None
@@ -957,6 +960,8 @@ class ClassLoss(Loss):
     - `ignore_index`: labels equal to this do not count.
     - `reduction` is as in `Loss`.
     """
+
+    task: ClassVar[str] = "classes"
 
     axis: int | None = field(default=None, kw_only=True)
     class_weights: tuple[float, ...] | None = field(default=None, kw_only=True)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
+import re
+import sys
+import types
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +20,7 @@ import numpy.typing as npt
 from onnxfit.errors import (
     CheckpointError,
     DataError,
+    OnnxfitError,
     SettingError,
     UnsupportedError,
     listed_names,
@@ -42,6 +48,8 @@ __all__ = [
     "CategoricalAccuracy",
     "ConfusionMatrix",
     "CosineSimilarity",
+    "EpochMetric",
+    "ExternalMetric",
     "MeanAbsoluteError",
     "MeanSquaredError",
     "Metric",
@@ -57,9 +65,14 @@ __all__ = [
 Array = npt.NDArray[Any]
 LEAST_PROBABILITY = 1e-30  # as in the losses
 # infinite outputs make NaN figures, and the loss already reports them
+MEAN_TOLERANCE = 1e-3  # of a mean over rows, relative; rounding of float32 is far below
+PREDICTIONS = ("classes", "probabilities", "outputs")
+TASKS = ("classes", "binary", "values")
+KERAS_METHODS = ("update_state", "result", "reset_state")
+TORCHMETRICS_METHODS = ("update", "compute", "reset")
 MIN_BLOCKS = 8  # of classes, of which the one with the highest score is found first
 _quiet = np.errstate(invalid="ignore", over="ignore")
-MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
+MetricLike = Union[str, "Metric", Callable[[Array, Array], Any], Any]
 
 
 @dataclass
@@ -71,14 +84,14 @@ class Metric(ChecksArguments, ABC):
       even if it contains NaN.
     - `name`: the name under which the metric is logged; by default the class's name in snake case.
 
-    `mode` is "max" if more is better, else "min"; `scalar` tells whether the result is a float.
-    Without rows the result is NaN.
+    `mode` is "max" if more is better, else "min"; `scalar` tells whether the result is a float;
+    `running` whether the logs of batches have it, too. Without rows the result is NaN.
 
     To write a metric, subclass with a dataclass. Its fields are settings. `reset` sets attributes
     that begin with an underscore, always as new objects; `update` changes them and `result` reads
     them. A metric for training in several processes also needs `merge`. For the mean of a value per
-    row or element, a function `(y_true, y_pred) -> values` is enough. `sums` is optional: it saves
-    copies of large outputs.
+    row or element, a function `(y_true, y_pred) -> values` is enough, and for a function of all
+    rows there is `EpochMetric`. `sums` is optional: it saves copies of large outputs.
 
     `update` gets the loss's labels `y_true`: of the shape of `y_pred`, or integer classes without
     the class axis. `y_pred` is the model's output. All arguments are read-only, and may be
@@ -117,6 +130,7 @@ class Metric(ChecksArguments, ABC):
 
     mode: ClassVar[str] = "min"
     scalar: ClassVar[bool] = True
+    running: ClassVar[bool] = True
 
     weighted: bool = field(default=False, kw_only=True)
     name: str = field(default="", kw_only=True)
@@ -212,10 +226,14 @@ class Metric(ChecksArguments, ABC):
 def get_metric(spec: MetricLike | type[Metric]) -> Metric:
     """Return a new Metric that `spec` specifies.
 
-    `spec` is a name, a Metric, whose settings are copied, a Metric class, or a function `(y_true,
-    y_pred) -> value`, one for the batch or one per row. A name is logged as typed, a function under
-    its own name. Raises UnknownNameError (a SettingError) for an unknown name, and SettingError for
-    anything else.
+    `spec` is a name, a Metric, whose settings are copied, a Metric class, a metric object of Keras
+    or torchmetrics (`ExternalMetric`), or a function `(y_true, y_pred) -> value`: one value per row
+    or element, whose mean is the metric, or one for the batch. The number of an epoch is then the
+    mean over the batches, weighted by their rows. For a function that is no mean over rows, such as
+    an F1 score, this is another figure than that of all rows, and a warning says so; `EpochMetric`
+    computes the figure of all rows. To find this out, the function is also called with halves of
+    some batches. A name is logged as typed, a function under its own name. Raises UnknownNameError
+    (a SettingError) for an unknown name, and SettingError for anything else.
 
     >>> get_metric("acc").name, get_metric(Precision(weighted=True)).name
     ('acc', 'weighted_precision')
@@ -227,12 +245,25 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
         metric = copy.copy(spec)  # one object passed for two outputs must not add up both
         metric.reset()
         return metric
-    if isinstance(spec, type) and issubclass(spec, Metric):
-        return spec()
+    if isinstance(spec, type):
+        if issubclass(spec, Metric):
+            return spec()
+        raise SettingError(
+            f"A metric must be an object, got the class {spec.__name__}. Create an object:"
+            f" {spec.__name__}(...)."
+        )
+    if _has_state(spec):
+        return ExternalMetric(spec)
     if callable(spec):
+        if not _takes_two(spec):
+            raise SettingError(
+                "A metric function must take the two arguments (y_true, y_pred), got"
+                f" {shortened(spec)}. Pass a function of labels and outputs."
+            )
         return FunctionMetric(spec)
     raise SettingError(
-        f"A metric must be a name, a Metric or a function (y_true, y_pred), got {spec!r}."
+        "A metric must be a name, a Metric, a metric object of Keras or torchmetrics, or a function"
+        f" (y_true, y_pred), got {shortened(spec)}."
     )
 
 
@@ -451,12 +482,54 @@ def mode_by_name(name: str) -> str:
     return "max" if any(word in name for word in words) else "min"
 
 
+class MeanCheck:
+    """Find out whether a function that returns one number for a batch is a mean over its rows.
+
+    The copies of a metric share it, so that there is one warning.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.is_mean = True  # until a batch shows that it is not
+        self.has_warned = False
+
+    def look(
+        self, function: Callable[[Array, Array], Any], y_true: Array, y_pred: Array, value: float
+    ) -> None:
+        """Compare the number of a batch with those of its halves, in batches 1, 2, 4, 8, ..."""
+        self.batches += 1
+        half, rows = len(y_pred) // 2, len(y_pred)
+        if not (self.is_mean and half) or self.batches & (self.batches - 1):
+            return
+        try:
+            first = float(function(y_true[:half], y_pred[:half]))
+            second = float(function(y_true[half:], y_pred[half:]))
+        except Exception:  # the function may need rows that a half does not have
+            return
+        mean = (half * first + (rows - half) * second) / rows
+        if math.isfinite(mean) and math.isfinite(value):
+            size = max(abs(first), abs(second), abs(value))
+            self.is_mean = abs(mean - value) <= MEAN_TOLERANCE * size
+
+    def warn(self, name: str) -> None:
+        """Warn, once, that the mean over batches is not the figure of all rows."""
+        if self.is_mean or self.has_warned:
+            return
+        self.has_warned = True
+        warn_user(
+            f"The metric {name!r} returns one number for a batch, and is no mean over rows. The"
+            " number of an epoch is the mean over its batches, which is not the figure of all rows."
+            " For that figure, use metrics=[onnxfit.metrics.EpochMetric(function)]."
+        )
+
+
 @dataclass
 class FunctionMetric(MeanMetric):
     """The mean of a function's values: one per row, or one per batch, which counts as often as the
     batch has rows.
 
-    `function` is called with `(y_true, y_pred)`; `weighted` and `name` are as in `Metric`.
+    `function` is called with `(y_true, y_pred)`; `weighted` and `name` are as in `Metric`. Warn if
+    there are several batches and the number of a batch is no mean over its rows.
     """
 
     function: Callable[[Array, Array], Any]
@@ -464,11 +537,17 @@ class FunctionMetric(MeanMetric):
     def __post_init__(self) -> None:
         # the name of a function is the only information about it
         self.mode = mode_by_name(self._own_name())  # type: ignore[misc]
+        self.check = MeanCheck()
         super().__post_init__()
 
     def _own_name(self) -> str:
-        name = getattr(self.function, "__name__", type(self.function).__name__)
-        return "function" if name == "<lambda>" else str(name)
+        return _function_name(self.function)
+
+    def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
+        is_second = self._count > 0
+        super().update(y_true, y_pred, sample_weight)
+        if is_second:
+            self.check.warn(self.name)
 
     def values(self, y_true: Array, y_pred: Array) -> Array:
         result = self.function(y_true, y_pred)
@@ -480,6 +559,7 @@ class FunctionMetric(MeanMetric):
                 " row."
             ) from None
         if values.ndim == 0:
+            self.check.look(self.function, y_true, y_pred, values.item())
             return np.full(len(y_pred), values)
         if len(values) != len(y_pred):
             raise DataError(
@@ -487,6 +567,22 @@ class FunctionMetric(MeanMetric):
                 " Return one value, or one per row."
             )
         return values
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return "function" if name == "<lambda>" else str(name)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a function takes labels and outputs; True if its signature is unknown."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 # ---------------------------------------------------------------------- accuracies
@@ -1084,6 +1180,460 @@ class R2(Metric):
                 self._add(other._first, other._weight, other._mean, other._spread)
                 self._residual = self._residual + other._residual
                 self._rows += other._rows
+
+
+# ---------------------------------------------------------------------- functions of all rows
+
+
+@dataclass
+class EpochMetric(Metric):
+    """A function of all rows, called once at the end of an epoch or an evaluation.
+
+    - `function`: a function `(y_true, y_pred) -> number`, such as those of `sklearn.metrics`. With
+      `weighted`, it also gets `sample_weight=`.
+    - `predictions`: the form of `y_pred`. "classes" are the predicted classes, for figures such as
+      `f1_score`; "probabilities" are for `roc_auc_score`, `log_loss` and
+      `average_precision_score`; "outputs" are labels and outputs as other metrics get them. None,
+      the default, means classes for a loss of classes (cross entropies, `NLL`, `Focal`), else
+      outputs.
+    - `task`: "classes" if each label is one of several classes, "binary" if each output is a yes
+      or no of its own, "values" for numbers. None, the default, takes the task of the loss.
+    - `from_logits`: as in `Metric`.
+    - `weighted`, `name`: as in `Metric`; the name is that of the function.
+
+    With classes or probabilities, `y_true` and `y_pred` have the shapes of scikit-learn: classes
+    `(n,)`, probabilities `(n, classes)`, for two classes those of the second, `(n,)`. Several
+    binary outputs are a matrix, `(n, outputs)`. An output of probability above 0.5 is a yes. Tokens
+    and pixels count as rows, and labels that the loss ignores are left out. If an output is NaN,
+    the row has a class that no label has.
+
+    The metric keeps copies of the labels and predictions of all rows until the next epoch begins:
+    16 MB per million rows for classes, otherwise the size of the outputs. The logs of batches lack
+    it. Raises SettingError for an unknown setting, and DataError if the function returns no number.
+
+    >>> def f1_macro(y_true, y_pred):
+    ...     from sklearn.metrics import f1_score
+    ...
+    ...     return f1_score(y_true, y_pred, average="macro")
+    >>> metric = EpochMetric(f1_macro)
+    >>> metric.update(np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]))
+    >>> metric.update(np.array([1, 1]), np.array([[0.2, 0.8], [0.3, 0.7]]))
+    >>> metric.name, round(metric.result(), 3)
+    ('f1_macro', 0.733)
+    """
+
+    running = False
+    named = False
+
+    function: Callable[..., Any]
+    predictions: str | None = None
+    task: str | None = field(default=None, kw_only=True)
+    from_logits: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise SettingError(
+                "EpochMetric needs a function (y_true, y_pred) -> number, got"
+                f" {shortened(self.function)}."
+            )
+        for setting, known in (("predictions", PREDICTIONS), ("task", TASKS)):
+            if getattr(self, setting) not in (None, *known):
+                raise SettingError(
+                    f"EpochMetric needs {setting} to be one of {', '.join(map(repr, known))} or"
+                    f" None, got {shortened(getattr(self, setting))}."
+                )
+        self.mode = mode_by_name(self._own_name())  # type: ignore[misc]
+        super().__post_init__()
+
+    def _own_name(self) -> str:
+        return _function_name(self.function)
+
+    def reset(self) -> None:
+        self._batches: list[tuple[Array, ...]] = []  # labels, predictions, and weights if counted
+
+    def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
+        y_true, y_pred, weights = _counted_rows(self, y_true, y_pred, sample_weight)
+        if not len(y_pred):
+            return
+        task = self.task or ("classes" if _has_class_indices(y_true, y_pred) else "values")
+        wanted = self.predictions or ("outputs" if task == "values" else "classes")
+        if wanted == "outputs":
+            arrays = [y_true, y_pred] if weights is None else [y_true, y_pred, weights]
+            arrays = [np.array(array) for array in arrays]
+        elif task == "classes":
+            arrays = self._classes(y_true, y_pred, weights, wanted)
+        else:
+            arrays = self._answers(y_true, y_pred, weights, wanted)
+        self._batches.append(tuple(arrays))
+
+    def _classes(
+        self, y_true: Array, y_pred: Array, weights: Array | None, wanted: str
+    ) -> list[Array]:
+        """Return labels of one class each, predictions, and weights, an entry for each label."""
+        if wanted == "classes":
+            classes, guess, each, _ = _decisions(self, y_true, y_pred, weights)
+            return [classes, guess] if weights is None else [classes, guess, each]
+        classes, scores = _classes(self, y_true, y_pred)
+        counted = classes >= 0
+        shares = _softmax(scores[counted]) if self.from_logits else scores[counted]
+        arrays = [classes[counted], np.array(shares[:, 1] if shares.shape[1] == 2 else shares)]
+        each = _per_element(weights, classes.shape)[counted]
+        return arrays if weights is None else [*arrays, each]
+
+    def _answers(
+        self, y_true: Array, y_pred: Array, weights: Array | None, wanted: str
+    ) -> list[Array]:
+        """Return labels of 0 and 1, predictions, and weights, a column for each binary output."""
+        true, pred = _aligned(self, y_true, y_pred)
+        if pred.ndim > 1:
+            axis = _class_axes(pred.ndim)[0]
+            true, pred = np.moveaxis(true, axis, -1), np.moveaxis(pred, axis, -1)
+            each = _per_element(weights, pred.shape[:-1]).reshape(-1)
+        else:
+            each = _per_element(weights, pred.shape)
+        shape = (-1,) if pred.ndim == 1 or pred.shape[-1] == 1 else (-1, pred.shape[-1])
+        true, pred = (true > 0.5).reshape(shape), pred.reshape(shape)
+        if wanted == "classes":
+            pred = pred > (0.0 if self.from_logits else 0.5)
+        elif self.from_logits:
+            pred = _sigmoid(pred)
+        arrays = [true.astype(np.int64), np.array(pred, np.int64 if pred.dtype == bool else None)]
+        return arrays if weights is None else [*arrays, each]
+
+    def result(self) -> float:
+        if not self._batches:
+            return math.nan
+        y_true, y_pred, *weights = (np.concatenate(arrays) for arrays in zip(*self._batches))
+        named = {"sample_weight": weights[0]} if weights else {}
+        return _one_number(self.name, self.function(y_true, y_pred, **named))
+
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        added = [batch for other in _others(self, states) for batch in other._batches]
+        self._batches = [*self._batches, *added]  # a new list, because a state may be the old list
+
+
+def _has_class_indices(y_true: Array, y_pred: Array) -> bool:
+    return y_true.dtype.kind in "iu" and _class_axis(y_true, y_pred) is not None
+
+
+def _softmax(scores: Array) -> Array:
+    odds = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+
+
+def _sigmoid(scores: Array) -> Array:
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * scores.astype(np.float64))))
+
+
+def _one_number(name: str, figure: Any) -> float:
+    """Return the figure of a metric as a float. Raises DataError for anything else."""
+    figure = figure.detach().cpu().numpy() if hasattr(figure, "detach") else figure
+    try:
+        number = np.asarray(figure, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        number = np.zeros(0)
+    if number.size == 1:
+        return float(number.reshape(()))
+    fix = "Let it return one number, such as a mean over the classes"
+    if isinstance(figure, Mapping):
+        fix = f"Pass a metric for each of {listed_names(figure)}"
+    raise DataError(f"Metric {name!r} returned {shortened(figure)}, not one number. {fix}.")
+
+
+# ---------------------------------------------------------------------- other libraries
+
+
+@dataclass
+class ExternalMetric(Metric):
+    """A metric object of Keras or torchmetrics, or one with the same methods.
+
+    - `metric`: an object with Keras's `update_state(y_true, y_pred, sample_weight=None)`, `result`
+      and `reset_state`, or torchmetrics's `update(preds, target)`, `compute` and `reset`. It is
+      copied, so the object itself does not change.
+    - `weighted`: as in `Metric`, for objects that take `sample_weight`.
+    - `name`: as in `Metric`; by default the name that the object has, or that of its class.
+
+    The object gets labels and outputs as other metrics do, without the labels that the loss
+    ignores, and with the class axis that its library expects: the last for Keras, 1 for
+    torchmetrics's classification. Outputs may be logits: torchmetrics turns them into
+    probabilities, objects of Keras do not. An object of torchmetrics gets tensors, and whole
+    numbers as labels of a classification; one of Keras that needs one-hot labels gets them.
+    `Trainer(metrics=)` and `get_metric` wrap such objects.
+
+    A checkpoint within an epoch contains the object's state: Keras's `variables`, torchmetrics's
+    states, or attributes that are numbers, arrays or lists of arrays. If it has others, a warning
+    says, after resuming, that the epoch's figure lacks the earlier batches. In several processes,
+    torchmetrics's states are merged if they are sums, extremes or lists.
+
+    Raises SettingError for an object that lacks a method, or with `weighted` does not take weights;
+    DataError if it returns more than one number, or cannot use labels and outputs;
+    UnsupportedError for an object that cannot be merged.
+
+    >>> class Largest:
+    ...     def reset_state(self):
+    ...         self.largest = 0.0
+    ...
+    ...     def update_state(self, y_true, y_pred):
+    ...         self.largest = max(self.largest, float(abs(y_true - y_pred).max()))
+    ...
+    ...     def result(self):
+    ...         return self.largest
+    >>> metric = ExternalMetric(Largest())
+    >>> metric.update(np.array([1.0, 2.0]), np.array([1.5, 5.0]))
+    >>> metric.name, metric.result()
+    ('largest', 3.0)
+    """
+
+    named = False
+
+    metric: Any
+
+    def __post_init__(self) -> None:
+        self.is_keras = hasattr(self.metric, "update_state")
+        self.external = self._copied(self.metric)
+        self._require_methods()
+        better = getattr(self.metric, "higher_is_better", None)
+        if better is None:
+            better = mode_by_name(f"{self._own_name()} {self._class_name()}") == "max"
+        self.mode = "max" if better else "min"  # type: ignore[misc]
+        super().__post_init__()
+
+    def __copy__(self) -> ExternalMetric:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other.external = self._copied(self.external)
+        return other
+
+    def _copied(self, metric: Any) -> Any:
+        try:
+            return copy.deepcopy(metric)
+        except Exception as error:
+            raise SettingError(
+                f"The metric object {shortened(metric)} cannot be copied: {error}. Each output and"
+                " each evaluation needs its own copy."
+            ) from error
+
+    def _own_name(self) -> str:
+        name = getattr(self.metric, "name", None)
+        return name if isinstance(name, str) and name else self._class_name()
+
+    def _class_name(self) -> str:
+        words = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+        return re.sub(words, "_", type(self.metric).__name__).lower()
+
+    def _require_methods(self) -> None:
+        methods = KERAS_METHODS if self.is_keras else TORCHMETRICS_METHODS
+        kind = type(self.metric).__name__
+        lacking = [name for name in methods if not callable(getattr(self.metric, name, None))]
+        if lacking:
+            raise SettingError(
+                f"The metric object {kind} lacks {', '.join(lacking)}. Expected Keras's methods"
+                f" {', '.join(KERAS_METHODS)}, or torchmetrics's"
+                f" {', '.join(TORCHMETRICS_METHODS)}."
+            )
+        update = getattr(self.metric, methods[0])
+        names = _parameters(update)
+        if not _takes_two(update) or names[1:2] in (["sample_weight"], ["weight"]):
+            raise SettingError(
+                f"{kind}.{methods[0]} does not take labels and outputs: its parameters are"
+                f" ({', '.join(names)}). Pass a metric that compares them."
+            )
+        self.labels_first = self.is_keras or names[:1] in (["y_true"], ["target"], ["labels"])
+        if self.weighted and not {"sample_weight", "**"} & set(names):
+            raise SettingError(
+                f"weighted=True needs a metric with sample weights, but {kind}.{methods[0]} takes"
+                f" ({', '.join(names)}). Leave weighted out."
+            )
+
+    def reset(self) -> None:
+        self._rows = 0
+        if self.is_keras:
+            self.external.reset_state()
+        else:
+            self.external.reset()
+
+    def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
+        y_true, y_pred, weights = _counted_rows(self, y_true, y_pred, sample_weight)
+        if not len(y_pred):
+            return
+        labels, outputs, weights = self._arranged(y_true, y_pred, weights)
+        arrays = [self._tensor(np.array(labels)), self._tensor(np.array(outputs))]
+        named = {} if weights is None else {"sample_weight": self._tensor(weights)}
+        update = self.external.update_state if self.is_keras else self.external.update
+        try:
+            update(*(arrays if self.labels_first else reversed(arrays)), **named)
+        except OnnxfitError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{type(self.metric).__name__} cannot use labels {y_true.dtype}"
+                f"{list(y_true.shape)} and outputs {y_pred.dtype}{list(y_pred.shape)}: {error}"
+            ) from error
+        is_first = not self._rows
+        self._rows += len(y_pred)
+        if is_first:
+            self.result()  # refuses an object that returns several numbers, before an update
+
+    def _arranged(
+        self, y_true: Array, y_pred: Array, weights: Array | None
+    ) -> tuple[Array, Array, Array | None]:
+        """Return labels, outputs and weights as the object expects them, without ignored labels."""
+        bases = type(self.metric).__mro__
+        classifies = any(b.__module__.startswith("torchmetrics.classification") for b in bases)
+        axis = _class_axis(y_true, y_pred)
+        if axis is not None and (y_true < 0).any():
+            counted, scores = y_true >= 0, np.moveaxis(y_pred, axis, -1)
+            if weights is not None:
+                weights = _per_element(weights, y_true.shape)[counted]
+            y_true, y_pred, axis = y_true[counted], scores[counted], 1
+        if axis is not None and (self.is_keras or classifies):
+            y_pred = np.moveaxis(y_pred, axis, -1 if self.is_keras else 1)
+        if axis is not None and any(_wants_one_hot(base) for base in bases):
+            y_true = np.eye(y_pred.shape[-1], dtype=np.float32)[y_true.astype(np.int64)]
+        if classifies and y_true.dtype.kind == "f" and not (y_true % 1).any():
+            y_true = y_true.astype(np.int64)
+        return y_true, y_pred, weights
+
+    def _tensor(self, array: Array) -> Any:
+        """Return an array as the object takes it: as a tensor if it is a module of torch."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(self.external, torch.nn.Module):
+            return array
+        return torch.from_numpy(np.array(array)).to(getattr(self.external, "device", "cpu"))
+
+    def result(self) -> float:
+        if not self._rows:
+            return math.nan
+        with warnings.catch_warnings():  # torchmetrics does not know of a restored state
+            warnings.filterwarnings("ignore", message=".*was called before the ``update`` method")
+            figure = self.external.result() if self.is_keras else self.external.compute()
+        return _one_number(self.name, figure)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        values = {n: _as_numbers(v) for n, v in self._values().items() if _is_counted(v)}
+        if any(value is None for value in values.values()):
+            return {"_rows": self._rows}
+        return {"_rows": self._rows, "_values": values}
+
+    def _values(self) -> dict[str, Any]:
+        """Return the values that make up the state of the object."""
+        if hasattr(self.external, "variables"):
+            return {str(number): v for number, v in enumerate(self.external.variables)}
+        if hasattr(self.external, "metric_state"):
+            return dict(self.external.metric_state)
+        return dict(vars(self.external))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.reset()
+        rows, values = state.get("_rows"), state.get("_values")
+        if isinstance(rows, int) and rows and values is None:
+            warn_user(
+                f"The checkpoint lacks the state of the metric {self.name!r}, because it consists"
+                " of more than numbers and arrays. The figure of this epoch will cover only the"
+                " batches after the checkpoint."
+            )
+            return
+        own = self._values()
+        needed = {name for name, value in own.items() if _is_counted(value)}
+        if not isinstance(rows, int) or (rows and not needed <= set(values or ()) <= set(own)):
+            raise CheckpointError(
+                f"The metric {self.name!r} stores {listed_names(own) or 'nothing'}, but the"
+                f" checkpoint has {listed_names(values or ()) or 'nothing'}. Use the metric with"
+                " which the checkpoint was saved."
+            )
+        self._rows = rows
+        for name, value in (values or {}).items():
+            self._restore(name, own[name], value)
+
+    def _restore(self, name: str, own: Any, value: Any) -> None:
+        if hasattr(own, "assign"):
+            own.assign(np.asarray(value))
+        elif isinstance(value, list):
+            setattr(self.external, name, [self._tensor(np.asarray(entry)) for entry in value])
+        else:
+            is_number = isinstance(own, (bool, int, float))
+            setattr(self.external, name, value if is_number else self._tensor(np.asarray(value)))
+
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        reductions = getattr(self.external, "_reductions", None)
+        found = {getattr(r, "__name__", None) for r in (reductions or {}).values()}
+        if reductions is None or not found <= set(MERGED_BY):
+            raise UnsupportedError(
+                f"The metric {self.name!r} cannot be merged from several processes, because"
+                f" {type(self.metric).__name__} does not say how to add up its state. Use a metric"
+                " of onnxfit, or EpochMetric."
+            )
+        for state in states:
+            if not state["_rows"]:
+                continue
+            if not self._rows:
+                self.load_state_dict(state)
+                continue
+            for name, value in self._values().items():
+                merge = MERGED_BY[reductions[name].__name__]
+                self._restore(name, value, merge(_as_numbers(value), state["_values"][name]))
+            self._rows += state["_rows"]
+
+
+def _wants_one_hot(cls: type) -> bool:
+    """Whether a class of Keras reads labels as one-hot, without an error for indices."""
+    names = r"(TopK)?Categorical\w+|F1Score|FBetaScore|Precision|Recall|AUC|OneHot\w+"
+    is_own = cls.__module__.split(".")[0] in ("keras", "tf_keras")
+    return is_own and re.fullmatch(names, cls.__name__) is not None
+
+
+def _concatenated(one: Any, other: Any) -> Any:
+    if isinstance(one, list) and isinstance(other, list):
+        return [*one, *other]
+    return np.concatenate([np.atleast_1d(one), np.atleast_1d(other)])
+
+
+# name of a reduction of torchmetrics -> how the states of two processes become one
+MERGED_BY: dict[str | None, Callable[[Any, Any], Any]] = {
+    "dim_zero_sum": np.add,
+    "dim_zero_max": np.maximum,
+    "dim_zero_min": np.minimum,
+    "dim_zero_cat": _concatenated,
+}
+
+
+def _has_state(metric: Any) -> bool:
+    """Whether an object adds up batches by itself, as those of Keras and torchmetrics do."""
+    if isinstance(metric, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        return False
+    has = {name for name in ("update", "reset", "update_state", "compute") if hasattr(metric, name)}
+    return bool(has & {"update_state", "compute"}) or has == {"update", "reset"}
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters that a call may fill, `**` for any keyword."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []
+    return ["**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters]
+
+
+def _is_counted(value: Any) -> bool:
+    """Whether an attribute may be the state of a metric, and no setting."""
+    return not isinstance(value, (str, type(None), type, types.FunctionType))
+
+
+def _as_numbers(value: Any) -> Any:
+    """Return a value of a state as a number, an array, or a list of arrays; None for others."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        entries = [_as_numbers(entry) for entry in value]
+        return None if any(entry is None for entry in entries) else entries
+    value = value.detach().cpu() if hasattr(value, "detach") else value
+    try:
+        array = np.array(value)
+    except Exception:
+        return None
+    return array if array.dtype.kind in "biuf" else None
 
 
 # ---------------------------------------------------------------------- shapes and decisions

@@ -48,7 +48,8 @@ def snake_case(name: str) -> str:
 
 def registry(module: str, base: type[T]) -> dict[str, type[T]]:
     """Return the concrete subclasses of `base` that the module called `module` exports, by the
-    names users type: the class's own in snake case, and its `aliases`.
+    names users type: the class's own in snake case, and its `aliases`. A class with `named = False`
+    has no name, because it needs an object as its argument.
     """
     exports = sys.modules[module]
     classes: dict[str, type[T]] = {}
@@ -58,6 +59,7 @@ def registry(module: str, base: type[T]) -> dict[str, type[T]]:
             isinstance(member, type)
             and issubclass(member, base)
             and not getattr(member, "__abstractmethods__", None)
+            and vars(member).get("named", True)
         ):
             for key in (snake_case(name), *vars(member).get("aliases", ())):
                 classes[key] = member

@@ -69,8 +69,9 @@ class Trainer(FolderTrainer):
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or
       `{"l1": a, "l2": b}`.
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
-    - `metrics`: names, Metrics or callables `(y_true, y_pred) -> value per row`; with several
-      outputs a dict output name -> metrics.
+    - `metrics`: names, Metrics, metric objects of Keras or torchmetrics, or functions `(y_true,
+      y_pred) -> value per row`; `EpochMetric` for functions of all rows, such as those of
+      scikit-learn; with several outputs a dict output name -> metrics.
     - `loss_weights`: output name -> factor of its loss in the sum, a finite number, 1 by default.
     - `backend`: "full", one graph per step, the fastest; "forward_backward", separate graphs, with
       gradients that callbacks and `apply_gradients` can change; or "in_place", which saves memory.

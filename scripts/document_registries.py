@@ -101,7 +101,9 @@ class Section:
         return [first, *(name for name in aliases if name != first)]
 
     def bases(self) -> list[type]:
-        """Return the base class, and those of its subclasses to which docstrings refer."""
+        """Return the base class, those of its subclasses to which docstrings refer, and the classes
+        that have no name to type.
+        """
         module = importlib.import_module(f"onnxfit.{self.module}")
         base = getattr(module, self.base, None)
         if base is None or self.module == "data":
@@ -114,7 +116,9 @@ class Section:
             for ancestor in kind.__mro__
             if issubclass(ancestor, base) and ancestor.__name__ not in (*classes, self.base)
         }
-        return [base, *(kind for name, kind in between.items() if f"`{name}`" in text)]
+        exported = [getattr(module, name) for name in module.__all__]
+        unnamed = [kind for kind in exported if vars(kind).get("named") is False]
+        return [base, *(kind for name, kind in between.items() if f"`{name}`" in text), *unnamed]
 
 
 SECTIONS = [

@@ -17,7 +17,7 @@ from onnxfit.graph.model import tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.losses import Loss, LossLike, get_loss
+from onnxfit.losses import NLL, Loss, LossLike, get_loss
 from onnxfit.metrics import Metric, MetricLike, get_metric
 from onnxfit.registry import is_newest
 from onnxfit.step.limits import check_fits, check_loss_weight
@@ -220,6 +220,8 @@ def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) ->
             metric = get_metric(entry)  # a new metric, so that its settings can be changed here
             if getattr(metric, "from_logits", False) is None:
                 vars(metric)["from_logits"] = _takes_logits(metric, objectives[output].loss)
+            if getattr(metric, "task", "") is None:
+                vars(metric)["task"] = objectives[output].loss.task
             name = f"{output}_{metric.name}" if several else metric.name
             bound.append(OutputMetric(name, output, metric))
     _check_names([metric.name for metric in bound], list(objectives) if several else [])
@@ -251,9 +253,11 @@ def _as_list(metrics: Any) -> list[MetricLike]:
 def _takes_logits(metric: Metric, loss: Loss) -> bool:
     """Whether a metric reads outputs as logits, as their loss does.
 
-    A threshold outside the range of probabilities applies to the outputs themselves.
+    A threshold outside the range of probabilities applies to the outputs themselves. The outputs of
+    `NLL` are log-probabilities, which are also logits.
     """
-    return bool(getattr(loss, "from_logits", False)) and 0 < getattr(metric, "threshold", 0.5) < 1
+    logits = getattr(loss, "from_logits", isinstance(loss, NLL))
+    return bool(logits) and 0 < getattr(metric, "threshold", 0.5) < 1
 
 
 def _check_names(chosen: Sequence[str], outputs: Sequence[str]) -> None:

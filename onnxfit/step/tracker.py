@@ -263,6 +263,11 @@ class Tracker:
             return math.nan
         return total + self._penalty.value if self._penalty.weight else total
 
+    def figure_names(self) -> list[str]:
+        """Return the names of all figures that are numbers at the end of an epoch."""
+        metrics = [metric.name for metric in self._metrics if metric.metric.scalar]
+        return list(dict.fromkeys([*self.figures(), *metrics]))
+
     def figures(self) -> Figures:
         """Return a mapping from name to the mean so far.
 
@@ -272,7 +277,7 @@ class Tracker:
         for output, mean in self._output_losses.items() if self._several else ():
             figures[f"{output}_loss"] = mean.value
         for metric in self._metrics:
-            if metric.metric.scalar:
+            if metric.metric.scalar and metric.metric.running:
                 figures[metric.name] = metric.metric.result
         return figures
 

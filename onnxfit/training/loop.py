@@ -89,9 +89,9 @@ class FitLoop:
         heard = callbacks.heard if self._has_ranks else ()
         self._exchanges_early = "on_train_batch_begin" in heard or "on_gradients" in heard
         self._agrees_on_steps = "on_gradients" in heard
-        figures = list(trainer._tracker.figures())
+        figures = trainer._tracker.figure_names()
         validated = [f"val_{name}" for name in figures] if validation is not None else []
-        callbacks.batch_figures = [*figures, "batch_loss"]
+        callbacks.batch_figures = [*trainer._tracker.figures(), "batch_loss"]
         callbacks.figures = [*figures, *validated, "learning_rate"]
 
     def run(self, epochs: int, history: History) -> History:
