@@ -69,9 +69,8 @@ class Trainer(FolderTrainer):
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or
       `{"l1": a, "l2": b}`.
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
-    - `metrics`: names, Metrics, metric objects of Keras or torchmetrics, or functions `(y_true,
-      y_pred) -> value per row`; `EpochMetric` for functions of all rows, such as those of
-      scikit-learn; with several outputs a dict output name -> metrics.
+    - `metrics`: names, Metrics, objects of Keras or torchmetrics, or functions `(y_true, y_pred) ->
+      value per row`; with several outputs a dict output name -> metrics.
     - `loss_weights`: output name -> factor of its loss in the sum, a finite number, 1 by default.
     - `backend`: "full", one graph per step, the fastest; "forward_backward", separate graphs, with
       gradients that callbacks and `apply_gradients` can change; or "in_place", which saves memory.
@@ -220,11 +219,10 @@ class Trainer(FolderTrainer):
         - `x`: an array, a dict or list of arrays, or a loader: anything re-iterable that gives
           batches (`onnxfit.DataLoader`, a torch DataLoader, a function that returns an iterator).
         - `y`, `sample_weight`: labels, and a factor of the loss for each row, shape `(n,)`, or each
-          label, `(n, tokens)`; a dict output -> factors for outputs with factors of their own, 1
-          for an output that it lacks; a loader `x` contains them instead. A factor may be negative.
-          A row or label of weight 0 has no influence on loss, gradient and weighted metrics, even
-          if it is NaN or infinite. It still counts in the divisor of means, in BatchNormalization
-          and in metrics without weights.
+          label, `(n, tokens)`, or a dict output -> factors; a loader `x` contains them instead. A
+          factor may be negative. A row or label of weight 0 has no influence on loss, gradient and
+          weighted metrics, even if it is NaN or infinite. It still counts in the divisor of means,
+          in BatchNormalization and in metrics without weights.
         - `epochs`: the number of the last epoch, counted from 1. `fit` runs `epochs` minus
           `initial_epoch` epochs.
         - `batch_size`: rows of a batch, if `x` consists of arrays.
@@ -350,7 +348,7 @@ class Trainer(FolderTrainer):
         with self._training, self._world.turn("apply_gradients"), self._backend.lock:
             self._world.meet("apply_gradients")
             changes = self._changes_of_frozen()
-            manual.apply(gradients, self.learning_rate, self.global_step)
+            manual.apply(gradients, self.learning_rate, self.global_step - self._first_step)
             self._restore_frozen(changes)
             self.global_step += 1
 
@@ -366,7 +364,8 @@ class Trainer(FolderTrainer):
 
         `path` may be a folder of `save_onnx_graph` or of `export_training`. `model_onnx` is the
         model of a checkpoint that was saved with `adapters_only=True`; SettingError: it is another
-        model. `settings` replace the constructor's arguments of the same name. Pass a custom loss,
+        model. `settings` replace the constructor's arguments, and the state for them: an optimizer
+        sets the learning rate, and slots that the checkpoint lacks begin anew. Pass a custom loss,
         penalty, optimizer or metric again, because a checkpoint contains no code; also pass
         `quantization` with a teacher. With several processes, all must call it; rank 0 reads the
         file and sends its contents, but every rank reads a folder of `export_training`.
@@ -388,7 +387,7 @@ class Trainer(FolderTrainer):
                 raise CheckpointError(
                     f"{os.fspath(path)!r} has settings that are not valid for a Trainer: {error}"
                 ) from error
-            trainer._restore(contents)
+            trainer._restore(contents, settings)
         return trainer
 
     # ------------------------------------------------------------------ inside

@@ -177,6 +177,7 @@ class FlowerClient:
         rate = self._learning_rate if learning_rate is None else learning_rate
         counters = {**state["counters"], "epoch": 0, "global_step": 0, "window": 0}
         counters["learning_rate"] = rate
+        counters.pop("first_step", None)
         trainer.set_state({"weights": weights, "slots": slots, "counters": counters})
 
     def _count_rows(self, x: Any, y: Any, sample_weight: Any, batch_size: int) -> int:

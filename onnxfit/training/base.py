@@ -89,6 +89,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self.epoch = 0
         self.global_batch = 0
         self.samples_seen = 0
+        self._first_step = 0  # the update before which the optimizer's slots began
         self.history = History()
         self.train_losses_: list[float] = []
         self.last_losses: deque[float] = deque(maxlen=5)
@@ -339,6 +340,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         slots = [name for name in state if name not in self._recipe.state]
         counters = {name: getattr(self, name) for name in COUNTERS}
         counters |= {"window": self._backend.window, "learning_rate": self._learning_rate}
+        counters |= {"first_step": self._first_step} if self._first_step else {}
         return {
             "weights": self.get_weights(),
             "slots": {name: state.get(name) for name in slots},
@@ -366,6 +368,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
             setattr(self, name, counters[name])
         self._backend.window = counters["window"]
         self._learning_rate = counters["learning_rate"]
+        self._first_step = counters.get("first_step", 0)
 
     def revert_step(self) -> None:
         """Undo the last update of weights, slots and statistics. Only one update can be undone.
@@ -430,13 +433,14 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         """Train on a batch; return None if this rank has no row of the batch."""
         if not batch.rows and self._backend.reduction is None:
             return None
-        return self._backend.train(batch, learning_rate, self.global_step, self._random_seed)
+        done = self.global_step - self._first_step
+        return self._backend.train(batch, learning_rate, done, self._random_seed)
 
     def _flush(self, learning_rate: float) -> None:
         """Update with the gradients of an incomplete accumulation window, at an epoch's end."""
         with self._backend.lock:
             changes = self._changes_of_frozen()
-            if self._backend.flush(learning_rate, self.global_step):
+            if self._backend.flush(learning_rate, self.global_step - self._first_step):
                 self.global_step += 1
                 self._tracker.gradient_norms = self._backend.norms()
             self._restore_frozen(changes)

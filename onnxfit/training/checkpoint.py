@@ -242,6 +242,7 @@ def load(
             callbacks=_with_arrays(info["callbacks"], arrays),
             constants=constants,
             base=info["base"],
+            replaced={key: value for key, value in info["settings"].items() if key not in saved},
             tensors=tensors,
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:

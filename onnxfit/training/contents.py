@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ class Contents:
     fields of a `Position`. `tracker` is the `Tracker.state_dict` of the running epoch.
     `undelivered` is the event that the loggers have missed. `constants` are the constants of the
     trainable form. `model` is None if the checkpoint has only the adapters; `base` is then the
-    fingerprint of the model. `tensors` are the arrays that a large `model` refers to.
+    fingerprint of the model. `replaced` are the settings of the checkpoint in whose place others
+    were passed, as JSON. `tensors` are the arrays that a large `model` refers to.
     """
 
     model: onnx.ModelProto | None
@@ -43,6 +44,7 @@ class Contents:
     callbacks: Mapping[str, dict[str, Any]]
     constants: Mapping[str, Sequence[np.ndarray[Any, Any]]]
     base: str | None = None
+    replaced: Mapping[str, Any] = field(default_factory=dict)
     tensors: Sequence[TensorContents] = ()
 
     def require_base(self, path: str | os.PathLike[str], found: str) -> None:

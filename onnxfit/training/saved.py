@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import astuple, replace
@@ -36,6 +36,7 @@ from onnxfit.runtime.placement import operators_on_cpu
 from onnxfit.training import checkpoint
 from onnxfit.training.contents import Contents
 from onnxfit.training.generation import GeneratingTrainer
+from onnxfit.training.passed_settings import with_passed_settings
 from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.state import require_same_form
 from onnxfit.training.summary import summary, trainer_html
@@ -363,8 +364,8 @@ class SavedTrainer(GeneratingTrainer):
         )
         return {}
 
-    def _restore(self, contents: Contents) -> None:
-        """Restore the state of a checkpoint."""
+    def _restore(self, contents: Contents, passed: Collection[str] = ()) -> None:
+        """Restore the state of a checkpoint, in which settings that were `passed` win."""
         history = History()
         history.load_state_dict(contents.history)
         position = Position.restored(contents.resume)
@@ -372,9 +373,11 @@ class SavedTrainer(GeneratingTrainer):
         callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
         tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
         with self._training, self._backend.lock:
-            require_same_form(contents.state, self.get_state())
+            own = self.get_state()
+            state = with_passed_settings(contents, own, passed) if passed else contents.state
+            require_same_form(state, own)
             self._trainable.require_constants(contents.constants)
-            self._set_state(contents.state)
+            self._set_state(state)
             self._backend.keep_window_on_main()
         self._averaged_step = self.global_step
         self.history = history

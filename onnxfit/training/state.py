@@ -9,6 +9,8 @@ from onnxfit.errors import SettingError, listed_names
 from onnxfit.files import COUNT, RATE, optional
 from onnxfit.registry import shortened
 
+# the number of updates before which the optimizer's slots began; absent if it is 0
+FIRST_STEP = "first_step"
 COUNTERS = ("epoch", "global_step", "global_batch", "samples_seen")
 COUNTER_TYPES = {
     **dict.fromkeys((*COUNTERS, "window"), COUNT),
@@ -25,7 +27,7 @@ def require_same_form(state: TrainerState, own: TrainerState) -> None:
             " of get_state."
         )
     for kind, entries in own.items():
-        if set(state[kind]) != set(entries):
+        if set(state[kind]) - {FIRST_STEP} != set(entries) - {FIRST_STEP}:
             raise SettingError(
                 f"The state belongs to another trainer: its {kind} are"
                 f" {listed_names(sorted(state[kind]))}, but expected"
@@ -36,6 +38,12 @@ def require_same_form(state: TrainerState, own: TrainerState) -> None:
         raise SettingError(
             "The state belongs to another trainer: in one of the two trainers the learning rate"
             " follows a schedule, in the other it does not."
+        )
+    first = counters.get(FIRST_STEP, 0)
+    if not COUNT.accepts(first) or first > counters["global_step"]:
+        raise SettingError(
+            f"The state's counter {FIRST_STEP} must be a number of updates up to global_step, got"
+            f" {first!r} and {counters['global_step']!r}."
         )
     for name, value_type in COUNTER_TYPES.items():
         if not value_type.accepts(counters[name]):

@@ -13,7 +13,7 @@ import onnx
 
 from onnxfit.data.order import checked_batch_size
 from onnxfit.environment import versions
-from onnxfit.errors import SettingError, UnknownNameError, listed_names
+from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, listed_names
 from onnxfit.files import require_path, write_folder
 from onnxfit.graph import names
 from onnxfit.graph.training_form import to_inference_form
@@ -100,6 +100,12 @@ class FolderTrainer(SavedTrainer):
             raise UnknownNameError("target", target, TARGETS)
         rows = None if batch_size is None else checked_batch_size(batch_size)
         self._require_exportable()
+        if self._first_step:
+            raise UnsupportedError(
+                f"export_training cannot tell a host that the optimizer's slots began after update"
+                f" {self._first_step}, when another optimizer was loaded. Export the model, and"
+                " create a new Trainer from it."
+            )
         self._require_equal_ranks("export_training")
         with self._backend.lock:
             state = self.get_state()

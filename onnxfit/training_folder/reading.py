@@ -65,6 +65,7 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
     return Contents(
         model=model,
         settings={**saved, **settings},
+        replaced={k: v for k, v in manifest["settings"].items() if k not in saved},
         state=state,
         history=History().state_dict(),
         train_losses=[],
