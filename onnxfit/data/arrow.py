@@ -109,8 +109,12 @@ FORMATS: dict[str, type[ParquetFile] | type[ArrowFile]] = {
 }  # fmt: skip
 
 
-def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) -> list[ColumnFile]:
+def column_files(
+    paths: Sequence[str | os.PathLike[str]], columns: list[str], optional: Sequence[str] = ()
+) -> list[ColumnFile]:
     """Return the files, including the files in the folders, whose `columns` will be read.
+
+    - `optional`: further columns, which are read from the files that have them.
 
     DataError: a file lacks a column, or there are no rows.
     """
@@ -134,7 +138,7 @@ def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) ->
                 f"{str(path)!r} has no column {', '.join(map(repr, missing))}. Its columns are"
                 f" {listed_names(map(repr, file.names), missing[0])}."
             )
-        file.columns = columns
+        file.columns = [*columns, *(n for n in optional if n in file.names and n not in columns)]
         files.append(file)
     if not any(file.rows for file in files):
         raise DataError(
@@ -144,25 +148,29 @@ def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) ->
     return files
 
 
-def lists(file: ColumnFile, group: int, max_rows: int) -> Iterator[tuple[Array, Array]]:
-    """Yield the lists of any length in the only column of a group.
+def lists(file: ColumnFile, group: int, max_rows: int) -> Iterator[dict[str, tuple[Array, Array]]]:
+    """Yield the lists of any length in the columns of a group.
 
-    Each item has about `max_rows` lists, as the values of all these lists and the length of each.
-    DataError: the column does not contain lists, or has nulls.
+    Each item has about `max_rows` lists of each column, as the values of all these lists and the
+    length of each. DataError: a column does not contain lists, or has nulls.
     """
-    compute = import_optional("pyarrow.compute", "parquet", "pyarrow")
-    (name,) = file.columns
-    title = f"column {name!r} of {str(file.path)!r}"
     with file_errors(file.path):
         for batch in file.record_batches(group, max_rows):
-            column = batch.column(name)
-            if not _is_list(column):
-                raise DataError(f"{title} has type {column.type}. Expected a list in each row.")
-            values = column.flatten()
-            if column.null_count or values.null_count:
-                raise DataError(f"{title} has nulls. Fill them, or remove these rows.")
-            lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
-            yield as_array(values.to_numpy(zero_copy_only=False), title), lengths
+            yield {
+                name: _lists(batch.column(name), f"column {name!r} of {str(file.path)!r}")
+                for name in file.columns
+            }
+
+
+def _lists(column: Any, title: str) -> tuple[Array, Array]:
+    compute = import_optional("pyarrow.compute", "parquet", "pyarrow")
+    if not _is_list(column):
+        raise DataError(f"{title} has type {column.type}. Expected a list in each row.")
+    values = column.flatten()
+    if column.null_count or values.null_count:
+        raise DataError(f"{title} has nulls. Fill them, or remove these rows.")
+    lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
+    return as_array(values.to_numpy(zero_copy_only=False), title), lengths
 
 
 @contextmanager

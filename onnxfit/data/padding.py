@@ -25,6 +25,7 @@ __all__ = ["Bucket", "Pad"]
 
 TOKENS = "input_ids"
 MASK = "attention_mask"
+POSITIONS = "position_ids"
 MAX_MULTIPLE = 2**16  # batches with longer rows would not fit into memory
 UNNAMED = ""  # the column of rows without names
 
@@ -137,7 +138,9 @@ class Pad(Loader, Splittable):
     - `batch_size`, `shuffle`, `seed`, `drop_last`, `prefetch`: as for `DataLoader`.
 
     If the model has an input `attention_mask` that the data lacks, the loader makes the mask: 1 for
-    tokens of a row, 0 for padding. Iterating without a trainer adds a mask to rows with names.
+    tokens of a row, 0 for padding. Iterating without a trainer adds a mask to rows with names. If
+    the model has an input `position_ids` that the data lacks, the loader counts the tokens of each
+    row from 0; tokens that an `attention_mask` of the data marks with 0 are not counted.
     `predict` returns the rows in their order; outputs of batches with shorter rows are filled up
     with zeros.
 
@@ -179,6 +182,7 @@ class Pad(Loader, Splittable):
             self._weights = RaggedColumn.read("sample_weight", sample_weight)
         self._label_names = set(LABEL_KEYS)
         self._makes_mask = MASK not in self._inputs and UNNAMED not in self._inputs
+        self._makes_positions = False
         columns = [*self._inputs.values(), *self._labels.values()]
         columns += [self._weights] if self._weights is not None else []
         rows = common_rows([(column.name, column.values) for column in columns], "loader's")
@@ -199,10 +203,11 @@ class Pad(Loader, Splittable):
     def bind(self, adapter: DataAdapter) -> Pad:
         loader = copy(self)
         names = [spec.name for spec in adapter.inputs]
-        others = [name for name in names if name != MASK]
-        if UNNAMED in self._inputs and MASK in names and len(others) == 1:
+        others = [name for name in names if name not in (MASK, POSITIONS)]
+        if UNNAMED in self._inputs and len(names) > len(others) == 1:
             loader._inputs = {others[0]: self._inputs[UNNAMED]}
         loader._makes_mask = MASK in names and MASK not in self._inputs
+        loader._makes_positions = POSITIONS in names and POSITIONS not in self._inputs
         loader._label_names = self._label_names | set(adapter.targets)
         loader._label_names |= {target.input for target in adapter.targets.values()}
         loader._check_labels()
@@ -229,9 +234,8 @@ class Pad(Loader, Splittable):
             # Each rank pads its rows to the length of the whole batch of all ranks.
             own = self._share.select_rows(rows)
             x: Any = self._padded(self._inputs, rows, own)
-            if self._makes_mask and UNNAMED not in x:
-                positions = np.arange(self._padded_length(self._lengths[rows]))
-                x[MASK] = (positions < self._lengths[own][:, None]).astype(np.int64)
+            if UNNAMED not in x:
+                self._add_mask_and_positions(x, rows, own)
             y: Any = self._padded(self._labels, rows, own)
             elements = [x.get(UNNAMED, x), y.get(UNNAMED, y) if y else None]
             if self._weights is not None:
@@ -239,6 +243,17 @@ class Pad(Loader, Splittable):
             elif not y:
                 elements.pop()
             yield tuple(elements)
+
+    def _add_mask_and_positions(self, x: dict[str, Array], rows: Array, own: Array) -> None:
+        """Add the inputs that the loader makes to the inputs `x` of the rows `own` of a batch."""
+        places = np.arange(self._padded_length(self._lengths[rows]))
+        mask = (places < self._lengths[own][:, None]).astype(np.int64)
+        if self._makes_mask:
+            x[MASK] = mask
+        if self._makes_positions:
+            given = x.get(MASK, mask)
+            counted = (given if given.shape == mask.shape else mask) != 0
+            x[POSITIONS] = np.where(counted, np.cumsum(counted, axis=1) - 1, 0)
 
     def _find_lengths(self) -> Array:
         """Return the length of each row, from the column that determines it."""

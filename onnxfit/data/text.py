@@ -11,43 +11,53 @@ import numpy as np
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import is_float
-from onnxfit.data.corpus import MAX_ID, read_corpus
+from onnxfit.data.corpus import IGNORED, MAX_ID, Columns, read_corpus
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.loader import Loader
 from onnxfit.data.memory import count_training_rows
-from onnxfit.data.padding import MASK, TOKENS, bucketed_rows, check_multiple, padded_length
+from onnxfit.data.padding import (
+    MASK,
+    POSITIONS,
+    TOKENS,
+    bucketed_rows,
+    check_multiple,
+    padded_length,
+)
 from onnxfit.data.source import Splittable
-from onnxfit.errors import DataError, SettingError
+from onnxfit.errors import DataError, SettingError, warn_user
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["TextLoader"]
 
-POSITIONS = "position_ids"
 LABELS = "labels"
 INPUTS = (TOKENS, MASK, POSITIONS)
 MAX_LENGTH = 2**24  # longer rows would not fit into memory
-IGNORED = -100  # the label that CausalLM ignores
 
 
 class TextLoader(Loader, Splittable):
     """Token ids of documents in batches for a causal language model.
 
-    Packing concatenates the documents and cuts them into rows of `length` tokens; only the last row
-    is padded. Padding gives each document its own row, in batches of similar lengths. Every token
+    Padding gives each document its own row, in batches of similar lengths. Packing concatenates the
+    documents and cuts them into rows of `length` tokens; only the last row is padded. Every token
     comes once per epoch.
 
     - `data`: the ids of all documents in one array (an `np.memmap`, or the path of a .npy file,
-      which is mapped and never read whole); the path of a Parquet or Arrow file, of a folder of
-      such files, or a list of paths, with a list of ids in each row; or an iterable of sequences,
-      or of dicts with a `column` of ids. All data except mapped arrays is kept in memory, with 4
-      bytes per token.
-    - `length`: tokens of a row. With `pack=False`, longer documents are cut into pieces, and None
-      cuts no document.
-    - `pack`: pack the documents into rows; False pads them.
+      which is mapped and never kept in memory); the path of a Parquet or Arrow file, of a folder of
+      such files, or a list of paths, with a list of ids in each row; an iterable of sequences, or
+      of dicts with a `column` of ids; or a dict of such columns. All data except mapped arrays is
+      kept in memory, with 4 bytes per token.
+    - `length`: tokens of a row. Longer documents are cut into pieces, and None cuts no document.
+      Packing needs a length.
+    - `pack`: pack the documents into rows; False pads them. Pack for a model whose attention mask
+      has 3 or 4 axes, which keeps the documents of a row apart, or for a single long document. In
+      any other model, packed documents see each other, and a warning says so.
     - `eos_token_id`: the id that ends each document of an array; without it, the array is one
       document. If documents come one by one, it is appended to each document that lacks it.
     - `column`: the name of the column of ids in files, or the key of the ids in dicts.
+    - `label_column`: the name of the column of labels, one for each token, if the data has this
+      column: the id that the model shall learn, or -100 for no loss. Give the tokens of a prompt
+      -100 to train on the answer only. Without the column, or with None, the ids are the labels.
     - `pad_token_id`: the id used for padding.
     - `pad_to_multiple_of`: make the length of padded rows a multiple of this number.
     - `pool`: number of batches whose padded rows are sorted by length together, as in `Bucket`.
@@ -64,14 +74,17 @@ class TextLoader(Loader, Splittable):
       mask has 3 or 4 axes gets a mask for each pair of tokens, shape `(batch, 1, tokens, tokens)`:
       a token attends to itself and to the earlier tokens of its document. In a mask of floats, 0
       allows attention, and the smallest number of the type forbids it.
-    - `position_ids`: positions, which begin at 0 with each document, and with each row.
+    - `position_ids`: positions, which begin at 0 with each row. If the mask keeps packed documents
+      apart, they also begin at 0 with each document.
 
-    The labels are the ids at the same positions, for the loss `CausalLM`. They are -100 for padding
-    and for a document's first token, so that no loss crosses the end of a document. If the model
-    has an input `labels`, the labels are passed to this input. `predict` ignores them.
+    The labels are those of the data, or the ids at the same positions, for the loss `CausalLM`.
+    They are -100 for padding and for a document's first token, so that no loss crosses the end of a
+    document. The label of an appended `eos_token_id` is this id, or -100 if the label before is
+    -100. If the model has an input `labels`, the labels are passed to this input. `predict` ignores
+    them. Rows that have an `attention_mask` lose the tokens that it marks with 0, as padding.
 
-    DataError: there are no ids, ids are not integers from 0 to 2**31 - 1, or a document has no
-    tokens. SettingError: a setting is impossible.
+    DataError: there are no ids, ids are not integers from 0 to 2**31 - 1, a document has no tokens,
+    or the labels do not match the ids. SettingError: a setting is impossible.
 
     >>> loader = TextLoader([[1, 2, 3], [4, 5]], 4, eos_token_id=0, shuffle=False)
     >>> x, labels = next(iter(loader))
@@ -89,9 +102,10 @@ class TextLoader(Loader, Splittable):
         data: Any,
         length: int | None = None,
         *,
-        pack: bool = True,
+        pack: bool = False,
         eos_token_id: int | None = None,
         column: str = TOKENS,
+        label_column: str | None = LABELS,
         pad_token_id: int = 0,
         pad_to_multiple_of: int | None = None,
         pool: int = 50,
@@ -105,8 +119,8 @@ class TextLoader(Loader, Splittable):
         if length is None and pack:
             raise SettingError(
                 "TextLoader needs length, the number of tokens in each packed row, such as"
-                " TextLoader(data, 1024). To pad the documents instead of packing them, pass"
-                " pack=False."
+                " TextLoader(data, 1024, pack=True). To pad the documents instead of packing them,"
+                " pass pack=False."
             )
         if length is not None and not 2 <= length <= MAX_LENGTH:
             raise SettingError(
@@ -127,7 +141,7 @@ class TextLoader(Loader, Splittable):
         self._names = {name: own or name for name, own in self._names.items()}
         self._specs: dict[str, TensorSpec] | None = None  # specs of the inputs that the model takes
         self._labels_inside = False
-        self._corpus = read_corpus(data, column, eos_token_id)
+        self._corpus = read_corpus(data, Columns(column, label_column), eos_token_id)
         size = len(self._corpus.tokens)
         if pack:
             assert length is not None
@@ -141,6 +155,8 @@ class TextLoader(Loader, Splittable):
 
     def fingerprint(self) -> dict[str, Any]:
         columns = [("tokens", self._corpus.tokens)]
+        if self._corpus.labels is not None:
+            columns.append(("labels", self._corpus.labels))
         if self._bounds is not None:
             columns.append(("rows", self._bounds))
         return fingerprint_of(columns) | {"length": self.length, "first": self._first}
@@ -155,6 +171,13 @@ class TextLoader(Loader, Splittable):
         loader._names = names
         loader._specs = {name: specs[own] for name, own in names.items() if own in specs}
         loader._labels_inside = LABELS in specs and not adapter.targets
+        if self.pack and self._corpus.has_several_documents and not loader._keeps_documents_apart():
+            warn_user(
+                "The model has no attention mask of 3 or 4 axes, which keeps packed documents"
+                " apart: a token sees the documents before its own in the row, and positions run on"
+                " from one to the next. To give each document its own row, pass TextLoader(...,"
+                " pack=False), or export the model with a mask (batch, 1, tokens, tokens)."
+            )
         return loader
 
     @check_arguments
@@ -206,17 +229,20 @@ class TextLoader(Loader, Splittable):
 
     def _make_batch(self, starts: Array, stops: Array, width: int) -> tuple[Any, ...]:
         ids = np.full((len(starts), width), self.pad_token_id, np.int64)
+        targets = np.full_like(ids, IGNORED)
         begins = np.zeros(ids.shape, bool)
         for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist())):
             ids[row, : stop - start] = self._corpus.read(start, stop)
+            targets[row, : stop - start] = self._corpus.read_labels(start, stop)
             begins[row, : stop - start] = self._corpus.begins(start, stop)
         is_token = np.arange(width) < (stops - starts)[:, None]
-        labels = np.where(is_token & ~begins, ids, IGNORED)
+        labels = np.where(is_token & ~begins, targets, IGNORED)
         arrays = {TOKENS: ids}
         if self._takes(MASK):
             arrays[MASK] = self._mask(begins, is_token)
         if self._takes(POSITIONS):
-            arrays[POSITIONS] = np.where(is_token, _positions(begins), 0)
+            restarts = begins if self._keeps_documents_apart() else np.zeros_like(begins)
+            arrays[POSITIONS] = np.where(is_token, _positions(restarts), 0)
         x = {self._names[name]: self._typed(name, array) for name, array in arrays.items()}
         if self._labels_inside:
             return ({**x, LABELS: labels},)
@@ -231,9 +257,22 @@ class TextLoader(Loader, Splittable):
             return array
         return array.astype(self._specs[name].dtype, copy=False)
 
+    def _mask_axes(self) -> int:
+        """Return the number of axes of the model's mask, 2 by default and 0 for no mask."""
+        if self._specs is None:
+            return 2
+        if MASK not in self._specs:
+            return 0
+        shape = self._specs[MASK].shape
+        return 2 if shape is None else len(shape)
+
+    def _keeps_documents_apart(self) -> bool:
+        """Return whether a token of a packed row sees its own document only."""
+        return self._mask_axes() in (3, 4)
+
     def _mask(self, begins: Array, is_token: Array) -> Array:
         spec = None if self._specs is None else self._specs[MASK]
-        axes = 2 if spec is None or spec.shape is None else len(spec.shape)
+        axes = self._mask_axes()
         if axes == 2:
             return is_token.astype(np.int64)
         if axes not in (3, 4):
@@ -253,7 +292,7 @@ class TextLoader(Loader, Splittable):
 
 
 def _positions(begins: Array) -> Array:
-    """Return the position of each token, counted from the start of its document in the row."""
+    """Return the position of each token, counted from the last begin in the row, or its start."""
     places = np.arange(begins.shape[1])
     return places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
 

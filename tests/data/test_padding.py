@@ -12,7 +12,9 @@ import pytest
 import onnxfit
 from onnxfit import Bucket, Pad, Prefetch, Trainer, losses
 from onnxfit.callbacks import LambdaCallback
+from onnxfit.data import DataAdapter
 from onnxfit.errors import DataError, SettingError
+from onnxfit.graph.spec import TensorSpec
 
 RNG = np.random.default_rng(0)
 LENGTHS = [3, 7, 1, 5, 2, 6, 4, 7, 2, 1]
@@ -270,6 +272,43 @@ def test_a_mask_is_made_where_the_model_has_one_alone() -> None:
     np.testing.assert_array_equal(masked.predict(Pad(given)), masked.predict(Pad(ROWS)))
     with pytest.raises(DataError, match="Not inputs of the model: 'attention_mask'"):
         plain.predict(Pad(given))
+
+
+@pytest.mark.parametrize("loader", [Pad, Bucket])
+def test_positions_are_made_where_the_model_has_them_alone(loader: Any) -> None:
+    """They count the tokens of a row. A row alone has the same outputs as in a batch."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (int32[N, T] input_ids, int32[N, T] position_ids) => (float[N, T, 3] y)
+        { p = Gather(places, position_ids)  e = Gather(tokens, input_ids)  y = Add(p, e) }"""
+    )
+    tokens, places = RNG.normal(size=(2, 9, 3)).astype(np.float32)
+    for name, array in {"tokens": tokens, "places": places}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    trainer = Trainer(model, loss=LOSS)
+    for rows in (ROWS, {"input_ids": ROWS}):
+        outputs = [y for batch in trainer.predict(loader(rows, batch_size=3)) for y in batch]
+        for row, output in zip(ROWS, outputs):
+            np.testing.assert_allclose(
+                output[: len(row)], tokens[row] + places[: len(row)], rtol=1e-5, atol=1e-6
+            )
+    expected = trainer.evaluate(Pad(NAMED, batch_size=1))["loss"]
+    assert trainer.evaluate(loader(NAMED, batch_size=4))["loss"] == pytest.approx(expected)
+    given = {"input_ids": ROWS, "position_ids": [[2] * len(row) for row in ROWS]}
+    (first, *_) = trainer.predict(loader(given, batch_size=1))
+    np.testing.assert_allclose(first[0], tokens[ROWS[0]] + places[2], rtol=1e-5, atol=1e-6)
+
+
+def test_positions_leave_out_tokens_that_the_mask_marks() -> None:
+    """As in transformers, whose decoders pad rows on the left."""
+    inputs = [
+        TensorSpec(name, np.dtype(np.int64), ("N", "T"))
+        for name in ("input_ids", "attention_mask", "position_ids")
+    ]
+    rows = {"input_ids": [[0, 0, 5, 6], [7, 8]], "attention_mask": [[0, 0, 1, 1], [1, 1]]}
+    adapter = DataAdapter(inputs, {}, purpose="prediction")
+    (batch,) = adapter.source(Pad(rows), batch_size=2).batches(0)
+    assert batch.arrays()["position_ids"].tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,10 @@ DOCUMENTS = [
 ]
 FLAT = np.concatenate(DOCUMENTS)
 KINDS = ["flat", "list of ids", "npy", "memmap", "lists", "arrays", "iterator", "dicts", "parquet"]
-ROWS = {"packed": {"length": 8}, "padded": {"pack": False}, "cut": {"pack": False, "length": 6}}
+ROWS = {"packed": {"length": 8, "pack": True}, "padded": {"pack": False}, "cut": {"length": 6}}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_rows = pytest.mark.parametrize("rows", ROWS)
+packing_is_known = pytest.mark.filterwarnings("ignore:The model has no attention mask of 3 or 4")
 
 
 def text(kind: str, folder: Path) -> Any:
@@ -89,10 +90,11 @@ def test_every_token_comes_once_an_epoch(kind: str, rows: str, tmp_path: Path) -
 
 @every_rows
 @every_kind
-def test_labels_positions_and_masks_keep_documents_apart(
-    kind: str, rows: str, tmp_path: Path
-) -> None:
-    """Counted token by token, from the documents as they were written."""
+def test_labels_and_positions_of_every_token(kind: str, rows: str, tmp_path: Path) -> None:
+    """Counted token by token, from the documents as they were written.
+
+    Without a mask of pairs, a token sees the documents before its own in the row.
+    """
     begins = {sum(map(len, DOCUMENTS[:i])) for i in range(len(DOCUMENTS))}
     place = 0
     for x, labels in made(kind, rows, tmp_path, shuffle=False):
@@ -102,7 +104,7 @@ def test_labels_positions_and_masks_keep_documents_apart(
                 if not x["attention_mask"][row, i]:
                     assert (token, label, x["position_ids"][row, i]) == (0, -100, 0)
                     continue
-                position = 0 if place in begins or i == 0 else position + 1
+                position = 0 if i == 0 else position + 1
                 assert x["position_ids"][row, i] == position
                 assert token == FLAT[place]
                 assert label == (-100 if place in begins else token)
@@ -150,6 +152,7 @@ def spec(name: str, *shape: int | str, dtype: str = "int64") -> TensorSpec:
 
 
 @every_rows
+@packing_is_known
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_share_out_the_rows_of_every_batch(rows: str, size: int, tmp_path: Path) -> None:
     ids = spec("input_ids", "N", "T")
@@ -182,7 +185,8 @@ def test_a_model_gets_the_inputs_that_it_has() -> None:
     (first, *_) = source(loader, *inputs, purpose="prediction").batches(0)
     assert sorted(first.arrays()) == ["attention_mask", "input_ids", "position_ids"]
     inputs = [spec(name, "N", "T") for name in ("ids", "places")]
-    named = TextLoader(DOCUMENTS, 8, input_names={"input_ids": "ids", "position_ids": "places"})
+    names = {"input_ids": "ids", "position_ids": "places"}
+    named = TextLoader(DOCUMENTS, 8, input_names=names)
     (first, *_) = source(named, *inputs).batches(0)
     assert sorted(first.arrays()) == ["ids", "places", "y_true/logits"]
     inputs = [spec(name, "N", "T") for name in ("input_ids", "labels")]
@@ -194,10 +198,11 @@ def test_a_model_gets_the_inputs_that_it_has() -> None:
     ("axes", "dtype"), [(3, "bool"), (4, "bool"), (4, "int64"), (4, "float32")]
 )
 def test_a_mask_of_pairs_shows_a_token_its_own_document_up_to_itself(axes: int, dtype: str) -> None:
-    loader = TextLoader([[1, 2, 3], [4, 5]], 6, shuffle=False)
+    loader = TextLoader([[1, 2, 3], [4, 5]], 6, pack=True, shuffle=False)
     shape = ("N", "T", "S") if axes == 3 else ("N", 1, "T", "S")
     inputs = (spec("input_ids", "N", "T"), spec("attention_mask", *shape, dtype=dtype))
-    (batch,) = source(loader, *inputs).batches(0)
+    (batch,) = source(loader, *inputs, spec("position_ids", "N", "T")).batches(0)
+    assert batch.arrays()["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0]]
     mask = batch.arrays()["attention_mask"]
     assert mask.dtype == dtype
     assert mask.ndim == axes
@@ -224,6 +229,7 @@ def bigrams() -> onnx.ModelProto:
 
 
 @every_rows
+@packing_is_known
 def test_the_loss_of_an_epoch_is_that_of_every_pair_inside_a_row(rows: str, tmp_path: Path) -> None:
     trainer = Trainer(bigrams(), loss="causal_lm", metrics="perplexity")
     figures = trainer.evaluate(made("npy", rows, tmp_path, shuffle=False))
@@ -243,6 +249,187 @@ def test_the_loss_of_an_epoch_is_that_of_every_pair_inside_a_row(rows: str, tmp_
     expected = -np.mean([log_p[pair] for pair in pairs])
     assert figures["loss"] == pytest.approx(expected, rel=1e-5)
     assert figures["perplexity"] == pytest.approx(np.exp(expected), rel=1e-5)
+
+
+# How a decoder reads its attention mask: the input's type and shape, and the nodes of the scores.
+MASKS = {
+    0: ("", "masked = Identity(scores)"),
+    2: (", int64[N, T] attention_mask", """rows = Unsqueeze(attention_mask, axis)
+        shown = Cast<to = 1>(rows)  hidden = Sub(one, shown)  penalty = Mul(hidden, far)
+        masked = Add(scores, penalty)"""),
+    4: (", float[N, 1, T, S] attention_mask", """penalty = Squeeze(attention_mask, axis)
+        masked = Add(scores, penalty)"""),
+}  # fmt: skip
+
+
+def decoder(axes: int) -> onnx.ModelProto:
+    """A causal decoder of one layer with learned positions, and a mask with so many axes."""
+    given, nodes = MASKS[axes]
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (int64[N, T] input_ids, int64[N, T] position_ids{given}) => (float[N, T, 10] logits)
+        <float one = {{1}}, float far = {{-10000}}, int64[1] axis = {{1}}, int64 start = {{0}},
+         int64[1] first = {{0}}, int64 step = {{1}}>
+        {{ e = Gather(tokens, input_ids)  p = Gather(places, position_ids)  x = Add(e, p)
+           q = MatMul(x, query)  keys = Transpose<perm = [0, 2, 1]>(x)  products = MatMul(q, keys)
+           shape = Shape(input_ids)  count = Gather(shape, step)  t = Range(start, count, step)
+           row = Unsqueeze(t, first)  column = Unsqueeze(t, axis)  later = Greater(row, column)
+           scores = Where(later, far, products)  {nodes}  a = Softmax<axis = -1>(masked)
+           v = MatMul(a, x)  h = Add(x, v)  logits = MatMul(h, head) }}""")
+    rng = np.random.default_rng(2)
+    shapes = {"tokens": (10, 6), "places": (40, 6), "query": (6, 6), "head": (6, 10)}
+    for name, shape in shapes.items():
+        array = rng.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def loss_of_documents(documents: list[list[int]], labels: list[list[int]]) -> float:
+    """The loss of a decoder that sees one document at a time, weighted by counted labels."""
+    trainer = Trainer(decoder(0), loss="causal_lm")
+    losses, counts = [], []
+    for ids, targets in zip(documents, labels):
+        counts.append(sum(label != -100 for label in targets[1:]))
+        if counts[-1]:
+            x = {"input_ids": np.array([ids]), "position_ids": np.arange(len(ids))[None]}
+            losses.append(counts[-1] * trainer.evaluate(x, np.array([targets]))["loss"])
+    return float(sum(losses) / sum(counts))
+
+
+PROMPTS = [[-100] * (len(ids) // 2) + ids[len(ids) // 2 :] for ids in DOCUMENTS]
+
+
+@pytest.mark.parametrize("labels", [DOCUMENTS, PROMPTS], ids=["ids", "answers"])
+@pytest.mark.parametrize(
+    ("axes", "settings"),
+    [
+        (0, {}),
+        (2, {}),
+        (2, {"length": 40}),
+        (4, {}),
+        (4, {"length": sum(map(len, DOCUMENTS)), "pack": True}),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_the_loss_is_that_of_each_document_alone(
+    axes: int, settings: Any, labels: list[list[int]]
+) -> None:
+    rows = [{"input_ids": ids, "labels": label} for ids, label in zip(DOCUMENTS, labels)]
+    loader = TextLoader(rows, batch_size=3, shuffle=False, **settings)
+    loss = Trainer(decoder(axes), loss="causal_lm").evaluate(loader)["loss"]
+    assert loss == pytest.approx(loss_of_documents(DOCUMENTS, labels), rel=1e-5)
+
+
+@pytest.mark.parametrize("axes", [0, 2])
+def test_packing_warns_if_the_model_cannot_keep_documents_apart(axes: int) -> None:
+    """The rows are then those of one long text, with positions that run on."""
+    trainer = Trainer(decoder(axes), loss="causal_lm")
+    packed = TextLoader(DOCUMENTS, 8, pack=True, shuffle=False, batch_size=3)
+    with pytest.warns(UserWarning, match="no attention mask of 3 or 4 axes, which keeps") as caught:
+        loss = trainer.evaluate(packed)["loss"]
+    assert len(caught) == 1
+    text = [FLAT[i : i + 8].tolist() for i in range(0, len(FLAT), 8)]
+    begins = set(np.cumsum([0, *map(len, DOCUMENTS)]).tolist())
+    labels = [
+        [-100 if 8 * row + i in begins else token for i, token in enumerate(ids)]
+        for row, ids in enumerate(text)
+    ]
+    assert loss == pytest.approx(loss_of_documents(text, labels), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_packing_a_single_document_warns_of_nothing() -> None:
+    loader = TextLoader(FLAT, 8, pack=True, shuffle=False)
+    Trainer(decoder(2), loss="causal_lm").evaluate(loader)
+
+
+def with_labels(kind: str, folder: Path) -> Any:
+    """The documents with `PROMPTS` as labels, as another kind of data."""
+    labels = np.concatenate(PROMPTS)
+    if kind in ("flat", "npy", "memmap"):
+        ids = text(kind, folder)
+        if kind == "npy":
+            np.save(folder / "labels.npy", labels.astype(np.int16))
+            return {"input_ids": ids, "labels": folder / "labels.npy"}
+        return {"input_ids": ids, "labels": labels}
+    if kind == "columns":
+        return {"input_ids": DOCUMENTS, "labels": PROMPTS}
+    rows = [{"input_ids": ids, "labels": label} for ids, label in zip(DOCUMENTS, PROMPTS)]
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(
+            pyarrow.Table.from_pylist(rows), folder / "labels.parquet", row_group_size=3
+        )
+        return folder / "labels.parquet"
+    return iter(rows) if kind == "iterator" else rows
+
+
+@every_rows
+@pytest.mark.parametrize(
+    "kind", ["flat", "npy", "memmap", "columns", "dicts", "iterator", "parquet"]
+)
+def test_labels_of_the_data_are_used(kind: str, rows: str, tmp_path: Path) -> None:
+    settings = {"eos_token_id": END, "batch_size": 3, "shuffle": False, **ROWS[rows]}
+    loader = TextLoader(with_labels(kind, tmp_path), **settings)
+    begins = set(np.cumsum([0, *map(len, DOCUMENTS)]).tolist())
+    expected = np.concatenate(PROMPTS)
+    expected[sorted(begins - {len(FLAT)})] = -100
+    got = np.concatenate([labels[x["attention_mask"] == 1] for x, labels in loader])
+    np.testing.assert_array_equal(got, expected)
+    ignoring = TextLoader(with_labels(kind, tmp_path), label_column=None, **settings)
+    got = np.concatenate([labels[x["attention_mask"] == 1] for x, labels in ignoring])
+    expected = np.where(np.isin(np.arange(len(FLAT)), sorted(begins)), -100, FLAT)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_an_appended_end_is_trained_where_the_last_token_is() -> None:
+    data = [{"input_ids": [1, 2], "labels": [-100, 2]}, {"input_ids": [3, 4], "labels": [3, -100]}]
+    _, labels = next(iter(TextLoader(data, eos_token_id=END, shuffle=False)))
+    assert labels.tolist() == [[-100, 2, END], [-100, -100, -100]]
+
+
+def test_tokens_that_a_mask_of_the_data_marks_are_padding() -> None:
+    data = {
+        "input_ids": [[0, 0, 1, 2], [3, 4, 5, 0]],
+        "attention_mask": [[0, 0, 1, 1], [1, 1, 1, 0]],
+        "labels": [[-100, -100, 1, 2], [3, 4, 5, -100]],
+    }
+    x, labels = next(iter(TextLoader(data, shuffle=False)))
+    assert x["input_ids"].tolist() == [[1, 2, 0], [3, 4, 5]]
+    assert x["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert labels.tolist() == [[-100, 2, -100], [-100, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([{"input_ids": [1, 2], "labels": [1]}], "Document 0 has 2 token ids, but 1 values in 'la"),
+        ([{"input_ids": [1], "labels": 1}], r"has shape \(\)\. Expected a single axis of labels"),
+        (
+            [{"input_ids": [1], "labels": [0.5]}],
+            "Labels must be integers, but the column of labels",
+        ),
+        ([{"input_ids": [1], "labels": [-1]}], "or -100 for no loss, got -1 in document 0"),
+        (
+            [{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}],
+            "Document 1 has no labels, but document 0 has labels",
+        ),
+        (
+            [{"input_ids": [1]}, {"input_ids": [1], "labels": [1]}],
+            "Document 1 has labels, but document 0 has no labels",
+        ),
+        (
+            {"input_ids": [1, 2], "labels": [1]},
+            "There are 2 token ids in one array, but 'labels' h",
+        ),
+        ({"input_ids": [1, 2], "labels": [1, -7]}, "got -7 at position 1"),
+        ({"input_ids": [[1], [2]], "labels": [[1]]}, "must have the same number of rows"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 1]}, "one array without padding"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(data: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(TextLoader(data, 4))
 
 
 def test_a_fit_is_resumed_to_the_last_bit(tmp_path: Path) -> None:
@@ -307,7 +494,7 @@ def test_ids_that_are_none_are_refused(data: Any, settings: Any, message: str) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, ", such as TextLoader"),
+        ({"pack": True}, r", such as TextLoader\(data, 1024, pack=True\)"),
         ({"length": 1}, r"needs length from 2 to 16777216, got 1\."),
         ({"length": 4, "eos_token_id": -1}, r"eos_token_id must be from 0 to 2147483647, got -1\."),
         ({"length": 4, "pool": 0}, "needs pool >= 1, got 0"),
