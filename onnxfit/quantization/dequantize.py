@@ -20,6 +20,7 @@ from onnxfit.quantization.operators import (
     constant_of,
     is_conversion,
     is_dequantize,
+    is_dynamic_quantize,
     is_quantize,
     is_text,
     misfit,
@@ -49,8 +50,9 @@ def dequantize(model: Any) -> onnx.ModelProto:
     onnxruntime's quantizer removes a Relu, or a Clip from 0 to 6, if the range of integers clips
     the same numbers. `dequantize` adds it again.
 
-    Operators that compute with integers, such as QLinearConv, become operators of floats. If other
-    operators, such as MaxPool, read integers, the conversions around them stay.
+    Operators that compute with integers, such as QLinearConv or the MatMulInteger of
+    `quantize_dynamic`, become operators of floats. If other operators, such as MaxPool, read
+    integers, the conversions around them stay.
 
     - `model`: a path, bytes or an `onnx.ModelProto`, which is not changed.
 
@@ -70,7 +72,8 @@ def dequantize(model: Any) -> onnx.ModelProto:
     """
     proto = to_qdq(inline_functions(load_model(model)))
     nodes = list(nodes_of(proto.graph))
-    integer = sorted({node.op_type for node in nodes if computes_with_integers(node)})
+    computing = [node for node in nodes if computes_with_integers(node)]
+    integer = sorted({node.op_type for node in computing if not is_dynamic_quantize(node)})
     if integer:
         reasons = [f"{name}: {why}" for name, why in remaining_qoperators(proto).items()]
         raise UnsupportedError(
@@ -108,7 +111,7 @@ def _dequantize_graph(graph: ir.Graph) -> dict[ir.Value, str]:
             if array is not None:
                 known[key] = _add_initializer(graph, node, array)
                 names[known[key]] = _name_before(node)
-        value = known.get(key)
+        value = known.get(key) or _dynamically_rounded(node)
         if value is None:
             rounding = _rounding_before(node)
             if rounding is None:
@@ -155,6 +158,17 @@ def _rounding_before(node: ir.Node) -> ir.Node | None:
     return producer if same else None
 
 
+def _dynamically_rounded(node: ir.Node) -> ir.Value | None:
+    """Return the input of the DynamicQuantizeLinear whose outputs a DequantizeLinear reads.
+
+    The range of a DynamicQuantizeLinear has all numbers of its input, so it clips none.
+    """
+    producer = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if producer is None or not is_dynamic_quantize(producer) or not producer.inputs:
+        return None
+    return producer.inputs[0] if tuple(node.inputs) == tuple(producer.outputs) else None
+
+
 def _add_initializer(graph: ir.Graph, node: ir.Node, array: Array) -> ir.Value:
     """Add an initializer with the float output of a DequantizeLinear."""
     output = node.outputs[0]
@@ -198,7 +212,7 @@ def _remove_unused(model: ir.Model) -> None:
     constants: dict[ir.Value, None] = {}
     for node in reversed(list(ir.traversal.RecursiveGraphIterator(model.graph))):
         is_left = any(v.uses() or v.is_graph_output() for v in node.outputs)
-        if is_left or not is_conversion(node):
+        if is_left or not (is_conversion(node) or is_dynamic_quantize(node)):
             continue
         constants.update((value, None) for value in node.inputs if value is not None)
         assert node.graph is not None

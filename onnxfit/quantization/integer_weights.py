@@ -15,6 +15,7 @@ from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import (
     SUFFIX,
+    TRANSPOSED,
     is_conversion,
     is_dequantize,
     numbers_of,
@@ -211,8 +212,10 @@ def _check_opset(model: onnx.ModelProto, tensor: onnx.TensorProto, node: onnx.No
         )
 
 
-def float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> Iterator[str]:
-    """Yield the float initializers that the model reads in addition to their integers."""
+def float_twins(
+    model: onnx.ModelProto, weights: Sequence[IntegerWeight]
+) -> Iterator[tuple[str, str]]:
+    """Yield the float initializers that the model also reads as integers, and the integers."""
     read = {name for node in nodes_of(model.graph) for name in node.input}
     shapes = {
         tensor.name: tuple(tensor.dims)
@@ -220,9 +223,13 @@ def float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> Ite
         if tensor.name in read and tensor.data_type not in LIMITS
     }
     for weight in weights:
-        name = weight.name.removesuffix(SUFFIX)
-        if name != weight.name and shapes.get(name) == tuple(weight.tensor.dims):
-            yield name
+        stem = weight.name.removesuffix(SUFFIX)
+        shape = tuple(weight.tensor.dims)
+        name = stem.removesuffix(TRANSPOSED)
+        if name != stem:
+            shape = shape[::-1]
+        if stem != weight.name and shapes.get(name) == shape:
+            yield name, weight.name
 
 
 def refuse_float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> None:
@@ -230,8 +237,8 @@ def refuse_float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight])
     twins = list(float_twins(model, weights))
     if twins:
         raise SettingError(
-            f"The file contains {listed_names(twins)} twice, as floats and as integers"
-            f" (*{SUFFIX}), which would be trained separately. Quantize both uses, or train only"
-            " the floats with"
-            f" quantization=onnxfit.Quantization(weights={'!' + twins[0] + SUFFIX!r})."
+            f"The file contains {listed_names(name for name, _ in twins)} twice, as floats and as"
+            f" integers (*{SUFFIX}), which would be trained separately. Quantize both uses, or"
+            " train only the floats with"
+            f" quantization=onnxfit.Quantization(weights={'!' + twins[0][1]!r})."
         )

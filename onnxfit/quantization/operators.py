@@ -24,7 +24,10 @@ DOMAINS = ("", "ai.onnx", MICROSOFT)  # with QuantizeLinear and DequantizeLinear
 OPSET_OF_CHANNELS = 13  # the first opset with a scale for each channel
 # Activations that quantizers remove, because clipping to integers does the same
 CLIPPING = {"Clip", "Relu"}
-SUFFIX = "_quantized"  # of the names of weights, from onnxruntime's quantizer
+# Suffixes of the names of weights, from onnxruntime's quantizers. `quantize_dynamic` transposes the
+# weight of a Gemm with transB.
+SUFFIX = "_quantized"
+TRANSPOSED = "_Transposed"
 
 
 def is_quantize(node: Node) -> bool:
@@ -43,6 +46,11 @@ def _is(operator: str, node: Node) -> bool:
     if isinstance(node, ir.Node):
         return len(node.inputs) >= 2 and len(node.outputs) == 1
     return len(node.input) >= 2 and len(node.output) == 1  # no checker covers com.microsoft
+
+
+def is_dynamic_quantize(node: Node) -> bool:
+    """Return whether a node is a DynamicQuantizeLinear, which computes its own scale."""
+    return node.op_type == "DynamicQuantizeLinear" and node.domain in DOMAINS
 
 
 def is_conversion(node: Node) -> bool:

@@ -148,6 +148,27 @@ class QuantizationParameters:
             steps = floats / scale + self._spread(self.zero_point, floats.shape)
         return int(np.count_nonzero((steps < low - 0.5) | (steps > high + 0.5)))
 
+    def may_round(self, floats: Array, integers: Array, precision: float) -> bool:
+        """Return whether the integers may come from rounding the floats of the same shape.
+
+        A float is less than one step from the float of its integer, because some quantizers round
+        up or down to lower the loss of the layer. In blocks, quantizers such as GPTQ also move
+        errors from one weight to others, so the mean distance is less than one step. A float beyond
+        the least or the greatest of the integers was clipped, which counts as no distance.
+
+        - `precision`: the relative error of a float in the type of `floats`.
+        """
+        scale = self._spread(self.scale, floats.shape).astype(np.float64)
+        zeros = self._spread(self.zero_point, floats.shape)
+        with np.errstate(all="ignore"):  # a block of zeros has the scale 0
+            places = np.where(scale == 0, integers, floats.astype(np.float64) / scale + zeros)
+        limits = (integers.min(), integers.max()) if integers.size else (0, 0)
+        distances = np.abs(np.clip(places, *limits) - integers)
+        distances -= precision * np.abs(integers - zeros)
+        if self.block_size or zeros.dtype.kind == "f":
+            return not integers.size or bool(distances.mean() < 1)
+        return bool((distances < 1).all())
+
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether an array has a scale and a zero point for each element."""
         if self.zero_point.size != 1 and self.zero_point.shape != self.scale.shape:

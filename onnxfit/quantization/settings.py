@@ -37,9 +37,10 @@ class Quantization(ChecksArguments):
     - `weights`: names and fnmatch patterns of the integer initializers to train, where `"!pattern"`
       excludes; None for all. The others stay byte-identical.
     - `float_model`: the float file that was quantized: a path, bytes or an `onnx.ModelProto`. The
-      float weights start from its initializers instead of $s\,(q - z)$. The initializers are found
-      by name, by the name without `_quantized`, or by shape and nearest values. Checkpoints do not
-      store this model.
+      float weights start from its constants instead of $s\,(q - z)$. A constant is found by the
+      name of the integers, without `_quantized` and `_Transposed`, or else by the nearest values,
+      in the shape of the integers or transposed. Rounding it must give the integers, up to one step
+      (in blocks, one step on average). Checkpoints do not store this model.
     - `teacher`: a float model of the same task, often the one that was quantized: a path, bytes or
       an `onnx.ModelProto`. It runs in every training step on the same inputs, and each entry of the
       loss becomes $(1 - a)\,\ell + a\,d$ (Hinton, Vinyals, Dean 2015, arXiv:1503.02531). For losses

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime
+import pytest
 from onnx.numpy_helper import from_array, to_array
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -185,3 +188,60 @@ def relative_error(actual: list[np.ndarray], expected: list[np.ndarray]) -> floa
     return max(
         float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(actual, expected, strict=True)
     )
+
+
+DENSE = "g (float[N, 6] x) => (float[N, 6] y) {{ h = {}  r = Relu(h)  y = {} }}"
+TRANSPOSED = DENSE.format("Gemm<transB = 1>(x, u, c)", "Gemm<transB = 1>(r, v, d)")
+# the graph, the shapes of its weights, and the shape of its input
+DYNAMIC: dict[str, tuple[str, dict[str, tuple[int, ...]], tuple[int, ...]]] = {
+    "square Gemm with transB": (
+        TRANSPOSED, {"u": (6, 6), "c": (6,), "v": (6, 6), "d": (6,)}, (5, 6)
+    ),
+    "Gemm with transB": (
+        TRANSPOSED, {"u": (9, 6), "c": (9,), "v": (6, 9), "d": (6,)}, (5, 6)
+    ),
+    "Gemm": (
+        DENSE.format("Gemm(x, u, c)", "Gemm(r, v, d)"),
+        {"u": (6, 6), "c": (6,), "v": (6, 6), "d": (6,)},
+        (5, 6),
+    ),
+    "MatMul": (DENSE.format("MatMul(x, u)", "MatMul(r, v)"), {"u": (6, 9), "v": (9, 6)}, (5, 6)),
+    "Conv": (
+        "g (float[N, 2, 6, 6] x) => (float[N, 3, 4, 4] y) { y = Conv(x, u, b) }",
+        {"u": (3, 2, 3, 3), "b": (3,)},
+        (5, 2, 6, 6),
+    ),
+    "LSTM": (
+        """g (float[T, N, 4] x) => (float[1, N, 4] y)
+        { a, y = LSTM<hidden_size = 4>(x, u, v, b) }""",
+        {"u": (1, 16, 4), "v": (1, 16, 4), "b": (1, 32)},
+        (3, 5, 4),
+    ),
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "int8": {},
+    "uint8": {"weight_type": "QUInt8"},
+    "per channel": {"per_channel": True},
+    "7 bits": {"reduce_range": True},
+}
+# No float LSTM replaces the operator of an LSTM of integers per channel, and onnxruntime has no
+# kernel for a ConvInteger of int8.
+DYNAMIC_FILES = [
+    pair
+    for pair in product(DYNAMIC, SETTINGS)
+    if pair != ("LSTM", "per channel") and (pair[0] != "Conv" or pair[1] == "uint8")
+]
+
+
+def dynamic_file(
+    name: str, options: str, folder: Path
+) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, np.ndarray]]:
+    """A float network, what `quantize_dynamic` makes of it, and inputs."""
+    tool = pytest.importorskip("onnxruntime.quantization")
+    body, shapes, shape = DYNAMIC[name]
+    model = onnx.shape_inference.infer_shapes(parsed(body, **shapes))
+    onnx.save(model, folder / "float.onnx")
+    kind = tool.QuantType[SETTINGS[options].get("weight_type", "QInt8")]
+    settings = {**SETTINGS[options], "weight_type": kind}
+    tool.quantize_dynamic(folder / "float.onnx", folder / "int8.onnx", **settings)
+    return model, onnx.load(folder / "int8.onnx"), {"x": rows(*shape)}

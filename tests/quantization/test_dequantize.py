@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 
 import onnxfit
 from onnxfit import ModelError, UnsupportedError
+from onnxfit.quantization.qoperators import to_qdq
 from tests.quantization.graphs import (
+    DYNAMIC_FILES,
     MODELS,
     OPTIONS,
     WEIGHTS_ONLY,
+    dynamic_file,
     network,
     outputs_of,
     parsed,
@@ -152,6 +156,20 @@ def test_operators_of_integers_become_operators_of_floats(tmp_path: Any) -> None
     floats = checked(result)
     assert kinds_of(floats) == kinds_of(model)
     assert relative_error(outputs_of(floats, inputs), outputs_of(model, inputs)) < 0.05
+
+
+@pytest.mark.parametrize(("name", "options"), DYNAMIC_FILES)
+def test_files_of_quantize_dynamic_become_float_files(
+    name: str, options: str, tmp_path: Path
+) -> None:
+    """Without the rounding of activations, only the error of the weights is left."""
+    model, integers, inputs = dynamic_file(name, options, tmp_path)
+    floats = checked(integers)
+    assert "DynamicQuantizeLinear" not in kinds_of(floats)
+    assert relative_error(outputs_of(floats, inputs), outputs_of(model, inputs)) < 0.03
+    steps = weights_by_onnxruntime(to_qdq(integers))
+    for weight, array in steps.items():
+        assert tensors_of(floats)[weight].tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize(

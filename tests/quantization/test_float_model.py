@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfit import ModelError, Quantization, SettingError, Trainer
 from onnxfit.quantization.unfolding import unfold
 from tests.quantization import integer_files as files
+from tests.quantization.graphs import DYNAMIC_FILES, dynamic_file, outputs_of, tensors_of
 from tests.quantization.integer_files import integer_file
 
 
@@ -84,6 +85,51 @@ def test_a_path_and_bytes_are_models_too(tmp_path: Path) -> None:
         np.testing.assert_array_equal(trainer_with(source).get_weights()["w"], expected)
 
 
+@pytest.mark.parametrize(("name", "options"), DYNAMIC_FILES)
+def test_weights_of_quantize_dynamic_begin_with_their_floats(
+    name: str, options: str, tmp_path: Path
+) -> None:
+    """The quantizer transposes some weights, square ones among them."""
+    floats, integers, inputs = dynamic_file(name, options, tmp_path)
+    originals = tensors_of(floats)
+    trainer = Trainer(integers, loss="mse", quantization=Quantization(float_model=floats))
+    for weight, array in trainer.get_weights().items():
+        if not weight.endswith("_quantized"):
+            continue
+        stem = weight.removesuffix("_quantized").removesuffix("_Transposed")
+        original = originals[stem]
+        exchanged = "_Transposed" in weight or name == "LSTM"
+        expected = np.swapaxes(original, -1, -2) if exchanged else original
+        np.testing.assert_array_equal(array, expected)
+    if name != "LSTM":  # whose first axis is not the batch
+        without, (y,) = Trainer(integers, loss="mse"), outputs_of(floats, inputs)
+        loss, expected = (t.evaluate(inputs["x"], y)["loss"] for t in (trainer, without))
+        assert loss == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("steps", [2, 40])
+@pytest.mark.parametrize("names", [("w", "b"), ("val_3", "val_4")], ids=["by name", "by values"])
+def test_floats_further_away_than_rounding_are_refused(names: tuple[str, str], steps: int) -> None:
+    floats = float_file(names)
+    tensors = tensors_of(integer_file())
+    moved = tensors_of(floats)[names[0]].copy()
+    moved[1, 1] += steps * tensors["w_scale"].max() * (-1 if tensors["w"][1, 1] > 0 else 1)
+    floats.graph.initializer[0].CopyFrom(numpy_helper.from_array(moved, names[0]))
+    with pytest.raises(SettingError, match=r"'w' of the file are not those of .* less than one"):
+        trainer_with(floats)
+
+
+def test_floats_of_half_precision_are_those_of_the_integers() -> None:
+    """Their own rounding counts, too: a bias of 32 bits is finer than float16."""
+    floats = float_file()
+    arrays = tensors_of(floats)
+    for tensor in list(floats.graph.initializer[:2]):
+        half = arrays[tensor.name].astype(np.float16)
+        tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    trainer = trainer_with(floats)
+    np.testing.assert_array_equal(trainer.get_weights()["b"], arrays["b"].astype(np.float16))
+
+
 def test_checkpoints_do_not_need_the_float_file(tmp_path: Path) -> None:
     trainer = trainer_with(float_file())
     assert trainer.settings["quantization"] == Quantization()
@@ -97,8 +143,16 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         SettingError, match=r"weight 'w' of float_model has shape \(10, 3\), but its integers"
     ):
         trainer_with(float_file(columns=3))
+    without_bias = float_file(("w", "v"))
+    bias = numpy_helper.from_array(np.zeros(1, np.float32), "v")
+    without_bias.graph.initializer[1].CopyFrom(bias)
     with pytest.raises(SettingError, match=r"no weight of shape \(6,\) for the integers 'b'"):
-        trainer_with(float_file(("w", "v"), columns=5))
+        trainer_with(without_bias)
+    nameless = float_file(("other", "b"))
+    nameless.graph.initializer[0].ClearField("raw_data")
+    nameless.graph.initializer[0].float_data.extend([0.0] * files.ROWS * files.COLUMNS)
+    with pytest.raises(SettingError, match="'w' of the file are not those of 'other', 'decoy' in"):
+        trainer_with(nameless)
     with pytest.raises(ModelError, match="There is no file"):
         trainer_with(tmp_path / "missing.onnx")
     with pytest.raises(
