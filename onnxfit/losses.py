@@ -37,6 +37,7 @@ from onnxfit.errors import (
 )
 from onnxfit.graph import names
 from onnxfit.graph.labels import (
+    AllowedLabels,
     adopt_sizes,
     align,
     check_range,
@@ -117,6 +118,7 @@ GREATEST_EXPONENT = 40.0
 # Losses of these libraries compute with their own tensors and cannot be used here.
 OTHER_LIBRARIES = ("jax", "keras", "numpy", "optax", "sklearn", "tensorflow", "tf_keras", "torch")
 CLASS_LIMIT = 2**63  # class indices are int64 in the graph
+SIGNS = AllowedLabels(-1, 1, values=(-1, 1))
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,13 @@ class Loss(ChecksArguments, ABC):
     def target(self, y_pred: TensorSpec) -> TensorSpec:
         """Return the type and shape of the labels for the output `y_pred`: by default the same."""
         return TensorSpec("y_true", y_pred.dtype, y_pred.shape)
+
+    def allowed_labels(self, y_pred: TensorSpec) -> AllowedLabels:
+        """Return the labels that the graph expects for the output `y_pred`, for other hosts.
+
+        By default, labels lie in `label_range`. `prepare` checks them in Python.
+        """
+        return AllowedLabels(*self.label_range)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         """Return the labels `y` in the form that the graph expects for the output `y_pred`.
@@ -825,6 +834,9 @@ class Hinge(Loss):
 
     aliases = ("hinge_loss",)
 
+    def allowed_labels(self, y_pred: TensorSpec) -> AllowedLabels:
+        return SIGNS
+
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         return _signs(self, super().prepare(y, y_pred), y_pred)
 
@@ -844,6 +856,9 @@ class SquaredHinge(Loss):
     """
 
     aliases = ("squared_hinge_loss",)
+
+    def allowed_labels(self, y_pred: TensorSpec) -> AllowedLabels:
+        return SIGNS
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         return _signs(self, super().prepare(y, y_pred), y_pred)
@@ -997,17 +1012,23 @@ class ClassLoss(Loss):
             "y_true", np.dtype(np.int64), y_pred.shape[:axis] + y_pred.shape[axis + 1 :]
         )
 
+    def allowed_labels(self, y_pred: TensorSpec) -> AllowedLabels:
+        classes: Dim = None
+        if y_pred.shape is not None:
+            classes = y_pred.shape[self.class_axis(len(y_pred.shape))]
+        greatest = classes - 1 if isinstance(classes, int) else math.inf
+        return AllowedLabels(0, greatest, ignored=self.ignore_index)
+
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         labels = label_numbers(_name(self), y)
         expected = self.target(y_pred)
-        classes: Dim = None
         if y_pred.shape is not None:
             axis = self.class_axis(len(y_pred.shape))
-            classes = y_pred.shape[axis]
             if labels.ndim == len(y_pred.shape) and labels.shape[axis] == 1:
                 labels = labels.squeeze(axis)
             labels = _align(self, labels, expected, y_pred)
-        last = classes - 1 if isinstance(classes, int) else None
+        greatest = self.allowed_labels(y_pred).greatest
+        last = None if math.isinf(greatest) else int(greatest)
         expected_labels = "class indices from 0 " + ("on (int64)" if last is None else f"to {last}")
         if labels.dtype.kind == "f":
             labels = labels.astype(np.float64, copy=False)  # the limit is infinite in float16
@@ -1334,6 +1355,11 @@ class Focal(ClassLoss):
         if isinstance(self.alpha, tuple) and y_pred.shape is not None:
             _check_length(self, "alpha", self.alpha, y_pred, self.class_axis(len(y_pred.shape)))
         return super().target(y_pred)
+
+    def allowed_labels(self, y_pred: TensorSpec) -> AllowedLabels:
+        if self.target(y_pred).dtype.kind == "f":
+            return AllowedLabels(0, 1, values=(0, 1))
+        return super().allowed_labels(y_pred)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         labels = label_numbers(_name(self), y)

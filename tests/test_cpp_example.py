@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from onnxfit import Trainer
+from onnxfit import DataError, Trainer
 from tests.builds import HAS_BUILDER
 from tests.models import convolutional, mlp, two_inputs
 
@@ -120,6 +121,41 @@ def test_the_program_says_what_is_wrong(program: Path, tmp_path: Path) -> None:
         assert result.returncode == 1
         assert message in result.stderr
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (
+            "y",
+            -1,
+            "CrossEntropy expects class indices from 0 to 2 for output logits, got -1 at row 2",
+        ),
+        ("y", 3, "got 3 at row 2"),
+        ("x", np.nan, "expects numbers, got nan at row 2"),
+        ("sample_weight", np.inf, "sample_weight expects finite numbers, got inf at row 2"),
+    ],
+)
+def test_numbers_that_python_refuses_are_refused_before_a_step(
+    place: str, value: float, message: str, program: Path, tmp_path: Path
+) -> None:
+    trainer = classifier()
+    folder = trainer.export_training(tmp_path / "folder", sample_weight=True)
+    inputs = json.loads((folder / "manifest.json").read_text())["graphs"]["train"]["inputs"]
+    files, x, y = [], RNG.normal(size=(4, 1, 8, 8)).astype(np.float32), np.arange(4) % 3
+    arrays = {"x": x, "y": y, "sample_weight": np.ones(4, np.float32)}
+    arrays[place] = arrays[place].copy()
+    arrays[place][2] = value
+    for tensor in inputs:
+        if tensor["role"] in arrays:
+            files.append(tmp_path / f"{len(files)}.npy")
+            np.save(files[-1], arrays[tensor["role"]])
+    result = run(program, folder, 1, 4, tmp_path / "state", *files)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert message in result.stderr
+    assert not (tmp_path / "state").exists()
+    with pytest.raises(DataError):
+        trainer.fit(arrays["x"], arrays["y"], arrays["sample_weight"], verbose=0)
 
 
 def test_the_example_is_short() -> None:

@@ -50,6 +50,7 @@ from onnxfit.registry import from_config, registry, snake_case, to_config
 from tests.models import mlp
 
 REGISTRY = registry("onnxfit.losses", Loss)
+NUMBERS = (-np.inf, -100.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 1e6, np.inf, np.nan)
 CLASSES = {cls.__name__: cls for cls in REGISTRY.values()}
 REDUCTIONS = ("mean", "weighted_mean", "sum")
 
@@ -466,6 +467,32 @@ def test_a_batch_in_which_nothing_counts_costs_nothing(loss):
     result = Graph(loss, y, p, s, gradient=True)(y, p, s)
     assert result["loss"] == result["count"] == 0
     assert not result["gradient"].any()
+
+
+@every_loss
+def test_hosts_are_told_the_labels_that_prepare_returns(loss) -> None:
+    """Whatever `prepare` accepts, its result is allowed; whatever it refuses is not."""
+    spec = spec_for(loss, np.float32)
+    allowed = loss.allowed_labels(spec)
+    labels = loss.target(spec)
+
+    def allows(label: float) -> bool:
+        if not np.isfinite(label) or (labels.dtype.kind == "i" and label % 1):
+            return False
+        if label == allowed.ignored or allowed.values is not None:
+            return label == allowed.ignored or label in allowed.values
+        return allowed.least <= label <= allowed.greatest
+
+    accepted = []
+    for number in NUMBERS:
+        try:
+            prepared = loss.prepare(np.full((2, *labels.shape[1:]), number), spec)
+        except DataError:
+            assert not allows(number)
+        else:
+            accepted.append(number)
+            assert all(allows(label) for label in prepared.ravel().tolist())
+    assert 1.0 in accepted
 
 
 @every_loss

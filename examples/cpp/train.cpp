@@ -7,8 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "data.h"
-#include "json.h"
+#include "checks.h"
 #include "onnxruntime_c_api.h"
 
 static const OrtApi* const api = OrtGetApiBase()->GetApi(ORT_API_VERSION);
@@ -139,7 +138,8 @@ int main(int count, char** arguments) try {
   for (int i = 5; i < count; ++i) files.push_back(read(arguments[i]));
   std::map<std::string, Tensor> arrays;
   for (size_t i = 0; i < inputs.size(); ++i)
-    arrays[(*inputs[i])["name"].text] = npy(files[i], arguments[5 + i], (*inputs[i])["type"].text);
+    arrays[(*inputs[i])["name"].text] =
+        checked_array(files[i], arguments[5 + i], *inputs[i], training.manifest);
   const int epochs = std::stoi(arguments[2]), rows = std::max(1, std::stoi(arguments[3]));
   for (int epoch = 0; epoch < epochs; ++epoch)
     std::printf("epoch %d: loss %.9g\n", epoch + 1, training.epoch(arrays, rows));

@@ -1,5 +1,6 @@
 /** The data of a call: arrays of any kind become tensors of a graph's inputs, cut into batches. */
 
+import { checkNumbers } from "./checks.js";
 import { DataError, listed, shown } from "./errors.js";
 import type { GraphTensor } from "./manifest.js";
 import { BYTES, type NumberArray, sizeOf, type TypedTensor, zeros } from "./tensors.js";
@@ -25,6 +26,12 @@ export class Rows {
     private readonly tensors: ReadonlyMap<string, TypedTensor>,
     readonly count: number,
   ) {}
+
+  /** Throw DataError for the first number that a training step or an evaluation cannot use. */
+  check(inputs: readonly GraphTensor[], losses: ReadonlyMap<string, string>): this {
+    checkNumbers(inputs, this.tensors, losses);
+    return this;
+  }
 
   /** Return the rows of a batch: from `begin` to `end` of `order`, or of all rows as they are. */
   batch(begin: number, end: number, order?: Uint32Array): Feeds {

@@ -20,6 +20,18 @@ export interface TensorSpec {
 export interface GraphTensor extends TensorSpec {
   role: string;
   of?: string | null;
+  /** Only of labels, and absent in folders of older versions. */
+  labels?: AllowedLabels;
+}
+
+/** The labels that a loss can read; null for a bound that is infinite. */
+export interface AllowedLabels {
+  least: number | null;
+  greatest: number | null;
+  /** The only possible labels, or null. */
+  values: number[] | null;
+  /** A label that does not count, also outside of the bounds; or null. */
+  ignored: number | null;
 }
 
 export interface Graph {
@@ -43,6 +55,7 @@ export interface StateTensor extends TensorSpec {
 
 export interface LossEntry {
   output: string | null;
+  name: string | null;
   value: string;
   weight: number;
   count: string | null;
@@ -111,7 +124,14 @@ const plainName: Check = (value) => text(value) && !/[/\\]|^\.{0,2}$/.test(value
 const named = fields({ name: text, type: text });
 const sizes = listOf((size) => size === null || text(size) || count(size));
 const tensor: Check = (value) => named(value) && orNull(sizes)(value.shape);
-const graphTensor: Check = (value) => tensor(value) && text(value.role);
+const allowedLabels = fields({
+  least: orNull(number),
+  greatest: orNull(number),
+  values: orNull(listOf(number)),
+  ignored: orNull(number),
+});
+const graphTensor: Check = (value) =>
+  tensor(value) && text(value.role) && (value.labels === undefined || allowedLabels(value.labels));
 const stateTensor: Check = (value) =>
   named(value) && fields({ shape: listOf(count), kind: text, output: orNull(text) })(value);
 const program = fields({

@@ -346,12 +346,16 @@ export class Trainer {
           "export_training(folder, sample_weight=True).",
       );
     }
-    if (!takesWeights || given.sample_weight) return rowsOf(inputs, given);
+    if (graph === "predict") return rowsOf(inputs, given);
+    const { losses } = this.runner.manifest;
+    const names = new Map(losses.map(({ output, name }) => [output ?? "", name ?? "The loss"]));
+    if (!takesWeights || given.sample_weight) return rowsOf(inputs, given).check(inputs, names);
     const { count } = rowsOf(
       inputs.filter((input) => input.role !== "sample_weight"),
       { ...given, sample_weight: null },
     );
-    return rowsOf(inputs, { ...given, sample_weight: new Float32Array(count).fill(1) });
+    const ones = new Float32Array(count).fill(1);
+    return rowsOf(inputs, { ...given, sample_weight: ones }).check(inputs, names);
   }
 
   private trainingBatchSize(given: number | undefined, count: number): number {

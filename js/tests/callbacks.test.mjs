@@ -153,7 +153,7 @@ test("settings of EarlyStopping are checked", () => {
 test("TerminateOnNaN stops at a loss that is no number", async () => {
   const trainer = await load();
   const [x, y] = rows(0, 64);
-  const spoiled = { data: x.data.slice().fill(NaN, 0, 1), dims: x.dims };
+  const spoiled = { data: x.data.slice().fill(Infinity, 0, 1), dims: x.dims };
   const fit = trainer.fit(spoiled, y, { callbacks: [new TerminateOnNaN()], shuffle: false });
   await assert.rejects(fit, DivergenceError);
 });

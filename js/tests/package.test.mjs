@@ -10,7 +10,7 @@ import { build } from "esbuild";
 
 const read = (/** @type {string} */ file) => JSON.parse(fs.readFileSync(file, "utf-8"));
 
-test("the package is 16 kB, compressed", async () => {
+test("the package is 17 kB, compressed", async () => {
   const { outputFiles } = await build({
     entryPoints: ["dist/index.js"],
     bundle: true,
@@ -21,7 +21,7 @@ test("the package is 16 kB, compressed", async () => {
   });
   const size = zlib.gzipSync(outputFiles[0]?.contents ?? "").length;
   console.log(`# ${size} bytes`);
-  assert.ok(size > 1000 && size < 16_000, `${size} bytes`);
+  assert.ok(size > 1000 && size < 17_000, `${size} bytes`);
 });
 
 test("onnxruntime is the only dependency, and a peer", () => {

@@ -241,6 +241,31 @@ const BAD_CALLS =
       onnxfit.DataError,
       /position 2/,
     ],
+    "a negative class": [
+      (t) => t.fit(zeros(3, 64), [0, 1, -1]),
+      onnxfit.DataError,
+      /CrossEntropy expects class indices from 0 to 9 for output "y", got -1 at row 2/,
+    ],
+    "a class too many": [
+      (t) => t.trainOnBatch(zeros(3, 64), [0, 10, 1]),
+      onnxfit.DataError,
+      /from 0 to 9 .* got 10 at row 1/,
+    ],
+    "a label of another folder in validation": [
+      (t) => t.fit(zeros(3, 64), zeros(3), { validationData: [zeros(1, 64), [11]] }),
+      onnxfit.DataError,
+      /got 11 at row 0/,
+    ],
+    "a label in an evaluation": [
+      (t) => t.evaluate(zeros(1, 64), [-3]),
+      onnxfit.DataError,
+      /got -3 at row 0/,
+    ],
+    "NaN in an input": [
+      (t) => t.fit(nan(3, 64), zeros(3)),
+      onnxfit.DataError,
+      /The input "x" has NaN in row 2/,
+    ],
     texts: [(t) => t.predict(/** @type {any} */ ([["a"]])), onnxfit.DataError, /expected|numbers/],
     "ragged lists": [(t) => t.predict([[1, 2], [1]]), onnxfit.DataError, /./],
     "sample weights": [
@@ -270,6 +295,13 @@ const BAD_CALLS =
 /** @param {...number} dims */
 function zeros(...dims) {
   return { data: new Float32Array(dims.reduce((a, b) => a * b)), dims };
+}
+
+/** @param {...number} dims */
+function nan(...dims) {
+  const array = zeros(...dims);
+  array.data[array.data.length - 1] = NaN;
+  return array;
 }
 
 for (const [name, [call, kind, message]] of Object.entries(BAD_CALLS)) {

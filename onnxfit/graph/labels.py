@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,21 @@ from onnxfit.graph.values import Value
 Array = npt.NDArray[Any]
 
 RANGES = {(0.0, 1.0): "{} from 0 to 1", (0.0, math.inf): "finite {} >= 0"}
+
+
+@dataclass(frozen=True)
+class AllowedLabels:
+    """The labels that a loss reads in the graph. All of them are finite.
+
+    - `least`, `greatest`: the bounds of a label.
+    - `values`: the only possible labels; None for any number in the bounds.
+    - `ignored`: a label that does not count, which may lie outside of the bounds; None for none.
+    """
+
+    least: float = -math.inf
+    greatest: float = math.inf
+    values: tuple[float, ...] | None = None
+    ignored: int | None = None
 
 
 def label_numbers(owner: str, y: npt.ArrayLike) -> Array:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxfit.graph import names
+from onnxfit.graph.labels import AllowedLabels
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.setting_values import encode_setting
 from onnxfit.training_folder.json_numbers import with_finite_floats
@@ -59,8 +61,20 @@ def _input_roles(recipe: Recipe) -> dict[str, Json]:
     roles = {name: _role(role) for name, role in ROLES.items()}
     roles |= {name: _role("state") for name in _state_names(recipe)}
     roles |= {spec.name: _role("x") for spec in recipe.inputs}
-    roles |= {names.target(output): _role("y", output) for output in recipe.objectives}
+    for output, target in recipe.targets.items():
+        labels = described_labels(target.loss.allowed_labels(target.output))
+        roles[names.target(output)] = {**_role("y", output), "labels": labels}
     return roles
+
+
+def described_labels(allowed: AllowedLabels) -> Json:
+    """Return the labels that a host may pass, with null for a bound that is infinite."""
+    bounds = {"least": allowed.least, "greatest": allowed.greatest}
+    return {
+        **{name: bound if isfinite(bound) else None for name, bound in bounds.items()},
+        "values": None if allowed.values is None else list(allowed.values),
+        "ignored": allowed.ignored,
+    }
 
 
 def _output_roles(recipe: Recipe) -> dict[str, Json]:

@@ -127,6 +127,25 @@ def test_every_loss_trains_alike_in_a_host(name: str, optimizer: str, tmp_path: 
     assert_same_training(trainer, tmp_path, signs="Hinge" in name)
 
 
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (onnxfit.losses.CrossEntropy(ignore_index=-100), (0, 2, None, -100)),
+        ("mse", (None, None, None, None)),
+        ("poisson", (0, None, None, None)),
+        ("hinge", (-1, 1, [-1, 1], None)),
+    ],
+)
+def test_the_manifest_says_which_labels_a_loss_reads(
+    loss: Any, expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    folder = Trainer(mlp(), loss=loss).export_training(tmp_path)
+    graphs = json.loads((folder / "manifest.json").read_text())["graphs"]
+    for name in ("train", "evaluate"):
+        (labels,) = [t["labels"] for t in graphs[name]["inputs"] if t["role"] == "y"]
+        assert labels == dict(zip(("least", "greatest", "values", "ignored"), expected))
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "l1": {"penalty": 0.01},
     "elastic net": {"penalty": onnxfit.penalties.ElasticNet(0.01, 0.02)},
