@@ -19,11 +19,11 @@ from onnxfit.data.weights import balanced_class_weight
 from onnxfit.distributed.find import world_of
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.reading import ModelSource, read_shared
 from onnxfit.graph.shared_tensors import shared_arrays
-from onnxfit.graph.sharing import warn_of_merged_weights, warn_of_untied_tables
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
@@ -177,8 +177,8 @@ class Trainer(FolderTrainer):
         require_same_trainers(world, model, arrays, settings, teacher)
         refuse_two_waits(world, accumulate)
         refuse_two_scales(world, recipe.precision)
-        warn_of_merged_weights(model, recipe.weights)
-        warn_of_untied_tables(model, {name: arrays[name] for name in recipe.weights})
+        trained = {name: arrays[name] for name in recipe.weights}
+        warn_of_weights(model, recipe.model, trained, weights)
         trainable = without_trained_numbers(trainable, recipe)
         model, tensors = trainable.file, shared_arrays(trainable.file)
         runtime = backend_class(

@@ -13,6 +13,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 import pytest
+from onnx.numpy_helper import from_array
 
 import onnxfit
 from onnxfit import Trainer
@@ -633,3 +634,24 @@ class TestRefusals:
 
 def test_versions_names_what_bug_reports_need() -> None:
     assert {"python", "onnx", "numpy"} <= set(onnxfit.versions())
+
+
+@pytest.mark.parametrize("settings", [{}, {"penalty": 0.01, "clip_norm": 1.0}])
+def test_a_finite_mask_is_no_weight(settings: dict[str, float]) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4, 3] x) => (float[N, 4, 3] y) {
+        q = MatMul(x, w)  t = Transpose<perm = [0, 2, 1]>(x)  s = MatMul(q, t)  a = Add(s, mask)
+        p = Softmax<axis = -1>(a)  y = MatMul(p, x) }"""
+    )
+    mask = np.where(np.tril(np.ones((4, 4))) > 0, 0, -1e9).astype(np.float32)
+    model.graph.initializer.append(from_array(np.eye(3, dtype=np.float32), "w"))
+    model.graph.initializer.append(from_array(mask, "mask"))
+    x = np.random.default_rng(0).standard_normal((64, 4, 3)).astype(np.float32)
+    trainers = [
+        Trainer(model, weights, loss="mse", optimizer=0.1, threads=1, **settings)
+        for weights in (None, ["w"])
+    ]
+    losses = [trainer.fit(x, -x, epochs=3, verbose=0).history["loss"] for trainer in trainers]
+    assert losses[0] == losses[1]
+    assert losses[0][2] < losses[0][0]
+    assert list(trainers[0].get_weights()) == ["w"]

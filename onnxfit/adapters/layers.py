@@ -20,9 +20,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfit.graph.completion import MICROSOFT
+from onnxfit.graph.records import NO_PARAMETER, folded_from
 from onnxfit.graph.sharing import MODULES
 from onnxfit.graph.subgraphs import read_by
-from onnxfit.graph.weights import FOLDED_FROM, NO_PARAMETER
 from onnxfit.quantization.operators import is_dequantize
 
 Array = npt.NDArray[Any]
@@ -294,8 +294,7 @@ def _notes(graph: onnx.GraphProto) -> dict[str, dict[str, str]]:
 
 def _origins(notes: Mapping[str, str]) -> list[str]:
     """Return the parameters from which the exporter computed a tensor."""
-    names = re.findall(r"'([^']*)'", notes.get(FOLDED_FROM, ""))
-    return [name for name in names if not NO_PARAMETER.fullmatch(name)]
+    return [name for name in folded_from(notes) if not NO_PARAMETER.fullmatch(name)]
 
 
 def _module(name: str, notes: Mapping[str, str], nodes: list[onnx.NodeProto]) -> str:

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, matrix_of, output_channels
 from onnxfit.graph.reading import ModelSource, load_model, to_ir
+from onnxfit.graph.records import FOLDED_FROM, KIND
 from onnxfit.graph.sharing import MODULES, RESHAPING
-from onnxfit.graph.weights import FOLDED_FROM, KIND
 
 __all__ = ["add_biases"]
 

@@ -12,9 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.graph import names
+from onnxfit.graph.records import KIND
 from onnxfit.graph.sharing import module_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos, subgraphs_of
-from onnxfit.graph.weights import KIND
 
 INITIALIZERS_WITHOUT_INPUTS = 4  # the first IR version whose initializers need not be inputs
 

@@ -13,7 +13,7 @@ from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, integer, matrix_of, output_channels
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
-from onnxfit.graph.weights import FOLDED_FROM, KIND
+from onnxfit.graph.records import FOLDED_FROM, KIND
 from onnxfit.registry import shortened
 
 __all__ = ["replace_head"]

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxfit.editing import protos
 from onnxfit.errors import UnknownNameError
 from onnxfit.graph.reading import ModelSource, load_model, to_ir
+from onnxfit.graph.records import KIND
 from onnxfit.graph.sharing import (
     OTHER,
     SCALE,
@@ -22,7 +23,7 @@ from onnxfit.graph.sharing import (
     uses_by_layer,
     uses_of,
 )
-from onnxfit.graph.weights import KIND, all_weights, statistics
+from onnxfit.graph.weights import all_weights, statistics
 from onnxfit.registry import name_list
 
 __all__ = ["untie"]

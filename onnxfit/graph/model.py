@@ -67,7 +67,8 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     if unroll_sequences(work):
         work = infer_shapes(work)
     restore_initializers(work.graph, model)
-    # The converter drops the metadata of initializers, in which exporters mark the weights.
+    # The converter drops metadata, in which exporters record the weights.
+    work.graph.metadata_props.update({e.key: e.value for e in model.graph.metadata_props})
     for info in model.graph.value_info:
         if info.metadata_props and info.name in work.graph.initializers:
             metadata = {entry.key: entry.value for entry in info.metadata_props}

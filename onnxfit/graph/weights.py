@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.quantized import describe_quantized, quantized_weights
+from onnxfit.graph.records import PARAMETER, Record, Records
 from onnxfit.registry import matching_names, name_list
 
 # (operator, input) whose tensor is a setting of the operator, not a weight
@@ -65,22 +68,38 @@ FLOATS = {
     ir.DataType.BFLOAT16,
 }
 
-# torch's exporter records whether a tensor was a parameter of the network; its optimizer records
-# the names of the tensors from which it computed a new tensor.
-KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
-# Names among those that are surely no parameters: constants (`lifted_tensor_0`), well-known buffers
-# (the frequencies of rotary positions), and intermediate results, which are called after their
-# operators.
-NO_PARAMETER = re.compile(
-    r"(.*\.)?(lifted_tensor_\d+|\w*inv_freq|embed_scale)"
-    r"|(val|value|shape|zeros|ones|full|empty|eye|arange|linspace|scalar_tensor|clone|_?to_copy|to"
-    r"|alias|fill|slice|select|index|view|reshape|flatten|expand|repeat|permute|transpose|t"
-    r"|unsqueeze|squeeze|cat|stack|gather|where|masked_fill|tril|triu|add|sub|rsub|mul|div|neg|abs"
-    r"|pow|exp|log|sqrt|rsqrt|reciprocal|sin|cos|outer|matmul|mm|bmm|sum|mean|cumsum|minimum"
-    r"|maximum|clamp|floor|floor_divide|remainder|eq|ne|lt|le|gt|ge|logical_\w+|bitwise_\w+|isnan"
-    r"|isinf|new_\w+|\w+_like|embedding|min_val|max_val)(_default)?(_\d+)*"
+# A mask adds at most this number where it hides something.
+MASKED = -1e4
+LEAST_NUMBERS = {float(np.finfo(np.float32).min), float(np.finfo(np.float16).min)}
+# The names of parameters of one number, in files without records of torch's exporter.
+SCALAR_PARAMETER = re.compile(
+    r"(\w+\.)*(weight|bias|alpha|beta|gamma|temperature|logit_scale|logit_bias)"
 )
+# The names that torch's older exporter gives to tensors of modules, and to those that it computed.
+OLDER_EXPORTER = re.compile(r"(\w+\.)+\w+|onnx::\w+")
+MODULE_WEIGHT = re.compile(r"(\w+\.)+(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a float initializer is a weight by default, or is not.
+
+    - `is_weight`: whether it is a weight.
+    - `text`: the reason in a few words, for tables.
+    """
+
+    is_weight: bool
+    text: str
+
+
+RECORDED = Reason(True, "recorded parameter")
+LOOKS_LIKE_A_WEIGHT = Reason(True, "looks like a weight")
+BUFFER = Reason(False, "buffer")
+CONSTANT = Reason(False, "constant")
+MASK = Reason(False, "mask")
+SCALAR = Reason(False, "scalar")
+SETTING = Reason(False, "setting")
+STATISTIC = Reason(False, "statistic")
 
 
 def statistics(model: ir.Model) -> set[str]:
@@ -93,43 +112,117 @@ def all_weights(model: ir.Model, known: Container[str] = ()) -> list[str]:
 
     Constants of the graph and the running statistics of BatchNormalization are not weights. If
     torch's exporter recorded which tensors were parameters, its record decides. Otherwise,
-    constants are tensors of rank 0, settings of an operator (the bounds of Clip), masks with
-    infinities, and tensors of one element that no layer multiplies by or adds (`MatMul`, `Gemm`,
-    `Conv`, … and the `Add` after one).
+    constants are tensors of rank 0, settings of an operator (the bounds of Clip), masks, and
+    tensors of one element that no layer multiplies by or adds (`MatMul`, `Gemm`, `Conv`, … and the
+    `Add` after one). A mask has infinities, the least number of its type, or two numbers of which
+    one is at most -10,000.
 
     A larger constant, such as a table of positions, looks like a weight: exclude it by `"!name"`.
     A weight that is missing here can be selected by its name.
 
     - `known`: initializers that count as weights, whose numbers are not read.
     """
+    reasons = weight_reasons(model, known)
+    return [name for name, reason in reasons.items() if name in known or reason.is_weight]
+
+
+def weight_reasons(model: ir.Model, known: Container[str] = ()) -> dict[str, Reason]:
+    """Return why each float initializer is a weight by default, or is not, in the model's order.
+
+    - `known`: weights, whose numbers are not read.
+    """
+    records = Records(model.graph)
+    unrecorded = has_module_names(model)
     tensors = model.graph.initializers
-    return [n for n, uses in _uses(model) if n in known or _is_weight(tensors[n], uses)]
+    return {
+        name: _reason(tensors[name], uses, records.of(tensors[name]), unrecorded, name in known)
+        for name, uses in _uses(model)
+        if _is_float(tensors[name])
+    }
 
 
-def _is_weight(value: ir.Value, uses: set[tuple[str, int]]) -> bool:
-    """Return whether an initializer is a weight; `uses` are the (operator, input) that read it."""
-    if not _is_float(value) or uses & STATISTICS:
+def has_module_names(model: ir.Model) -> bool:
+    """Return whether the weights have the names of modules, without records of their kind.
+
+    torch's older exporter writes such files.
+    """
+    tensors = model.graph.initializers
+    if not any(MODULE_WEIGHT.fullmatch(name) for name in tensors):
         return False
-    noted = _noted_as_parameter(value)
-    if noted is not None:
-        return noted
+    records = Records(model.graph)
+    if any(r.kind is not None or r.origins for r in map(records.of, tensors.values())):
+        return False
+    floats = [name for name, value in tensors.items() if _is_float(value) and value.shape]
+    return 2 * sum(bool(OLDER_EXPORTER.fullmatch(name)) for name in floats) >= len(floats)
+
+
+def _reason(
+    value: ir.Value, uses: set[tuple[str, int]], record: Record, unrecorded: bool, known: bool
+) -> Reason:
+    """Return why an initializer is a weight, or is not.
+
+    - `uses`: the (operator, input) that read it.
+    - `unrecorded`: the result of `has_module_names`.
+    - `known`: whether it is a weight, whose numbers are not read.
+    """
+    if uses & STATISTICS:
+        return STATISTIC
+    if record.is_parameter is not None:
+        return _recorded_reason(record)
     tensor = value.const_value
-    if tensor is None or not value.shape or uses & SETTINGS:
-        return False
-    return bool(np.isfinite(tensor.numpy()).all()) and (tensor.size != 1 or _is_in_layer(value))
+    if known:
+        return LOOKS_LIKE_A_WEIGHT
+    if uses & SETTINGS:
+        return SETTING
+    if tensor is None or not value.shape:
+        is_scalar = tensor is not None and value.shape is not None and unrecorded
+        if is_scalar and SCALAR_PARAMETER.fullmatch(value.name or ""):
+            return LOOKS_LIKE_A_WEIGHT
+        return SCALAR if is_scalar else CONSTANT
+    if _is_mask(value, tensor.numpy()):
+        return MASK
+    return LOOKS_LIKE_A_WEIGHT if tensor.size != 1 or _is_in_layer(value) else CONSTANT
 
 
-def _noted_as_parameter(value: ir.Value) -> bool | None:
-    """Return whether the exporter recorded a tensor as a parameter; None without a record."""
-    kind = value.metadata_props.get(KIND)
-    if kind is not None:
-        return kind == "PARAMETER"
-    origins = re.findall(r"'([^']*)'", value.metadata_props.get(FOLDED_FROM, ""))
-    parameters = [name for name in origins if not NO_PARAMETER.fullmatch(name)]
-    if origins and not parameters:
+def _recorded_reason(record: Record) -> Reason:
+    if record.kind is not None:
+        return RECORDED if record.kind == PARAMETER else BUFFER
+    source = next(iter(record.parameters or record.others), None)
+    text = "folded constant" if source is None else f"folded from {source}"
+    return Reason(bool(record.is_parameter), text)
+
+
+def _is_mask(value: ir.Value, array: np.ndarray[Any, Any]) -> bool:
+    """Return whether numbers hide values when they are added: -inf, -1e9, -3.4e38, ..."""
+    if not array.size:
         return False
-    # only the name of a tensor in a module has a dot
-    return True if any("." in name for name in parameters) else None
+    least, most = float(array.min()), float(array.max())
+    if not np.isfinite([least, most]).all():  # NaN, too
+        return True
+    if least > MASKED or _is_matrix_or_bias(value):
+        return False
+    return least in LEAST_NUMBERS or bool(((array == array.min()) | (array == array.max())).all())
+
+
+def _is_matrix_or_bias(value: ir.Value) -> bool:
+    """Return whether a layer multiplies by a tensor, or adds it to a product with a weight.
+
+    A mask is added to products of two computed values, and may be gathered.
+    """
+    for node, _ in value.uses():
+        if node.op_type in LAYERS - {"Gather"}:
+            return True
+        products = [p for p in _producers_beside(node, value) if p.op_type in LAYERS]
+        weights = [v for p in products for v in p.inputs if v is not None and v.is_initializer()]
+        if node.op_type == "Add" and weights:
+            return True
+    return False
+
+
+def _producers_beside(node: ir.Node, value: ir.Value) -> list[ir.Node]:
+    """Return the nodes that compute the other inputs of a node that reads `value`."""
+    producers = [v.producer() for v in node.inputs if v is not None and v is not value]
+    return [producer for producer in producers if producer is not None]
 
 
 def _is_in_layer(value: ir.Value) -> bool:
@@ -140,8 +233,8 @@ def _is_in_layer(value: ir.Value) -> bool:
     for node, _ in value.uses():
         if node.op_type in LAYERS:
             return True
-        others = [v.producer() for v in node.inputs if v is not None and v is not value]
-        if node.op_type == "Add" and any(p is not None and p.op_type in LAYERS for p in others):
+        producers = _producers_beside(node, value)
+        if node.op_type == "Add" and any(p.op_type in LAYERS for p in producers):
             return True
     return False
 

@@ -11,8 +11,8 @@ import pytest
 
 from onnxfit import LoRA, ModelError, SettingError, UnknownNameError
 from onnxfit.adapters.targets import match_adapters
+from onnxfit.graph.records import FOLDED_FROM
 from onnxfit.graph.sharing import MODULES
-from onnxfit.graph.weights import FOLDED_FROM
 from tests import models
 from tests.adapters.files import file_of, packed_file
 

@@ -9,6 +9,7 @@ from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.model import normalize
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.reading import read_model
+from onnxfit.graph.records import FOLDED_FROM, signature_kinds
 from onnxfit.graph.weights import all_weights, select_weights
 from tests.graph.graphs import LINEAR, parse
 
@@ -76,6 +77,75 @@ class TestChoosingWeights:
             )
             model.graph.value_info[-1].metadata_props.add(key=keys[note[0]], value=note[1])
         assert all_weights(normalize(read_model(model))) == [*chosen, "other"]
+
+    @pytest.mark.parametrize(
+        ("origins", "chosen"),
+        [
+            ("['x', 'ones_like', 'cumsum']", False),
+            ("['grid', 'val_1']", False),
+            ("['block.table']", False),
+            ("['lifted']", False),
+            ("['convert_element_type_default', 'conv1d_1']", False),
+            ("['token', 'expand']", True),
+            ("['x', 'token']", True),
+        ],
+    )
+    @pytest.mark.parametrize("opset", [20, OPSET])
+    def test_the_signature_of_the_program_decides(self, origins, chosen, opset) -> None:
+        model = parse(
+            f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[N, 2] x) => (float[N, 2] y)
+            <float[2] made = {{1, 2}}, float[2] grid = {{1, 2}}> {{ a = Add(x, made)  y = Mul(a, grid) }}"""
+        )
+        model.graph.metadata_props.add(
+            key="pkg.torch.export.ExportedProgram.graph_signature",
+            value="# inputs\np_token: PARAMETER target='token'\nb_grid: BUFFER target='grid' persistent=True\n"
+            "b_block_table: BUFFER target='block.table' persistent=False\n"
+            "c_lifted: CONSTANT_TENSOR target='lifted'\nx: USER_INPUT\n\n# outputs\ny: USER_OUTPUT\n",
+        )
+        info = onnx.helper.make_tensor_value_info("made", onnx.TensorProto.FLOAT, [2])
+        info.metadata_props.add(key=FOLDED_FROM, value=origins)
+        model.graph.value_info.append(info)
+        assert all_weights(normalize(read_model(model))) == ["made"] * chosen
+
+    def test_the_signature_of_older_versions_of_torch_is_read(self) -> None:
+        signature = (
+            "ExportGraphSignature(input_specs=[InputSpec(kind=<InputKind.PARAMETER: 2>,"
+            " arg=TensorArgument(name='p_weight'), target='weight', persistent=None),"
+            " InputSpec(kind=<InputKind.USER_INPUT: 1>, arg=TensorArgument(name='input'),"
+            " target=None, persistent=None)], output_specs=[OutputSpec(kind="
+            "<OutputKind.USER_OUTPUT: 1>, arg=TensorArgument(name='linear'), target=None)])"
+        )
+        assert signature_kinds(signature) == {"weight": "PARAMETER", "input": "USER_INPUT"}
+
+    @pytest.mark.parametrize(
+        ("numbers", "is_mask"),
+        [
+            ("0, -1e9, -1e9, 0", True),
+            ("0, -10000, 0, 0", True),
+            ("1, -65504, 0.5, 0", True),
+            ("1, -3.4028235e38, 0.5, 0", True),
+            ("0, -inf, 0.5, 0", True),
+            ("-1e9, -1e9, -1e9, -1e9", True),
+            ("0, -9999, 0, 0", False),
+            ("0, -20000, -30000, 0", False),
+        ],
+    )
+    def test_masks_are_no_weights(self, numbers, is_mask) -> None:
+        model = parse(
+            f"""<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, 2] x) => (float[N, 2, 2] y)
+            <float[2, 2] w = {{1, 2, 3, 4}}, float[2, 2] mask = {{{numbers}}}>
+            {{ q = MatMul(x, w)  s = MatMul(q, x)  y = Add(s, mask) }}"""
+        )
+        assert all_weights(normalize(model)) == (["w"] if is_mask else ["w", "mask"])
+        assert select_weights(normalize(model), ["mask"]) == ["mask"]
+
+    def test_large_negative_biases_and_matrices_are_weights(self) -> None:
+        model = parse(
+            """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float[N, 2] y)
+            <float[2, 2] w = {-20000, 1, 1, 1}, float[2] b = {-15000, 3}, float[2] c = {-15000, 3}>
+            { a = MatMul(x, w)  h = Add(a, b)  y = Gemm(h, w, c) }"""
+        )
+        assert all_weights(normalize(model)) == ["w", "b", "c"]
 
     @pytest.mark.parametrize(
         ("patterns", "chosen"),

@@ -46,7 +46,9 @@ def deep() -> Trainer:
             range(4), range(3), ("conv1", "conv2", "conv3", "bn1", "bn2", "bn3"), ("weight", "bias")
         )
     ]
-    return Trainer(chain(["stem.weight", *names, *(f"head{i}" for i in range(13))]), loss="mse")
+    return Trainer(
+        chain(["stem.weight", *names, *(f"head_bias{i}" for i in range(13))]), loss="mse"
+    )
 
 
 def rows(text: str) -> list[list[str]]:

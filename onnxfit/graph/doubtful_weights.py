@@ -1,0 +1,132 @@
+"""Warn of weights whose training may differ from the training of the network's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from onnxfit.errors import listed_names, warn_user
+from onnxfit.graph.records import NO_PARAMETER, Records
+from onnxfit.graph.sharing import (
+    Array,
+    uses_of,
+    warn_of_merged_weights,
+    warn_of_untied_tables,
+)
+from onnxfit.graph.weights import LAYERS, SCALAR, has_module_names, weight_reasons
+
+# Parts of names that parameters have, but hardly any buffer.
+PARAMETER_WORDS = ("weight", "bias", "gamma", "beta", "alpha", "token")
+FOLDED_NAME = "onnx::"  # of tensors that torch's older exporter computed
+COMBINING = {"Add", "Sub", "Mul", "Concat"}
+
+
+def warn_of_weights(
+    file: onnx.ModelProto,
+    model: ir.Model,
+    weights: Mapping[str, Array],
+    patterns: Sequence[str] | str | None,
+) -> None:
+    """Warn of weights that the exporter merged or computed, and of possible buffers and scalars.
+
+    - `file`: the file that is trained.
+    - `model`: the normalized model of a training step.
+    - `weights`: the trained weights.
+    - `patterns`: the user's `weights=`. A weight that it names is trained on purpose.
+    """
+    warn_of_merged_weights(file, weights)
+    warn_of_untied_tables(file, weights)
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns or ())
+    chosen = {
+        name: model.graph.initializers[name]
+        for name in weights
+        if name not in patterns and name in model.graph.initializers
+    }
+    _warn_of_computed(Records(model.graph), chosen)
+    if has_module_names(model):
+        _warn_of_possible_buffers(chosen)
+        if not patterns:
+            _warn_of_scalars(model, weights)
+
+
+def _warn_of_computed(records: Records, weights: Mapping[str, ir.Value]) -> None:
+    """Warn once of weights that are functions of parameters, or have copies of their numbers."""
+    changed = {name: records.changed(value) for name, value in weights.items()}
+    computed = {name: parameters for name, parameters in changed.items() if parameters}
+    if not computed:
+        return
+    parameters = dict.fromkeys(name for names in computed.values() for name in names)
+    warn_user(
+        f"The exporter computed {_quoted(computed)} from the parameters {_quoted(parameters)}."
+        " Training changes the results instead of the parameters, which is another model. Export"
+        " with torch.onnx.export(..., optimize=False), or freeze the results:"
+        f" weights={_exclusions(computed)}."
+    )
+
+
+def _warn_of_possible_buffers(weights: Mapping[str, ir.Value]) -> None:
+    """Warn once of weights that may be buffers, in a file without records."""
+    possible = [name for name, value in weights.items() if _may_be_buffer(value)]
+    if possible:
+        warn_user(
+            f"The file does not record whether {_quoted(possible)} are parameters or buffers, and"
+            f" they are trained. Freeze buffers with weights={_exclusions(possible)}, or ignore"
+            " this warning if all are parameters."
+        )
+
+
+def _may_be_buffer(value: ir.Value) -> bool:
+    """Return whether a tensor is only combined with computed values, and not named like a weight.
+
+    Grids of anchors, tables of positions and codebooks are such tensors.
+    """
+    name = (value.name or "").lower()
+    nodes = [use.node for use in uses_of(value)]
+    if not value.shape or not nodes or any(word in name for word in PARAMETER_WORDS):
+        return False
+    if name.startswith(FOLDED_NAME):
+        return not any(node.op_type in LAYERS for node in nodes)
+    return all(node.op_type in COMBINING and any(map(_is_computed, node.inputs)) for node in nodes)
+
+
+def _is_computed(value: ir.Value | None) -> bool:
+    if value is None or value.is_initializer():
+        return False
+    node = value.producer()
+    return node is None or node.op_type != "Constant"
+
+
+def _warn_of_scalars(model: ir.Model, weights: Collection[str]) -> None:
+    """Warn once of tensors of rank 0 with names of tensors of modules, which are not trained."""
+    scalars = [
+        name
+        for name, reason in weight_reasons(model, weights).items()
+        if reason is SCALAR and name not in weights and _is_named_by_user(name)
+    ]
+    if scalars:
+        added = "".join(f", {name!r}" for name in scalars[:3]) + ", ..." * (len(scalars) > 3)
+        warn_user(
+            f"{_quoted(scalars)} {'is' if len(scalars) == 1 else 'are'} not trained: a single"
+            " number looks like a constant. If the network has such parameters, train them with"
+            f" weights=[*onnxfit.inspect(model).weights{added}]."
+        )
+
+
+def _is_named_by_user(name: str) -> bool:
+    """Return whether a name is that of a tensor of a module, such as "head.scale"."""
+    parts = name.split(".")
+    if NO_PARAMETER.fullmatch(name) or parts[-1].lower().startswith(("const", "_const", "eps")):
+        return False
+    return all(map(str.isidentifier, parts))
+
+
+def _quoted(names: Collection[str]) -> str:
+    return listed_names(map(repr, names))
+
+
+def _exclusions(names: Collection[str]) -> str:
+    """Return a list of `weights=` that excludes names, of which at most three are shown."""
+    shown = ", ".join(repr(f"!{name}") for name in list(names)[:3])
+    return f"[{shown}{', ...' if len(names) > 3 else ''}]"
