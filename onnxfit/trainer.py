@@ -95,6 +95,8 @@ class Trainer(FolderTrainer):
       onnxruntime.
     - `dynamic_batch`: allow any batch size if the file fixes the batch size; see the function
       `onnxfit.dynamic_batch`.
+    - `stop_gradients`: names and patterns, as for `weights`, of values that nodes read without a
+      gradient, as after PyTorch's `detach`. An output keeps the gradient of its own loss.
     - `distribute`: the processes that train together, each on its share of every batch: "auto" for
       the processes that mpiexec started together; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None for this process alone.
@@ -150,6 +152,7 @@ class Trainer(FolderTrainer):
         accumulate: int = 1,
         threads: int | None = None,
         dynamic_batch: bool = False,
+        stop_gradients: Sequence[str] | str = (),
         distribute: Any = "auto",
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,
@@ -162,10 +165,7 @@ class Trainer(FolderTrainer):
         trainable = trainable_form(model, settings)
         distillation = None if quantization is None else quantization.distillation()
         recipe = Recipe.build(
-            trainable,
-            checked,
-            needs_loss=backend_class.needs_loss,
-            distillation=distillation,
+            trainable, checked, needs_loss=backend_class.needs_loss, distillation=distillation
         )
         # a user who chooses weights knows which weights are trained
         if weights is None and quantization is None and adapters is None:

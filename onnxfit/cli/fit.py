@@ -128,6 +128,16 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     help="Allow any batch size if MODEL has a fixed one.",
 )
 @click.option(
+    "--stop-gradient",
+    "stop_gradients",
+    multiple=True,
+    metavar="PATTERN",
+    help=(
+        "Let no gradient flow through the values of MODEL whose names match, as `detach` does in"
+        " PyTorch; may be repeated, and '!PATTERN' excludes."
+    ),
+)
+@click.option(
     "--seed",
     type=int,
     default=0,

@@ -56,6 +56,7 @@ TRAINER_OPTIONS = (
     "clip_value",
     "accumulate",
     "dynamic_batch",
+    "stop_gradients",
 )
 
 

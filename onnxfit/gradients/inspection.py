@@ -24,6 +24,7 @@ from onnxfit.gradients.paths import (
     reachable_values,
     select_float_outputs,
     stopping_nodes,
+    stops_gradient,
 )
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
@@ -297,6 +298,8 @@ def _missing_path(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]
 def _stop_reason(node: ir.Node) -> str:
     if key_of(node) in NOT_DIFFERENTIABLE:
         return NOT_DIFFERENTIABLE[key_of(node)]
+    if stops_gradient(node):
+        return "the gradient is stopped there"
     if not any(carries_gradient(v) for v in node.outputs):
         return "its output is not a float"
     return "it uses only the shape or type of its input"

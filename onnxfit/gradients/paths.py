@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import UnknownNameError
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, key_of
+from onnxfit.graph import names
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.weights import FLOATS
 from onnxfit.registry import name_list
@@ -179,12 +180,17 @@ def select_float_outputs(graph: ir.Graph, requested: Sequence[str] | str | None)
     return selected
 
 
+def stops_gradient(node: ir.Node) -> bool:
+    """Return whether a node is an Identity that `GraphBuilder.stop_gradient` added."""
+    return node.op_type == "Identity" and names.STOP_GRADIENT in node.metadata_props
+
+
 def differentiable_inputs(node: ir.Node) -> list[tuple[int, ir.Value]]:
     """Return the inputs that a node can be differentiated with respect to, with their positions.
 
     The values that its subgraphs capture follow the inputs.
     """
-    if key_of(node) in NOT_DIFFERENTIABLE:
+    if key_of(node) in NOT_DIFFERENTIABLE or stops_gradient(node):
         return []
     inputs = [(i, value) for i, value in enumerate(node.inputs) if value is not None]
     constant = NOT_DIFFERENTIABLE_INPUTS.get(node.op_type)

@@ -29,6 +29,8 @@ METRIC = "train/metric/"  # the start of the name of each sum of a metric
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 
+# Note in the metadata of an Identity through which no gradient flows.
+STOP_GRADIENT = "onnxfit.stop_gradient"
 # Notes in the metadata of nodes, with which a compiler finds the gradient of a convolution's
 # weights: the two readers of its operands, and the node whose output it is.
 CONV_LARGE = "onnxfit.conv_large"

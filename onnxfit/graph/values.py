@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -20,14 +18,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import UnknownNameError
+from onnxfit.graph import names
 from onnxfit.graph.arithmetic import Number, Operand, Value
-from onnxfit.graph.inference import find_schema, infer_outputs
+from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.signatures import Signature, signature_of
 from onnxfit.graph.subgraphs import subgraphs_of
 
 __all__ = ["GraphBuilder", "Number", "Operand", "OperatorCall", "Value", "values_of"]
-
-# element types of inputs that are axes, sizes or positions
-_INDEX_TYPES = {"tensor(int64)", "tensor(int32)"}
 
 
 class OperatorCall(Protocol):
@@ -326,6 +323,22 @@ class GraphBuilder:
             return value
         return self.Cast(value, to=int(ir.DataType.from_numpy(target)))
 
+    def stop_gradient(self, value: Value) -> Value:
+        """Return `value` through an Identity whose gradient is zero, like PyTorch's `detach`.
+
+        - `value`: a value of the graph.
+
+        >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+        >>> x = op.input("x", np.float32, ("batch", 3))
+        >>> op.stop_gradient(x).ir.producer().op_type
+        'Identity'
+        """
+        stopped = self.Identity(value)
+        node = stopped.ir.producer()
+        assert node is not None
+        node.metadata_props[names.STOP_GRADIENT] = "1"
+        return stopped
+
     def shape(self, value: Value, start: int = 0, end: int | None = None) -> Value:
         """Return the sizes of a value as an int64 vector.
 
@@ -379,7 +392,7 @@ class GraphBuilder:
     ) -> tuple[Value, ...]:
         """Append a node and return all its outputs, at least `outputs` of them."""
         version = self.graph.opset_imports.setdefault(domain, 1)
-        signature = _signature(domain, op_type, version)
+        signature = signature_of(domain, op_type, version)
         if domain == "" and signature is None:
             known = {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}
             raise UnknownNameError("operator of ONNX", op_type, known)
@@ -420,7 +433,7 @@ class GraphBuilder:
         return tuple([Value(self, out) for out in node.outputs])
 
     def _operands(
-        self, signature: _Signature | None, inputs: Sequence[Operand]
+        self, signature: Signature | None, inputs: Sequence[Operand]
     ) -> list[Value | None]:
         """Return every input as a value.
 
@@ -448,32 +461,6 @@ class GraphBuilder:
                 dtype = np.dtype(np.int64)
             values.append(self.constant(operand, dtype))
         return values
-
-
-@dataclass(frozen=True)
-class _Signature:
-    """The inputs and outputs of an operator, by ONNX's schema.
-
-    `parameters` has an entry for each input: its type variable, and whether it is always a position
-    or a size.
-    """
-
-    parameters: tuple[tuple[str, bool], ...]
-    min_outputs: int
-    max_outputs: int
-
-
-@cache
-def _signature(domain: str, op_type: str, version: int) -> _Signature | None:
-    """Return the signature of an operator, None without a schema.
-
-    ONNX copies the inputs of a schema whenever they are read.
-    """
-    schema = find_schema(domain, op_type, version)
-    if schema is None:
-        return None
-    parameters = [(p.type_str, set(p.types) <= _INDEX_TYPES) for p in schema.inputs]
-    return _Signature(tuple(parameters), schema.min_output, schema.max_output)
 
 
 def _add_names(graph: ir.Graph, names: set[str]) -> None:

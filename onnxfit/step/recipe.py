@@ -27,6 +27,7 @@ from onnxfit.graph import names, tensors
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.quantized import quantized_weights
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.stop_gradients import stop_gradients
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.training_form import updated_statistics
 from onnxfit.graph.weights import all_weights, select_weights
@@ -143,6 +144,7 @@ class Recipe:
         optimizer = get_optimizer(settings.optimizer)
         precision = get_precision(settings.precision)
         normalized = normalize(trainable.model)
+        stop_gradients(normalized, settings.stop_gradients)
         outputs = tensor_outputs(normalized)
         graph = normalized.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]

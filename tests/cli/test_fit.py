@@ -53,7 +53,7 @@ def test_every_option_arrives(folder: Path) -> None:
     text = """--weights fc1* --weights !fc1.bias --loss focal:gamma=1.5 --penalty 0.5 --penalty fc1.weight=l1:0.25 --optimizer
         sgd:momentum=0.9,nesterov=true --learning-rate cosine:learning_rate=0.1,decay_steps=9 --metrics accuracy --metrics
         top_k_accuracy:k=2 --backend forward_backward --gradient onnx --device cpu --seed 7 --batch-norm frozen --clip-norm 2
-        --clip-value 3 --accumulate 2"""
+        --clip-value 3 --accumulate 2 --stop-gradient ?0 --stop-gradient !a0"""
     done("fit", "m.onnx", "-d", "d.npz", "-q", *text.split(), "--checkpoint", "c/")
     found = Trainer.load("c/last.onnxfit").settings
     assert found["weights"] == ["fc1.weight"]
@@ -73,7 +73,7 @@ def test_every_option_arrives(folder: Path) -> None:
         "seed": 7,
         "batch_norm": "frozen",
     }
-    rest |= {"clip_norm": 2, "clip_value": 3, "accumulate": 2}
+    rest |= {"clip_norm": 2, "clip_value": 3, "accumulate": 2, "stop_gradients": ["?0", "!a0"]}
     assert {name: found[name] for name in rest} == rest
 
 
