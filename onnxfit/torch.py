@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 
 from onnxfit.errors import DataError, InstallationError, ModelError, SettingError, StepError
 from onnxfit.files import write_atomically
@@ -24,7 +25,12 @@ from onnxfit.graph.training_form import to_inference_form
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.functional import FunctionalModel, FunctionalPasses
 from onnxfit.runtime.session import StatelessSession
-from onnxfit.runtime.values import from_dlpack, numpy_dtype
+from onnxfit.runtime.values import (
+    DLPACK_HAS_BOOLEANS,
+    HAS_DLPACK,
+    from_dlpack,
+    numpy_dtype,
+)
 
 try:
     import torch
@@ -109,6 +115,12 @@ class OnnxModule(torch.nn.Module):
             raise SettingError(f"batch_norm must be 'train' or 'frozen', got {batch_norm!r}.")
         if not isinstance(seed, int):
             raise SettingError(f"seed must be a whole number, got {seed!r}.")
+        if not HAS_DLPACK:
+            raise InstallationError(
+                "OnnxModule needs an onnxruntime that exchanges tensors through DLPack, got"
+                f" onnxruntime {onnxruntime.__version__}. Install onnxruntime 1.21 or newer, or"
+                " onnxruntime-training."
+            )
         Device.parse(device)
         self._model = read_model(model_onnx)
         self._settings = weights, gradient, batch_norm
@@ -362,8 +374,8 @@ def _to_ort_value(tensor: torch.Tensor) -> Any:
     if not tensor.numel():
         # To torch, an empty tensor of any strides is contiguous; to onnxruntime it is not.
         tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    if boolean:
-        tensor = tensor.view(torch.uint8)  # DLPack has no booleans
+    if boolean and not DLPACK_HAS_BOOLEANS:
+        tensor = tensor.view(torch.uint8)
     return from_dlpack(torch.to_dlpack(tensor), boolean)  # type: ignore[attr-defined]  # it is not in torch's stubs
 
 

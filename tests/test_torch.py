@@ -353,6 +353,20 @@ def test_an_input_that_is_an_output_is_not_shared() -> None:
     assert x.tolist() == [1, 3]
 
 
+def test_inputs_of_booleans() -> None:
+    module = OnnxModule(
+        parsed(
+            "g (float[2] x, bool[2] c) => (float[2] y) <float[2] w = {2, 2}>"
+            " { s = Mul(x, w) y = Where(c, s, x) }"
+        ),
+        threads=1,
+    )
+    x = torch.tensor([1.0, 3.0], requires_grad=True)
+    y = module(x, torch.tensor([True, False]))
+    y.sum().backward()
+    assert (y.tolist(), x.grad.tolist(), module.w.grad.tolist()) == ([2, 3], [2, 1], [1, 0])
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_recomputes_what_draws_nothing(reentrant: bool) -> None:
     from torch.utils.checkpoint import checkpoint
@@ -1007,6 +1021,13 @@ def test_a_device_that_is_not_there() -> None:
         pytest.skip("it is there")
     with pytest.raises(onnxfit.errors.InstallationError, match="CUDAExecutionProvider"):
         layer(device="cuda")
+
+
+def test_an_onnxruntime_without_dlpack(monkeypatch) -> None:
+    """The inference build of onnxruntime 1.20 is one."""
+    monkeypatch.setattr("onnxfit.torch.HAS_DLPACK", False)
+    with pytest.raises(onnxfit.errors.InstallationError, match=r"Install onnxruntime 1\.21"):
+        layer()
 
 
 def test_torch_is_imported_only_here() -> None:

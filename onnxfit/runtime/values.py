@@ -15,15 +15,22 @@ from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.errors import DataError
 from onnxfit.runtime.device import CUDA_CALLS, Device
+from onnxfit.runtime.version import onnxruntime_version
 
 Array = npt.NDArray[Any]
+
+HAS_DLPACK = hasattr(C.OrtValue, "from_dlpack")
+# Before version 1.32, onnxruntime takes booleans as DLPack's bytes, and an argument says so.
+DLPACK_HAS_BOOLEANS = onnxruntime_version() >= (1, 32)
 
 
 def from_dlpack(capsule: object, boolean: bool) -> Any:
     """Return an OrtValue that shares the memory of a DLPack capsule and keeps it alive.
 
-    DLPack has no booleans: with `boolean` the bytes are read as booleans.
+    - `boolean`: whether to read the bytes of the capsule as booleans, unless DLPACK_HAS_BOOLEANS.
     """
+    if DLPACK_HAS_BOOLEANS:
+        return C.OrtValue.from_dlpack(capsule)
     return C.OrtValue.from_dlpack(capsule, boolean)
 
 
