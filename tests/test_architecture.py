@@ -49,6 +49,7 @@ ONNXRUNTIME_FOLDERS = (
     "onnxfit/runtime/",
     "onnxfit/gradients/onnxruntime/",
     "onnxfit/environment.py",  # finds out whether it is installed
+    "onnxfit/graph/runtime_support.py",  # asks onnxruntime which operators it can run
 )
 MAX_ROOT_MODULES = 14
 MAX_FILE_LINES = 600

@@ -23,6 +23,7 @@ from onnxfit.gradients.blocker import (
     TYPED,
     Blocker,
     check_ends,
+    missing_rule,
     refuse,
     without_consequences,
 )
@@ -30,11 +31,9 @@ from onnxfit.gradients.broadcasting import reduce_to, zeros_like
 from onnxfit.gradients.paths import PathNode, differentiable_inputs, differentiable_path
 from onnxfit.gradients.table import (
     DECOMPOSITIONS,
-    NOT_DIFFERENTIABLE,
     RULES,
     SUBGRAPHS,
     InputGradient,
-    Key,
     NoGradientError,
     Rule,
     RuleSignature,
@@ -487,14 +486,6 @@ def _simpler_outputs(op: GraphBuilder, node: ir.Node) -> tuple[Any, ...]:
     if outputs is None:
         body = function_body(node, op.graph)
         if body is None:
-            raise NoGradientError(_missing_rule(key))
+            raise missing_rule(key, schema_of(node, op.graph))
         outputs = body(op)
     return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def _missing_rule(key: Key) -> str:
-    domain, op_type = key
-    if key in NOT_DIFFERENTIABLE:
-        return NOT_DIFFERENTIABLE[key]
-    name = f"{domain}::{op_type}" if domain else op_type
-    return f"there is no rule for {name} (onnxfit.gradients.register adds one)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -15,6 +16,7 @@ from onnxfit.gradients.paths import (
     outputs_of,
     values_read,
 )
+from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, NoGradientError
 
 # Fixes that code looks for: see `Blocker.needs_sizes` and `without_consequences`.
 STATIC = "use static shapes, with fixed sizes of the model's inputs"
@@ -112,3 +114,17 @@ def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> list[PathN
             " way."
         )
     return path
+
+
+def missing_rule(key: Key, schema: Any) -> NoGradientError:
+    """Return the error about an operator that has neither a rule nor a definition.
+
+    `schema` is ONNX's, or None.
+    """
+    domain, op_type = key
+    if key in NOT_DIFFERENTIABLE:
+        return NoGradientError(NOT_DIFFERENTIABLE[key])
+    if schema is not None and schema.has_context_dependent_function:
+        return NoGradientError("its ONNX definition needs sizes of its inputs", STATIC)
+    name = f"{domain}::{op_type}" if domain else op_type
+    return NoGradientError(f"there is no rule for {name} (onnxfit.gradients.register adds one)")

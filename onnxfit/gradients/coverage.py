@@ -14,10 +14,12 @@ from onnxfit.gradients.onnxruntime import builder  # noqa: F401  # fills the tab
 from onnxfit.gradients.onnxruntime.coverage import CHECKS
 from onnxfit.gradients.onnxruntime.lowerings import LOWERINGS
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS, Key
-from onnxfit.graph.opset import OPSET
+from onnxfit.graph.inference import find_schema
+from onnxfit.graph.newer_operators import PREVIEW
 
 # The oldest opset whose operators are listed; older models are converted as far as onnx can.
 FIRST_OPSET = 13
+NEWEST_OPSETS = {"": onnx.defs.onnx_opset_version(), PREVIEW: 1}
 
 GRADIENTS = {
     "rule": "a rule of its own",
@@ -54,23 +56,16 @@ class Operator:
 
 
 def operators(names: Collection[str] = ()) -> list[Operator]:
-    """Return the operators of ONNX from opset 13 to 21, and those of other domains in the table.
+    """Return the operators of the installed onnx, and those of other domains in the table.
 
-    They are sorted by domain and name; `names` selects some of them. Raises UnknownNameError for an
-    unknown name.
+    Deprecated operators are left out. The others are sorted by domain and name; `names` selects
+    some of them. Raises UnknownNameError for an unknown name.
     """
-    history = [
-        schema
-        for schema in onnx.defs.get_all_schemas_with_history()
-        if schema.domain == "" and schema.since_version <= OPSET
-    ]
-    current = {
-        schema.name
-        for schema in history
-        if onnx.defs.has(schema.name, OPSET, "")
-        and not onnx.defs.get_schema(schema.name, OPSET, "").deprecated
+    keys: set[Key] = {
+        (schema.domain, schema.name)
+        for schema in onnx.defs.get_all_schemas()
+        if schema.domain in NEWEST_OPSETS and not schema.deprecated
     }
-    keys: set[Key] = {("", name) for name in current}
     keys.update(RULES, DECOMPOSITIONS, NOT_DIFFERENTIABLE)
     known = [operator(key) for key in sorted(keys)]
     for name in names:
@@ -95,11 +90,10 @@ def _gradient(key: Key) -> str:
     if key in NOT_DIFFERENTIABLE:
         return "not_differentiable"
     domain, op_type = key
-    if onnx.defs.has(op_type, OPSET, domain):
-        # onnx's type stubs lack the attributes about functions
-        schema: Any = onnx.defs.get_schema(op_type, OPSET, domain)
-        if schema.has_function or schema.has_context_dependent_function:
-            return "function"
+    # onnx's type stubs lack the attributes about functions
+    schema: Any = find_schema(domain, op_type, NEWEST_OPSETS.get(domain, 1))
+    if schema is not None and (schema.has_function or schema.has_context_dependent_function):
+        return "function"
     return "none"
 
 
@@ -130,10 +124,15 @@ def as_markdown() -> str:
 Written by `onnxfit ops --markdown`; a test checks that it is current.
 
 `gradient="onnx"` differentiates a model by a table of rules in plain ONNX operators. This page
-lists the operators of `ai.onnx` from opset {FIRST_OPSET} to {OPSET}, and those of other domains
-that the table has. The last column says whether `gradient="onnxruntime"` trusts the builder of
-onnxruntime-training 1.19.2 with the operator, in some configuration at least. A model's own
-functions are inlined. `onnxfit.gradients.register` adds a rule.
+lists the operators of `ai.onnx` from opset {FIRST_OPSET} to {NEWEST_OPSETS[""]} and of
+`{PREVIEW}`, and those of other domains that the table has. The last column says whether
+`gradient="onnxruntime"` trusts the builder of onnxruntime-training 1.19.2 with the operator, in
+some configuration at least.
+
+A model's own functions are inlined, and the classical models of `ai.onnx.ml` that can be trained
+are written in operators of `ai.onnx`. The optimizers and `Gradient` of `ai.onnx.preview.training`
+are not listed: they are parts of a training step, not of a network. `onnxfit.gradients.register`
+adds a rule.
 
 {_totals(operators())}
 

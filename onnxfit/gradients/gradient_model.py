@@ -12,6 +12,8 @@ from onnxfit.errors import GradientError, SettingError, UnknownNameError
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.paths import is_float, reachable_values, select_float_outputs
 from onnxfit.graph.model import initializers_to_inputs, normalize
+from onnxfit.graph.operator_versions import lower_opset
+from onnxfit.graph.opset import OPSET
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.weights import all_weights
 from onnxfit.registry import name_list
@@ -38,8 +40,8 @@ def gradient_model(
       outputs depend on.
     - `outputs` names float outputs. None selects all of them.
     - `gradient` is the source of gradients, as in `Trainer`. "auto" and "onnx" use only ONNX's own
-      operators (opset 21), so the model runs in any onnxruntime; "onnxruntime" also uses those of
-      the training build.
+      operators, so the model runs in any onnxruntime that reads its opset: 21, or that of a newer
+      operator in the model. "onnxruntime" also uses operators of the training build.
 
     Raises UnknownNameError for a name that the model does not have, and GradientError with every
     node that cannot be differentiated, or with the names in `wrt` that the outputs do not depend on
@@ -74,6 +76,7 @@ def gradient_model(
     TopologicalSortPass()(pullback)
     RemoveUnusedNodesPass()(pullback)
     proto = ir.to_proto(pullback)
+    lower_opset(proto, pullback.graph.opset_imports.get("", OPSET), OPSET)
     proto.producer_name = "onnxfit"
     return proto
 

@@ -7,13 +7,15 @@ missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Union
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxfit.graph.inference import schema_of
+from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, Value
 
 Body = Callable[[GraphBuilder], tuple[Union[Value, None], ...]]
@@ -22,13 +24,13 @@ Body = Callable[[GraphBuilder], tuple[Union[Value, None], ...]]
 def function_body(node: ir.Node, graph: ir.Graph) -> Body | None:
     """Return a function that adds a node's definition to a graph and returns its outputs.
 
-    None if ONNX has no definition in the opset of `graph`, or one that contains a Loop.
+    None if ONNX has no definition in the opset of `graph`.
     """
     schema = schema_of(node, graph)
     if schema is None:
         return None
     function = _definition(schema, node, graph.opset_imports.get("", 1))
-    if function is None or any(a.HasField("g") for inner in function.node for a in inner.attribute):
+    if function is None:
         return None
     defaults = {
         name: attribute.default_value
@@ -39,6 +41,8 @@ def function_body(node: ir.Node, graph: ir.Graph) -> Body | None:
 
     def body(op: GraphBuilder) -> tuple[Value | None, ...]:
         values: dict[str, Value | None] = {"": None}
+        # Definitions that contain the subgraphs of a node also read what these capture.
+        values.update((v.name or "", op.wrap(v)) for v in _captured_values(node))
         for i, name in enumerate(function.input):
             value = node.inputs[i] if i < len(node.inputs) else None
             values[name] = None if value is None else op.wrap(value)
@@ -63,6 +67,9 @@ def _add_node(
     """
     attributes: dict[str, object] = {}
     for attribute in node.attribute:
+        if attribute.HasField("g"):
+            attributes[attribute.name] = _body(op, node, attribute.g, values, operator_attributes)
+            continue
         proto = attribute
         if attribute.ref_attr_name:
             proto = operator_attributes.get(attribute.ref_attr_name)
@@ -77,6 +84,57 @@ def _add_node(
         **attributes,
     )
     return outputs
+
+
+def _body(
+    op: GraphBuilder,
+    node: onnx.NodeProto,
+    graph: onnx.GraphProto,
+    values: dict[str, Value | None],
+    operator_attributes: dict[str, onnx.AttributeProto],
+) -> ir.Graph:
+    """Return the body of a Loop, a Scan or an If in a definition, which may read its `values`."""
+    inner = op.subgraph(graph.name or node.op_type)
+    inner_values = dict(values)
+    for declared, (dtype, shape) in zip(graph.input, _types_of_inputs(node, values)):
+        value = ir.val(inner.unique_name(declared.name), ir.DataType.from_numpy(dtype), shape)
+        inner.graph.inputs.append(value)
+        inner_values[declared.name] = inner.wrap(value)
+    for inner_node in graph.node:
+        outputs = _add_node(inner, inner_node, inner_values, operator_attributes)
+        inner_values.update(zip(inner_node.output, outputs))
+    for declared in graph.output:
+        result = inner.Identity(inner_values[declared.name])
+        inner.graph.outputs.append(result.ir)
+    return inner.graph
+
+
+def _types_of_inputs(
+    node: onnx.NodeProto, values: dict[str, Value | None]
+) -> Iterator[tuple[np.dtype[Any], Sequence[int | str | None]]]:
+    """Yield the element type and shape of each input of the body of a node."""
+    given = [values[name] for name in node.input]
+    if node.op_type == "Loop":
+        yield np.dtype(np.int64), ()
+        yield np.dtype(np.bool_), ()
+        given = given[2:]
+    scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+    for i, value in enumerate(given if node.op_type in ("Loop", "Scan") else ()):
+        assert value is not None
+        assert value.shape is not None
+        yield value.dtype, value.shape[1:] if i >= len(given) - scanned else value.shape
+
+
+def _captured_values(node: ir.Node) -> set[ir.Value]:
+    """Return the values outside a node that its subgraphs read."""
+    bodies = subgraphs_of(node)
+    nodes = [inner for body in bodies for inner in ir.traversal.RecursiveGraphIterator(body)]
+    read = {v for inner in nodes for v in inner.inputs if v is not None}
+    read.update(v for body in bodies for v in body.outputs)
+    made = {v for inner in nodes for v in inner.outputs}
+    for inner in bodies:
+        made.update(inner.inputs, inner.initializers.values())
+    return {v for v in read if v not in made and v.name}
 
 
 def _definition(

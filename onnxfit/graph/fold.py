@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.spec import known_sizes
 from onnxfit.graph.subgraphs import subgraphs_of
 
 Array = npt.NDArray[Any]
@@ -43,7 +44,7 @@ def fold_shapes(model: ir.Model) -> None:
             before = [v.shape for v in node.outputs]
             infer_outputs(graph, node)
             for value, shape in zip(node.outputs, before):
-                value.shape = _merged(value.shape, shape)
+                value.shape = known_sizes(value.shape, shape)
         elif not any(v.is_graph_output() for v in node.outputs):
             _replace_by_constants(graph, node, values)
 
@@ -113,22 +114,6 @@ def _constant_inputs(node: ir.Node) -> dict[str, Array] | None:
             return None
         arrays[value.name or ""] = tensor.numpy()
     return arrays
-
-
-def _merged(inferred: ir.Shape | None, before: ir.Shape | None) -> ir.Shape | None:
-    """Return the sizes that are known from one of two shapes of a value.
-
-    The inference of a whole model keeps names of sizes that the inference of one operator loses.
-    """
-    if inferred is None or inferred == before:
-        return before
-    if before is None or len(inferred) != len(before):
-        return inferred
-    dims = []
-    for new, old in zip(inferred, before):
-        unnamed = isinstance(old, ir.SymbolicDim) and old.value is None
-        dims.append(new if isinstance(new, int) or unnamed else old)
-    return ir.Shape(dims)
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:

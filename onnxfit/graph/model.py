@@ -21,7 +21,7 @@ from onnxfit.graph.classical import remove_zip_maps
 from onnxfit.graph.declarations import require_declared_sizes
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
-from onnxfit.graph.opset import IR_VERSION, convert_opset
+from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.shared_tensors import Contents, include_shared, replace_tensors, to_proto
@@ -44,17 +44,19 @@ def model_errors() -> Iterator[None]:
 
 
 @model_errors()
-def normalize(model: onnx.ModelProto) -> ir.Model:
-    """Return the same computation in the opset and IR version that every step is built in.
+def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
+    """Return the same computation in the opset and IR version that its graphs are built in.
 
     Functions are inlined, known sequences are unrolled, and every node and value is named. Large
     initializers share the memory of `model`.
+
+    - `oldest`: the oldest opset of the result, OPSET or later.
 
     Raises ModelError if the model is inconsistent or its opset cannot be converted.
     """
     proto = large_tensors_as_inputs(model)
     remove_zip_maps(proto)
-    proto = convert_opset(inline_functions(proto))
+    proto = convert_opset(inline_functions(proto), oldest=oldest)
     proto.ir_version = IR_VERSION
     _clear_negative_sizes(proto)
     work = to_ir(proto)

@@ -1,27 +1,26 @@
-"""Convert a model to the opset that every graph of onnxfit is built in.
+"""Convert a model to the opset that its graphs are built in.
 
-The converter of the onnx package does most of the work. This module adds the operators that are
-newer than that opset, and two operators whose meaning the converter changes.
+Models of older opsets are raised to OPSET, mostly by the converter of the onnx package. This module
+adds two operators whose meaning the converter changes. Models of newer opsets keep the operators
+that the installed onnxruntime can run (`newer_operators.py`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx.shape_inference
 import onnx.version_converter
-import onnx_ir as ir
-from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.bodies import function_body
 from onnxfit.graph.completion import move_runtime_operators, opset_of, restore_runtime_operators
 from onnxfit.graph.inference import find_schema
-from onnxfit.graph.reading import to_ir
+from onnxfit.graph.newer_operators import PREVIEW, use_supported_operators
+from onnxfit.graph.operator_versions import set_opset
 from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.graph.values import GraphBuilder
 
-OPSET = 21  # the newest opset that onnxruntime-training 1.19.2 reads; every graph is built in it
+# Graphs have this opset, or a newer one if an operator of the model needs it. Old runtimes,
+# browsers and onnxruntime-training 1.19.2 read it.
+OPSET = 21
 IR_VERSION = 10  # likewise
 # From MIN_KNOWN_OPSET on, new versions of these operators have only added element types.
 MIN_KNOWN_OPSET = 13
@@ -31,31 +30,43 @@ MORE_TYPES = {
 }  # fmt: skip
 
 
-def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model in opset OPSET; a model of that opset is returned itself.
+def convert_opset(model: onnx.ModelProto, *, oldest: int = OPSET) -> onnx.ModelProto:
+    """Return the model in the oldest opset, OPSET or later, that has its operators.
+
+    A model of opset OPSET is returned itself.
+
+    - `oldest`: a later opset to begin with, such as that of a graph to which the nodes are added.
 
     Raises ModelError if the conversion is impossible.
     """
     version = opset_of(model)
-    if version == OPSET:
-        return model
     if version is None:  # operators of other domains only
+        version = OPSET
         model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    if version < OPSET:
+        model = _raised(model, version)
+        version = OPSET
+    is_preview = any(node.domain == PREVIEW for node in nodes_of(model.graph))
+    if version == oldest == OPSET and not is_preview:
         return model
-    if MIN_KNOWN_OPSET <= version < OPSET and _is_same_in_both(model, version):
-        for imported in model.opset_import:
-            if imported.domain in ("", "ai.onnx"):
-                imported.version = OPSET
+    moved = move_runtime_operators(model)
+    model = use_supported_operators(model, max(version, oldest), oldest)
+    restore_runtime_operators(model, moved)
+    return model
+
+
+def _raised(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    """Return a model of an older opset in opset OPSET."""
+    if version >= MIN_KNOWN_OPSET and _is_same_in_both(model, version):
+        set_opset(model, OPSET)
         return model
-    if version > OPSET:
-        model = _without_newer_operators(model)
     moved = move_runtime_operators(model)
     try:
         converted = onnx.version_converter.convert_version(model, OPSET)
         restore_runtime_operators(converted, moved)
         if version < 11:
             _restore_resize(model, converted)
-        if 18 <= version < 21:
+        if version >= 18:
             _restore_group_normalization(converted)
         return converted
     # The converter raises RuntimeError, ConvertError and plain C++ assertions alike.
@@ -64,8 +75,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         reason = lines[-1] if lines else type(error).__name__
         raise ModelError(
             f"The model has opset {version}, which onnx {onnx.__version__} cannot convert to opset"
-            f" {OPSET}: {reason}. Export the model again with opset {OPSET}, or any from 13 to"
-            f" {OPSET}."
+            f" {OPSET}: {reason}. Export the model again with opset {MIN_KNOWN_OPSET} or later."
         ) from None
 
 
@@ -77,43 +87,6 @@ def _is_same_in_both(model: onnx.ModelProto, version: int) -> bool:
         if None in schemas or len({s.since_version for s in schemas if s is not None}) > 1:
             return False
     return True
-
-
-def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with operators newer than OPSET replaced by their ONNX definitions.
-
-    The converter cannot lower an opset. Raises ModelError for an operator without a definition, and
-    for an operator inside a subgraph.
-    """
-    work = to_ir(onnx.shape_inference.infer_shapes(model))
-    NameFixPass()(work)
-    op = GraphBuilder(work.graph)
-    newer: list[ir.Node] = [node for node in work.graph if _is_newer(node)]
-    for node in newer:
-        body = function_body(node, work.graph)
-        if body is None:
-            raise ModelError(
-                f"{node.op_type} {node.name!r} is newer than opset {OPSET}, which onnxfit"
-                " supports, and ONNX does not define it in older operators. Export the model again"
-                f" with opset {OPSET}, or any from 13 to {OPSET}."
-            )
-        with op.replacing(node) as replace:
-            replace(*body(op))
-    for node in ir.traversal.RecursiveGraphIterator(work.graph):
-        if _is_newer(node):
-            raise ModelError(
-                f"{node.op_type} {node.name!r} is newer than opset {OPSET}, which onnxfit"
-                f" supports. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
-            )
-    return ir.to_proto(work)
-
-
-def _is_newer(node: ir.Node) -> bool:
-    return (
-        node.domain in ("", "ai.onnx")
-        and not onnx.defs.has(node.op_type, OPSET, "")
-        and onnx.defs.has(node.op_type)
-    )
 
 
 def _restore_resize(model: onnx.ModelProto, converted: onnx.ModelProto) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 import numpy as np
+import onnx_ir as ir
 
 Dim = Union[int, str, None]  # a size, the name of a size, or unknown
 
@@ -50,3 +51,19 @@ class TensorSpec:
         return len(shape) == len(self.shape) and all(
             not isinstance(size, int) or size == actual for size, actual in zip(self.shape, shape)
         )
+
+
+def known_sizes(inferred: ir.Shape | None, before: ir.Shape | None) -> ir.Shape | None:
+    """Return the sizes that are known from one of two shapes of a value.
+
+    The inference of a whole model keeps names of sizes that the inference of one operator loses.
+    """
+    if inferred is None or inferred == before:
+        return before
+    if before is None or len(inferred) != len(before):
+        return inferred
+    dims = []
+    for new, old in zip(inferred, before):
+        unnamed = isinstance(old, ir.SymbolicDim) and old.value is None
+        dims.append(new if isinstance(new, int) or unnamed else old)
+    return ir.Shape(dims)

@@ -38,7 +38,7 @@ _BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("bo
 
 
 def require_valid(model: onnx.ModelProto, description: str) -> None:
-    """Raise ModelError for a damaged model.
+    """Raise ModelError for a damaged model, or one newer than the installed onnx.
 
     Names must be text, element types must exist, tensors must have as much data as their sizes
     need, and must not be in other files. `description` is the model in messages.
@@ -59,6 +59,7 @@ def require_valid(model: onnx.ModelProto, description: str) -> None:
         )
         _require_nodes(description, function.node, in_function=True)
     _require_graph(description, model.graph)
+    _require_known_versions(model, description)
 
 
 def require_bodies(graph: ir.Graph) -> None:
@@ -75,6 +76,21 @@ def require_bodies(graph: ir.Graph) -> None:
                 raise ModelError(f"{node.op_type} {node.name!r} has no {missing[0]}.")
             bodies = [node.attributes[name].as_graph() for name in _BODIES[node.op_type]]
             _require_counts(node, bodies)
+
+
+def _require_known_versions(model: onnx.ModelProto, description: str) -> None:
+    opsets = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    versions = (
+        ("opset", max(opsets, default=0), onnx.defs.onnx_opset_version()),
+        ("IR version", model.ir_version, int(onnx.IR_VERSION)),
+    )
+    for kind, version, newest in versions:
+        if version > newest:
+            raise ModelError(
+                f"{description} has {kind} {version}, but the installed onnx {onnx.__version__}"
+                f" reads {kind}s up to {newest}. Install a newer onnx (pip install --upgrade onnx),"
+                f" or export the model again with {kind} {newest} or older."
+            )
 
 
 def require_steps(graph: ir.Graph) -> None:

@@ -22,6 +22,7 @@ from onnxfit.graph import names
 from onnxfit.graph.arithmetic import Number, Operand, Value
 from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.signatures import Signature, signature_of
+from onnxfit.graph.spec import known_sizes
 from onnxfit.graph.subgraphs import subgraphs_of
 
 __all__ = ["GraphBuilder", "Number", "Operand", "OperatorCall", "Value", "values_of"]
@@ -203,6 +204,8 @@ class GraphBuilder:
     def _replace_uses(self, old: ir.Value, new: ir.Value) -> None:
         """Replace all uses of `old` by `new`. If `old` is a graph output, `new` gets its name."""
         name = old.name if old.is_graph_output() else None
+        if new.producer() is not None and new.shape != old.shape:
+            new.shape = known_sizes(new.shape, old.shape)
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if name is not None:
             old.name = self.unique_name("replaced")

@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 import onnx
+import onnx.shape_inference
 
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.model import inline_functions
+from onnxfit.graph.operator_versions import lower_opset, set_opset
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.subgraphs import nodes_of
@@ -75,16 +77,11 @@ def _require_float32(model: onnx.ModelProto) -> None:
 
 
 def _lower_opset(model: onnx.ModelProto) -> None:
-    """Lower opset 21 to 20, in place.
-
-    The two differ in the element types of some operators, four bits among them, and in the meaning
-    of GroupNormalization.
-    """
-    if any(node.op_type == "GroupNormalization" for node in nodes_of(model.graph)):
-        return
-    for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
-            entry.version = min(entry.version, LAST_OPSET_OF_BYTES)
+    """Lower the opset to 20, or to the oldest one after it that has the model's operators."""
+    opset = opset_of(model) or 0
+    typed = onnx.shape_inference.infer_shapes(model)
+    lower_opset(typed, opset, LAST_OPSET_OF_BYTES)
+    set_opset(model, opset_of(typed) or 0)
 
 
 def _remove_initializers_from_inputs(model: onnx.ModelProto) -> None:

@@ -51,12 +51,13 @@ class Distillation:
             raise ModelError(f"The teacher cannot be read. {error}") from None
 
     def teacher_of(
-        self, inputs: Sequence[TensorSpec], outputs: Specs, losses: Sequence[str]
+        self, inputs: Sequence[TensorSpec], outputs: Specs, losses: Sequence[str], opset: int
     ) -> Teacher | None:
         """Return the teacher of a model, or None if its weight is 0.
 
         - `inputs`, `outputs`: the model's inputs, and its outputs by name.
         - `losses`: the outputs that have a loss.
+        - `opset`: the opset of the model's graphs, to which the teacher is added.
 
         Raises SettingError without a loss. Raises ModelError for a teacher whose inputs or outputs
         do not fit the model's, or that is too large for a graph.
@@ -67,7 +68,7 @@ class Distillation:
                 " of the model has one. Pass a loss, such as loss='cross_entropy', or remove the"
                 " teacher."
             )
-        model = normalize(self.teacher)
+        model = normalize(self.teacher, oldest=opset)
         read = [spec_of(value) for value in model.graph.inputs]
         given = {spec.name: spec for spec in inputs}
         taught = {name: outputs[name] for name in losses}
@@ -228,7 +229,9 @@ def _move_nodes(op: GraphBuilder, graph: ir.Graph) -> None:
     for value in initializers:
         op.graph.register_initializer(value)
     op.graph.extend(nodes)
-    op.graph.opset_imports.update(graph.opset_imports)
+    for domain, version in graph.opset_imports.items():
+        imports = op.graph.opset_imports
+        imports[domain] = max(version, imports.get(domain, version))
 
 
 def _rename(op: GraphBuilder, nodes: Sequence[ir.Node], values: Sequence[ir.Value]) -> None:

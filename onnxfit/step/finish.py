@@ -10,6 +10,7 @@ from onnx_ir.passes.common import TopologicalSortPass
 
 from onnxfit.graph import names
 from onnxfit.graph.inference import find_schema
+from onnxfit.graph.operator_versions import lower_opset
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, TYPES, to_proto
 from onnxfit.graph.subgraphs import subgraphs_of
@@ -120,5 +121,7 @@ def finish(op: GraphBuilder, *, exact: bool = False) -> onnx.ModelProto:
     use_forms_of_device(op)
     use_half_kernels(op)
     model = to_proto(prune(op), TYPES - NOT_IN_NUMPY)
+    # An operator of the model that needed a newer opset may have been decomposed or removed.
+    lower_opset(model, op.graph.opset_imports.get("", OPSET), OPSET)
     model.producer_name = "onnxfit"
     return model

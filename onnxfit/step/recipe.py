@@ -356,7 +356,8 @@ def _teacher(
     if distillation is None:
         return None
     inputs = [spec_of(value) for value in model.graph.inputs]
-    return distillation.teacher_of(inputs, tensor_outputs(model), losses)
+    opset = model.graph.opset_imports[""]
+    return distillation.teacher_of(inputs, tensor_outputs(model), losses, opset)
 
 
 def _check_settings_fit(

@@ -15,6 +15,7 @@ from onnxfit import CheckpointError, LoRA, SettingError, Trainer
 from onnxfit.adapters import onnx_adapter
 from onnxfit.adapters.onnx_adapter import read_onnx_adapter, write_onnx_adapter
 from onnxfit.optimizers import SGD, Adam
+from onnxfit.runtime.version import onnxruntime_version
 from tests import models
 from tests.adapters.files import KINDS, file_of, initializers, packed_file, rows_of, run
 from tests.adapters.test_adapted import X, fitted, mlp_trainer, trainer_of
@@ -65,6 +66,11 @@ def tensors_of(path: Path) -> Arrays:
 
 
 # ---------------------------------------------------------------------- served files
+
+
+def test_every_onnxruntime_from_1_20_on_applies_the_files_itself() -> None:
+    """The tests below then load them with onnxruntime.LoraAdapter, and none is skipped."""
+    assert (onnxruntime_version() >= (1, 20)) == HAS_ADAPTERS
 
 
 @ALL_KINDS

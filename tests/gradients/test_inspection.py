@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -257,6 +258,14 @@ class TestCoverage:
         """
         assert [o.name for o in coverage.operators() if o.gradient == "none"] == []
 
+    def test_every_operator_of_the_installed_onnx_is_listed(self) -> None:
+        listed = {(o.domain, o.op_type) for o in coverage.operators()}
+        for schema in onnx.defs.get_all_schemas():
+            if schema.domain in ("", "ai.onnx.preview"):
+                assert ((schema.domain, schema.name) in listed) is not schema.deprecated, (
+                    schema.name
+                )
+
     def test_no_operator_stands_in_two_lists(self) -> None:
         lists = [set(t) for t in (RULES, DECOMPOSITIONS, SUBGRAPHS, NOT_DIFFERENTIABLE)]
         assert sum(map(len, lists)) == len(set().union(*lists))
@@ -265,13 +274,19 @@ class TestCoverage:
         known = {o.op_type: o.gradient for o in coverage.operators()}
         for o in coverage.operators():
             if o.gradient == "function" and not o.domain:
-                schema = onnx.defs.get_schema(o.op_type, 21, "")
+                schema = onnx.defs.get_schema(o.op_type)
                 for node in schema.function_body.node if schema.has_function else ():
                     assert known[node.op_type] != "none"
 
     def test_the_page_is_current(self) -> None:
         page = (ROOT / "docs/operators.md").read_text(encoding="utf-8")
-        assert page == coverage.as_markdown(), "docs/operators.md is out of date: make docs"
+        current = coverage.as_markdown()
+        written = int(re.search(r"from opset 13 to (\d+)", page)[1])
+        if onnx.defs.onnx_opset_version() >= written:
+            assert page == current, "docs/operators.md is out of date: make docs"
+        else:  # an older onnx has fewer operators
+            rows = [line for line in current.splitlines() if line.startswith("| ")]
+            assert set(rows) <= set(page.splitlines())
 
 
 class TestCommandLine:

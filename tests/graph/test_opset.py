@@ -1,4 +1,4 @@
-"""Conversion to the opset that everything is built in."""
+"""Files of older opsets are raised to the opset of their graphs; newer ones may stay newer."""
 
 from __future__ import annotations
 
@@ -35,64 +35,14 @@ class TestOpsets:
         (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
         np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            "y = RMSNormalization(x, w)",
-            "h = Swish<alpha=1.5>(x) y = Mul(h, w)",
-            "y = Attention<is_causal=1, q_num_heads=2, kv_num_heads=1>(x, k, k)",
-            "a = RotaryEmbedding<num_heads=1>(x, c, c, p) y = Add(a, w)",
-            "n = LayerNormalization(x, w) d = Clip(n, , one) y = Softmax(d)",
-        ],
-    )
-    @pytest.mark.parametrize("opset", [23, 24, 25])
-    def test_operators_that_came_later_are_written_in_their_definitions(
-        self, body: str, opset: int
-    ) -> None:
-        if "Swish" in body and opset == 23:
-            opset = 24
-        model = parse(
-            f"""<ir_version: 11, opset_import: ["": {opset}]> g (float[2, 3, 4] x) => (float[2, 3, 4] y)
-            <float[4] w = {{1, 2, 3, 4}}, float[3, 2] c = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6}}, int64[2, 3] p = {{0, 1, 2, 2, 0, 1}}, float one = {{1}},
-            float[2, 3, 2] k = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6}}> {{ {body} }}"""
-        )
-        x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
-        work = normalize(read_model(model))
-        assert work.graph.opset_imports[""] == OPSET
-        session = onnxruntime.InferenceSession(
-            ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"]
-        )
-        (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
-        np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
-
-    @pytest.mark.parametrize(
-        "body",
-        [
-            "y = TensorScatter(x, x)",
-            (
-                "y = If (b) <then_branch = t () => (float[2, 4] a) { a = Swish(x) }, else_branch ="
-                " e () => (float[2, 4] o) { o = Identity(x) }>"
-            ),
-        ],
-    )
-    def test_a_later_operator_without_a_definition_is_named(self, body: str) -> None:
-        model = parse(
-            '<ir_version: 11, opset_import: ["": 24]> g (float[2, 4] x, bool b) => (float[2, 4] y)'
-            f" <float[4] w = {{1, 1, 1, 1}}> {{ {body} }}"
-        )
-        with pytest.raises(
-            ModelError,
-            match=(r"^(TensorScatter|Swish) '.*' is newer than opset 21.*Export the model again"),
-        ):
-            normalize(read_model(model))
-
     def test_an_opset_that_cannot_be_converted_is_named(self) -> None:
         model = parse(
             '<ir_version: 8, opset_import: ["": 1]> g (float[2, 4] x) => (float[2, 8] y) { y ='
             " Upsample<height_scale = 1.0, width_scale = 2.0>(x) }"
         )
         with pytest.raises(
-            ModelError, match=r"has opset 1, which onnx .* cannot convert to opset 21"
+            ModelError,
+            match=r"has opset 1, .* cannot convert to opset 21: .* again with opset 13 or later\.$",
         ):
             normalize(read_model(model))
 

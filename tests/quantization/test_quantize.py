@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.reference
 import onnxruntime
 import pytest
 
 import onnxfit
 from onnxfit import DataError, ModelError, SettingError, UnknownNameError, UnsupportedError
+from onnxfit.graph.runtime_support import newest_opset
 from onnxfit.quantization import preparation
 from tests.models import linear
 from tests.quantization.graphs import (
@@ -494,3 +496,33 @@ def test_infinite_values_inside_are_refused_unless_excluded(method: str) -> None
     with pytest.raises(DataError, match=r"makes '[my]' infinite or NaN.*exclude the nodes"):
         onnxfit.quantize(model, rows(4, 4), method=method)
     onnxfit.quantize(model, rows(4, 4), method=method, exclude="probabilities")
+
+
+@pytest.mark.skipif(newest_opset() < 23, reason="onnx or onnxruntime has no RMSNormalization")
+@pytest.mark.parametrize("opset", [23, newest_opset()])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_newer_operator_keeps_the_opset_that_it_needs(weights: str, opset: int) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(32, 32)).astype(np.float32)
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
+            onnx.helper.make_node("RMSNormalization", ["h", "one"], ["s"]),
+            onnx.helper.make_node("MatMul", ["s", "w"], ["y"]),
+        ],
+        "normalized",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 32])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 32])],
+        [
+            onnx.numpy_helper.from_array(w, "w"),
+            onnx.numpy_helper.from_array(np.ones(32, np.float32), "one"),
+        ],
+    )
+    imports = [onnx.helper.make_opsetid("", opset)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+    inputs = {"x": rng.normal(size=(64, 32)).astype(np.float32)}
+    result = quantized(model, inputs, weights=weights)
+    assert "RMSNormalization" in [node.op_type for node in result.graph.node]
+    assert result.opset_import[0].version == 23
+    expected = onnx.reference.ReferenceEvaluator(model).run(None, inputs)
+    assert relative_error(outputs_of(result, inputs), expected) < BOUNDS[int(weights[-1])]

@@ -576,4 +576,5 @@ def test_a_teacher_too_large_for_a_graph_is_refused(monkeypatch: pytest.MonkeyPa
             [TensorSpec("x", np.dtype(np.float32), ("N", FEATURES))],
             {"y": TensorSpec("y", np.dtype(np.float32), ("N", CLASSES))},
             ["y"],
+            21,
         )

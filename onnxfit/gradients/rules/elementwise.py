@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from onnxfit.gradients.broadcasting import reduce_to
 from onnxfit.gradients.building import equality_mask, known
-from onnxfit.gradients.table import Gradients, Values, gradient
+from onnxfit.gradients.table import Gradients, NoGradientError, Values, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -126,6 +126,14 @@ def identity(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
 @gradient("CastLike")
 def cast_like(op: GraphBuilder, x: Value, like: Value, y: Value, dy: Value) -> Gradients:
     return dy, None
+
+
+@gradient("BitCast")
+def bit_cast(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
+    """dy, if the type stays the same. The bits of another type are another number."""
+    if x.ir.dtype != y.ir.dtype:
+        raise NoGradientError("it reads the bits of a number as another type")
+    return dy
 
 
 @gradient("Neg")

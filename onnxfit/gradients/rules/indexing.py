@@ -16,6 +16,7 @@ from typing import Union
 
 import numpy as np
 
+from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.building import (
     align_to_axis,
     arange,
@@ -24,6 +25,7 @@ from onnxfit.gradients.building import (
     element_numbers,
     int_vector,
     known,
+    require_rank,
     reshape_like,
     static_shape,
     static_size,
@@ -312,6 +314,36 @@ def scatter_elements(
     reduction: str,
 ) -> Gradients:
     return _scatter_gradients(_ElementIndices(op, indices, axis), x, updates, y, dy, reduction)
+
+
+@gradient("TensorScatter")
+def tensor_scatter(
+    op: GraphBuilder,
+    past: Value,
+    update: Value,
+    write_indices: Value | None,
+    y: Value,
+    dy: Value,
+    *,
+    axis: int,
+    mode: str,
+) -> Gradients:
+    """The update replaces elements of the past along `axis`, from an index for each row on."""
+
+    def of_past() -> Value:
+        return op.TensorScatter(dy, zeros_like(op, update), write_indices, axis=axis, mode=mode)
+
+    def of_update() -> Value:
+        rank = require_rank(past)
+        along = axis % rank
+        index = align_to_axis(op, arange(op, axis_size(op, update, along)), along, rank)
+        if write_indices is not None:
+            index = index + align_to_axis(op, write_indices, 0, rank)
+        if mode == "circular":
+            index = op.Mod(index, axis_size(op, past, along))
+        return op.GatherElements(dy, op.Expand(index, op.shape(update)), axis=along)
+
+    return of_past, of_update, None
 
 
 @gradient("ScatterND")

@@ -94,10 +94,11 @@ def dequantize(
         ones = op.Expand(op.constant(1, scale.dtype), op.shape(scale))
         # q - z; a DequantizeLinear with scale 1, because Cast has no int4
         level = op.DequantizeLinear(x, ones, zero_point, axis=axis, block_size=block_size or None)
-        return _sum_to_scale(op, dy * level, scale, axis, block_size)
+        return _sum_to_scale(op, op.cast(dy, scale.dtype) * level, scale, axis, block_size)
 
     def of_x() -> Value:
-        return dy * _expand_scale(op, scale, y, axis, block_size)
+        # y may have another type than the scale, `output_dtype`.
+        return dy * op.cast(_expand_scale(op, scale, y, axis, block_size), dy.dtype)
 
     def of_zero_point() -> Value:
         return -_sum_to_zero_point(op, of_x(), scale, zero_point, axis, block_size)

@@ -1,4 +1,4 @@
-"""Reductions and running sums: every element gets the arriving gradient times its derivative.
+"""Reductions, running sums and products: every element gets dy times its derivative.
 
 `axes` may be absent or empty (all axes, or none with `noop_with_empty_axes`), constant or computed.
 Elements that tie for a maximum share the gradient evenly, and the norm of zeros has the slope 0, as
@@ -13,7 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.building import known, static_size
+from onnxfit.gradients.blocker import TYPED
+from onnxfit.gradients.building import (
+    elements_at,
+    known,
+    known_int,
+    require_rank,
+    static_size,
+    zeros,
+)
+from onnxfit.gradients.rules.recurrent.direction import Stepped, Tensors, scan_steps
 from onnxfit.gradients.table import Gradients, NoGradientError, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -177,3 +186,34 @@ def cum_sum(
     op: GraphBuilder, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int
 ) -> Gradients:
     return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse), None
+
+
+@gradient("CumProd")
+def cum_prod(
+    op: GraphBuilder, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int
+) -> Gradients:
+    """dx_i is the product of the elements before i times r_i, the gradient through the later ones.
+
+    With c = x_{i+1} r_{i+1}, r_i is dy_i + c, or c itself in an exclusive product. Nothing is
+    divided by an element, which may be zero.
+    """
+    number = known_int(axis)
+    if number is None:
+        raise NoGradientError("its axis is not a constant", TYPED)
+    rank = require_rank(x)
+    first = number % rank
+    others = [i for i in range(rank) if i != first]
+    axis_first = [first, *others]
+
+    def step(body: GraphBuilder, states: Tensors, slices: Tensors) -> Stepped:
+        (carried,), (element, arriving) = states, slices
+        if exclusive:
+            return [arriving + element * carried], [carried]
+        through = arriving + carried
+        return [element * through], [through]
+
+    none = zeros(op, x, elements_at(op, op.shape(x), others))
+    slices = [op.Transpose(v, perm=axis_first) for v in (x, dy)]
+    _, (later,) = scan_steps(op, step, [none], slices, reverse=not reverse)
+    before = y if exclusive else op.CumProd(x, axis, exclusive=1, reverse=reverse)
+    return before * op.Transpose(later, perm=np.argsort(axis_first).tolist()), None

@@ -319,8 +319,10 @@ def depth_to_space(
 
 
 @gradient("SpaceToDepth")
-def space_to_depth(op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int) -> Gradients:
-    return op.DepthToSpace(dy, blocksize=blocksize, mode="DCR")
+def space_to_depth(
+    op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int, mode: str = "DCR"
+) -> Gradients:
+    return op.DepthToSpace(dy, blocksize=blocksize, mode=mode)
 
 
 @gradient("ReverseSequence")
