@@ -62,9 +62,9 @@ def add_gradients(
     """Add one value per weight to the model: the gradient of the loss.
 
     Returns the model, and a mapping from weight to the name of its gradient. `weights` are graph
-    inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs keep their names
-    and order. `device` is as for GraphBuilder. Raises BlockedError with all blockers; then the
-    model must no longer be used.
+    inputs, `loss` is a scalar float output, the opset is 21 or later. Inputs and outputs keep
+    their names and order. `device` is as for GraphBuilder. Raises BlockedError with all blockers;
+    then the model must no longer be used.
     """
     path = check_ends(model, loss, weights)
     op = GraphBuilder(model.graph, device=device)

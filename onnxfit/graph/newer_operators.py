@@ -8,7 +8,7 @@ it can run every operator or no definition is left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx
 import onnx.shape_inference
@@ -27,11 +27,14 @@ from onnxfit.graph.values import GraphBuilder
 PREVIEW = "ai.onnx.preview"  # ONNX's domain of operators that may still change
 
 
-def use_supported_operators(model: onnx.ModelProto, opset: int, oldest: int) -> onnx.ModelProto:
+def use_supported_operators(
+    model: onnx.ModelProto, opset: int, base: int, oldest: int
+) -> onnx.ModelProto:
     """Return a model of `opset` in the oldest opset that has its operators, `oldest` or later.
 
-    Without a replaced operator, it is the model itself, changed in place. Raises ModelError if an
-    operator is newer than the installed onnxruntime, and ONNX does not define it in older ones.
+    Without a replaced operator, it is the model itself, changed in place. Operators of the opset
+    `base` are never replaced. Raises ModelError if an operator is newer than the installed
+    onnxruntime, and ONNX does not define it in older ones.
     """
     newest = newest_opset()
     node_names = {_name(node): node.name for node in nodes_of(model.graph)}
@@ -41,21 +44,27 @@ def use_supported_operators(model: onnx.ModelProto, opset: int, oldest: int) -> 
         typed = onnx.shape_inference.infer_shapes(typed)
         types = dict(types_in(typed.graph))
         nodes = list(nodes_of(typed.graph))
-        opsets = {_name(n): oldest_opset(n, opset, types, oldest) for n in nodes}
-        unsupported = _unsupported(nodes, types, opsets, oldest, newest) - without_definition
+        if any(_has_wrong_sizes(node, types) for node in nodes):
+            _forget_zero_sizes(typed.graph)
+        opsets = {_name(n): oldest_opset(n, opset, types, base) for n in nodes}
+        needed = max((oldest, *opsets.values()))
+        newer = {name for name, first in opsets.items() if first > base}
+        too_new = {name for name, first in opsets.items() if first > newest}
+        unsupported = too_new | _without_kernel(nodes, types, newer, base, min(needed, newest))
+        unsupported -= without_definition
         if not unsupported:
             break
         model = typed = _with_definitions(typed, unsupported, without_definition)
     for node in nodes:
         name = _name(node)
-        if opsets[name] > newest:
+        if name in too_new:
             raise ModelError(
                 f"{node.op_type} {(node_names.get(name) or name)!r} needs opset {opsets[name]}, but"
                 f" the installed onnxruntime reads opsets up to {newest}, and ONNX does not define"
                 " the operator in older ones. Install a newer onnxruntime, or export the model"
                 f" again with opset {newest}."
             )
-    set_opset(model, max(opsets.values(), default=oldest))
+    set_opset(model, needed)
     return model
 
 
@@ -64,31 +73,22 @@ def _name(node: onnx.NodeProto) -> str:
     return next(filter(None, node.output), "")
 
 
-def _unsupported(
-    nodes: Sequence[onnx.NodeProto],
-    types: Types,
-    opsets: Mapping[str, int],
-    oldest: int,
-    newest: int,
+def _without_kernel(
+    nodes: Sequence[onnx.NodeProto], types: Types, newer: set[str], base: int, opset: int
 ) -> set[str]:
-    """Return the nodes to replace: those without a kernel, or all that deny a kernel to another.
+    """Return the nodes that cannot run in `opset`, or else all `newer` ones if they deny a kernel.
 
-    `opsets` are the oldest opsets of the nodes.
+    A newer operator denies a kernel to a node whose operator has one in the opset `base` only.
     """
-    opset = min(max(opsets.values(), default=oldest), newest)
-    newer = {name for name, needed in opsets.items() if needed > oldest}
     found = {
         _name(node)
         for node in nodes
-        if (
-            (_name(node) in newer or node.domain == PREVIEW)
-            and (opsets[_name(node)] > newest or not has_kernel(node, types, opset))
-        )
+        if ((_name(node) in newer or node.domain == PREVIEW) and not has_kernel(node, types, opset))
         or _has_wrong_sizes(node, types)
     }
     if found or not newer:
         return found
-    changed = (n for n in nodes if _name(n) not in newer and _differs(n, opset, oldest))
+    changed = (n for n in nodes if _name(n) not in newer and _differs(n, opset, base))
     return newer if not all(has_kernel(node, types, opset) for node in changed) else set()
 
 
@@ -103,11 +103,17 @@ def _has_wrong_sizes(node: onnx.NodeProto, types: Types) -> bool:
     return any(len(dims) == 3 and not dims[2].HasField("dim_value") for dims in shapes)
 
 
-def _differs(node: onnx.NodeProto, opset: int, oldest: int) -> bool:
+def _forget_zero_sizes(graph: onnx.GraphProto) -> None:
+    """Make sizes of 0 unknown, in place."""
+    for value in (*graph.value_info, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value == 0:
+                dim.ClearField("dim_value")
+
+
+def _differs(node: onnx.NodeProto, opset: int, base: int) -> bool:
     """Return whether two opsets have different versions of a node's operator."""
-    versions = (
-        [find_schema("", node.op_type, v) for v in (opset, oldest)] if not node.domain else []
-    )
+    versions = [find_schema("", node.op_type, v) for v in (opset, base)] if not node.domain else []
     return len({schema.since_version for schema in versions if schema is not None}) > 1
 
 

@@ -50,7 +50,7 @@ def convert_opset(model: onnx.ModelProto, *, oldest: int = OPSET) -> onnx.ModelP
     if version == oldest == OPSET and not is_preview:
         return model
     moved = move_runtime_operators(model)
-    model = use_supported_operators(model, max(version, oldest), oldest)
+    model = use_supported_operators(model, max(version, oldest), OPSET, oldest)
     restore_runtime_operators(model, moved)
     return model
 

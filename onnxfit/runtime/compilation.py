@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,6 +18,8 @@ from onnxfit.environment import warn_of_mixed_distributions
 from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.graph.completion import opset_of
+from onnxfit.graph.opset import OPSET
+from onnxfit.graph.runtime_support import newest_opset
 from onnxfit.graph.scopes import maker_of
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
@@ -32,7 +33,6 @@ from onnxfit.runtime.memory_plan import plan_memory
 from onnxfit.runtime.node_order import bytes_of_values, compilation_order
 from onnxfit.runtime.shared_arena import share_arena
 from onnxfit.runtime.shared_initializers import share_initializers
-from onnxfit.runtime.version import onnxruntime_version
 
 CAPTURING = {"enable_cuda_graph": "1"}  # options of the execution provider
 MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
@@ -109,7 +109,7 @@ def compile_model(
     older = (
         device.forms == "cuda"
         or (uses_integers and quantizes(model))
-        or (opset_of(model) or 0) > newest_opset()
+        or _is_too_new(opset_of(model) or 0)
     )
     with compilation_order(model, in_memory), kernel_opset(model) if older else nullcontext():
         serialized = model.SerializeToString()
@@ -134,12 +134,12 @@ def compile_model(
     return session
 
 
-def newest_opset() -> int:
-    """Return the newest opset that onnxruntime reads before version 1.21; no limit for later ones.
+def _is_too_new(opset: int) -> bool:
+    """Return whether onnxruntime does not read an opset.
 
-    A file may be newer: its training step is built in an older opset, and `predict` runs it.
+    A file may have it: its training step is built in an older opset, and `predict` runs the file.
     """
-    return 21 if onnxruntime_version() < (1, 21) else sys.maxsize
+    return opset > OPSET and opset > newest_opset()
 
 
 def quantizes(model: onnx.ModelProto) -> bool:

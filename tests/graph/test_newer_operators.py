@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxfit import Trainer
+from onnxfit import GradientError, Quantization, Trainer, gradient_model
 from onnxfit.errors import ModelError
 from onnxfit.graph import newer_operators
 from onnxfit.graph.model import normalize
@@ -245,3 +245,80 @@ def test_a_file_of_every_newer_opset_trains_and_keeps_its_opset(opset: int) -> N
     assert exported.graph.node == model.graph.node
     (expected,) = onnx.reference.ReferenceEvaluator(exported).run(None, {"x": x})
     np.testing.assert_allclose(trainer.predict(x, verbose=0), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(newest_opset() < 24, reason="onnx or onnxruntime has no Swish")
+def test_the_step_has_an_old_opset_once_the_newer_operator_is_differentiated() -> None:
+    model = parse(
+        """<ir_version: 10, opset_import: ["": 24]> g (float[N,3] x) => (float[N,3] y)
+        <float[3,3] w = {1, 0, 1, 0, 1, 0, 1, 1, 0}> { h = MatMul(x, w) y = Swish(h) }"""
+    )
+    graphs = Trainer(model, loss="mse").save_onnx_graph(bytes)
+    opsets = {
+        name: onnx.ModelProto.FromString(g).opset_import[0].version for name, g in graphs.items()
+    }
+    assert (opsets["train"], opsets["predict"]) == (OPSET, 24)
+    slope = gradient_model(model, "w")
+    assert slope.opset_import[0].version == OPSET
+
+
+@pytest.mark.skipif(newest_opset() < 26, reason="onnx or onnxruntime has no CumProd")
+@pytest.mark.parametrize(
+    ("taught", "teaching"),
+    [
+        ("y = Swish(h)", "y = Softplus(h)"),
+        ("y = Softplus(h)", "y = Swish(h)"),
+        ("y = CumProd(h, axis)", "y = Swish(h)"),
+        ("y = Swish(h)", "y = CumProd(h, axis)"),
+    ],
+)
+def test_a_teacher_may_have_another_opset(taught: str, teaching: str) -> None:
+    def model(body: str) -> onnx.ModelProto:
+        return parse(
+            f"""<ir_version: 10, opset_import: ["": 26]> g (float[N,3] x) => (float[N,3] y)
+            <int8[3,3] q = {{9, 1, 2, 1, 8, 1, 2, 1, 7}}, float s = {{0.1}}, int64 axis = {{1}}>
+            {{ w = DequantizeLinear(q, s) h = MatMul(x, w) {body} }}"""
+        )
+
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    quantization = Quantization(weights="q", teacher=model(teaching))
+    trainer = Trainer(model(taught), loss="mse", quantization=quantization, optimizer=Adam(0.05))
+    losses = [trainer.train_on_batch(x, x)["loss"] for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(newest_opset() < 27, reason="onnx or onnxruntime does not have it")
+def test_a_definition_that_needs_unknown_sizes_says_so() -> None:
+    model = parse(
+        """<ir_version: 10, opset_import: ["": 27]> g (float[N,C,L] x) => (float[N,C,L] y)
+        <float[3,1,2] w = {1, 2, 3, 4, 5, 6}>
+        { s = Shape(x) r = Reshape(w, s) y, z = CausalConvWithState(x, r) }"""
+    )
+    with pytest.raises(GradientError, match=r"its ONNX definition needs sizes of its inputs. Fix"):
+        gradient_model(model, "w")
+
+
+@pytest.mark.skipif(newest_opset() < 26, reason="onnx or onnxruntime has no BitCast")
+def test_bits_read_as_another_type_have_no_gradient() -> None:
+    model = parse(
+        """<ir_version: 10, opset_import: ["": 26]> g (float16[2] x) => (float[2] y)
+        { b = BitCast<to = 16>(x) y = Cast<to = 1>(b) }"""
+    )
+    with pytest.raises(GradientError, match=r"BitCast .* it reads the bits of a number as another"):
+        gradient_model(model, "x")
+
+
+@pytest.mark.skipif(newest_opset() < 23, reason="onnx or onnxruntime has no Attention")
+def test_an_attention_of_unknown_width_has_no_sizes_of_zero() -> None:
+    """ONNX 1.23 infers that its output has no elements."""
+    model = parse(
+        """<ir_version: 10, opset_import: ["": 23]> g (float[B,S,W] x) => (float[B,S,W] y)
+        { y = Attention<q_num_heads = 2, kv_num_heads = 2>(x, x, x) }"""
+    )
+    slope = gradient_model(model, "x")
+    session = onnxruntime.InferenceSession(slope.SerializeToString())
+    x = np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)
+    y, dx = session.run(None, {"x": x, "y_grad": np.ones_like(x)})
+    (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    assert dx.shape == x.shape
