@@ -48,7 +48,7 @@ def test_contenders_train_alike_and_the_files_are_written(tmp_path: Path) -> Non
     np.savez(tmp_path / "linear.npz", **weights)
     command = [sys.executable, str(SUITE), "--quick", "--rounds", "1", "--threads", "1"]
     # no environments but this
-    command += ["--folder", str(tmp_path), "--python", "plain="]
+    command += ["--folder", str(tmp_path), "--python", "training="]
     command += ["--workloads", "linear", "--optimizers", "sgd", "--contenders", *CONTENDERS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -121,7 +121,7 @@ def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any)
     rows = [
         row("onnxfit", 1, 4e-5),
         row("onnxfit", 2, 2e-5),
-        row("onnxfit-plain", 1, 1e-5),  # another variant: beside the ratio, not in it
+        row("onnxfit-in-place", 1, 1e-5),  # another variant, not in the ratio
         row("onnxfit-fast", 1, 1e-5),  # has a ratio of its own
         row("torch", 1, 4e-4),
         row("torch", 2, 6e-4),
@@ -134,7 +134,6 @@ def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any)
     assert step["pytorch_threads"] == 1
     assert step["ratio"] == pytest.approx(0.25)
     assert step["eager_ratio"] == pytest.approx(0.05)
-    assert step["plain_us"] == pytest.approx(10)
     assert step["fast_ratio"] == pytest.approx(0.125)
     line = report.headline_table([step]).splitlines()[-1]
     assert line.startswith("| linear, sgd: step | 20.0 (2) | 80.0 (1) | compiled | 0.25 (")
@@ -171,7 +170,7 @@ def test_the_sentence_has_the_whole_range(report: Any) -> None:
 
     headline[2]["fast_ratio"] = "1.1"
     headline[3]["fast_ratio"] = "nan"  # not measured
-    fast = "with the C++ operators of `onnxfit[fast]`, it is 1.10 on larger ones; peak memory"
+    fast = "with its C++ operators, it is 1.10 on larger ones; peak memory"
     assert fast in report.summary(headline, once)
 
 
@@ -189,9 +188,16 @@ def test_the_worst_ratio_and_the_mean_over_networks_stand_first(report: Any) -> 
     assert "is 4.01 (gru-8, sgd: fit per batch), " in text
     assert "geometric mean over 2 networks is 2.00; everything is computed in float32" in text
     headline[0]["fast_ratio"] = headline[1]["fast_ratio"] = "3"
-    fast = "; with onnxfit[fast], the worst is 3.00 (gru, sgd: step), the mean is 3.00; everything"
+    fast = (
+        "; with the C++ operators, the worst is 3.00 (gru, sgd: step), the mean is 3.00; everything"
+    )
     assert fast in report.overall(headline)
+    assert report.short(headline) == (
+        "training takes 3.00 of the time of the fastest PyTorch (eager or compiled), 3.00 on average"
+        " over 1 network"
+    )
     assert report.overall([]) == ""
+    assert report.short([]).endswith("was not measured")
 
 
 def test_bf16_stands_beside_the_ratios_and_counts_for_none(report: Any) -> None:
@@ -204,7 +210,7 @@ def test_bf16_stands_beside_the_ratios_and_counts_for_none(report: Any) -> None:
     step, fit = report.headline([rows])
     assert step["ratio"] == fit["ratio"] == pytest.approx(2)
     assert step["bf16_us"] == pytest.approx(10)
-    assert report.headline_table([step]).splitlines()[-1].endswith("| 10.0 (2) |  |")
+    assert report.headline_table([step]).splitlines()[-1].endswith("| 10.0 (2) |")
     assert "is 4.00 of it, 4.00 in the geometric mean" in report.half_sentence([step], {})
     fastest = report.fastest(rows, "step")
     assert fastest.contender == "torch"  # of everybody, too
@@ -289,13 +295,13 @@ def test_a_contender_that_the_machine_cannot_run_is_absent(
 ) -> None:
     measure = importlib.import_module("measure")
     monkeypatch.setattr(answering, "answers", {"load": {"refused": "no instructions"}})
-    names = ["torch-bf16", "onnxfit-plain"]
+    names = ["torch-bf16", "onnxfit-ort"]
     plan = measure.Plan(names, 1, 0.1, 1.0, [1], tmp_path, {"bench": "python"}, everywhere=True)
     field = measure.Field(plan)
     rows = field.race("gru", "sgd")
     absent = {
         "torch-bf16": "no instructions",
-        "onnxfit-plain": "not installed: no environment plain",
+        "onnxfit-ort": "not installed: no environment training",
     }
     assert field.absent == absent
     assert {row.contender: row.remark for row in rows} == absent
@@ -333,7 +339,7 @@ def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:
     )
     sentence = report.summary(headline, once)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"{report.README_BEGIN}{sentence}{report.README_END}" in readme
+    assert f"{report.README_BEGIN}{report.short(headline)}{report.README_END}" in readme
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert f"In short: {sentence}." in page
     assert f"Overall: {report.overall(headline)}." in page
@@ -342,7 +348,7 @@ def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:
 def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
-    rows = [row("onnxfit", 1, 1e-5), row("torch", 1, 4e-5)]
+    rows = [row("onnxfit", 1, 1e-5), row("onnxfit-fast", 1, 2e-5), row("torch", 1, 4e-5)]
     figures = report.Figures(["a machine"], [rows], [], [], {"torch-bf16": "no instructions"})
     report.write(page, figures)
     text = page.read_text()
@@ -356,5 +362,5 @@ def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_pat
     readme = tmp_path / "README.md"
     readme.write_text(f"fast: {report.README_BEGIN}old{report.README_END}, measured\n")
     report.write_sentence(readme, figures)
-    assert "is 0.25 on small networks" in readme.read_text()
+    assert "training takes 0.50 of the time" in readme.read_text()
     assert readme.read_text().endswith(f"{report.README_END}, measured\n")

@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="ENVIRONMENT=PATH",
-        help="of bench, plain or fast",
+        help="of bench or training",
     )
     parser.add_argument(
         "--quick", action="store_true", help="a trial: three short rounds, no memory, no limits"
@@ -161,7 +161,7 @@ def conditions(plan: Plan, results: Results) -> list[str]:
         *lines,
         f"median (quartiles) of {plan.rounds} rounds of {plan.seconds:g} s; fewer, but three at"
         f" least, where they took more than {plan.budget:g} s; {MORE} times as many for onnxfit,"
-        " onnxfit[fast], PyTorch eager and PyTorch compiled",
+        " the C++ operators, PyTorch eager and PyTorch compiled",
     ]
 
 

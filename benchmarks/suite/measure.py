@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import BRIEF, DECIDING, ENTRIES, PLAIN, RIVALS
+from contenders import BRIEF, DECIDING, ENTRIES, RIVALS
 from processes import Process, alone, surroundings
 from workloads import WORKLOADS, Job
 
@@ -110,7 +110,7 @@ class Plan:
         return [
             (name, threads)
             for name, threads in self.lanes
-            if small or name in (*DECIDING, PLAIN) or threads == self.threads[-1]
+            if small or name in DECIDING or threads == self.threads[-1]
         ]
 
     def environment(self, threads: int) -> dict[str, str]:

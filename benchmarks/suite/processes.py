@@ -22,8 +22,7 @@ def find_pythons(given: Mapping[str, str]) -> dict[str, str]:
     """Environment -> Python, of those that are there: this one, and what `make bench` puts beside it."""
     found = {
         "bench": sys.executable,
-        "plain": str(ROOT / ".venv-bench-plain/bin/python"),
-        "fast": str(ROOT / ".venv-bench-fast/bin/python"),
+        "training": str(ROOT / ".venv-training/bin/python"),
     }
     return {name: python for name, python in {**found, **given}.items() if Path(python).is_file()}
 

@@ -38,7 +38,7 @@ def overall(headline: Sequence[Record]) -> str:
     fast = with_fast(headline)
     if fast:
         worst, mean = _worst_and_mean(fast, "fast_ratio")
-        text += f"; with onnxfit[fast], the worst is {worst}, the mean is {mean:.2f}"
+        text += f"; with the C++ operators, the worst is {worst}, the mean is {mean:.2f}"
     return f"{text}; everything is computed in float32"
 
 
@@ -54,7 +54,7 @@ def _worst_and_mean(headline: Sequence[Record], key: str) -> tuple[str, float]:
 
 
 def with_fast(headline: Sequence[Record]) -> list[Record]:
-    """Those that onnxfit[fast] was measured on."""
+    """Those that the C++ operators were measured on."""
     return [item for item in headline if not math.isnan(float(item.get("fast_ratio", math.nan)))]
 
 
@@ -75,8 +75,22 @@ def half_sentence(headline: Sequence[Record], absent: Mapping[str, str]) -> str:
     return f"{title} is not measured: {absent.get(HALF, 'it was not asked for')}."
 
 
-def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
+def short(headline: Sequence[Record]) -> str:
     """The sentence that the README has. Figures may be text, as in the CSV files."""
+    measured = with_fast(headline)
+    if not measured:
+        return "training with the C++ operators was not measured"
+    _, mean = _worst_and_mean(measured, "fast_ratio")
+    networks = len({network_of(item) for item in measured})
+    return (
+        f"training takes {span([float(item['fast_ratio']) for item in measured])} of the time of the"
+        f" fastest PyTorch (eager or compiled), {mean:.2f} on average over {networks}"
+        f" network{'s' * (networks > 1)}"
+    )
+
+
+def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
+    """The sentence above the tables. Figures may be text, as in the CSV files."""
     parts = []
     times, fast = _ranges(headline, "ratio"), _ranges(with_fast(headline), "fast_ratio")
     if times:
@@ -85,7 +99,7 @@ def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
             f" thread or all), is {times}"
         )
     if fast:
-        parts.append(f"with the C++ operators of `onnxfit[fast]`, it is {fast}")
+        parts.append(f"with its C++ operators, it is {fast}")
     peaks = {(item["workload"], item["contender"]): float(item["peak_memory"]) for item in once}
 
     def memory(contender: str) -> list[float]:

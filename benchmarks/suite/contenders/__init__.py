@@ -1,8 +1,7 @@
 """Contenders: for each a title, the class that trains, its arguments and its environment.
 
-All environments are of one Python. `bench` has what `pip install onnxfit` gives there, PyTorch and
-the other libraries; `plain` has the newest plain onnxruntime in the place of the training build,
-and `fast` has what `pip install onnxfit[fast]` gives.
+`bench` has the newest onnxruntime, PyTorch and the other libraries; `training` has the training build
+of onnxruntime.
 """
 
 from __future__ import annotations
@@ -38,13 +37,9 @@ class Entry:
 
 ENTRIES: dict[str, Entry] = {
     "onnxfit": Entry("onnxfit", "with_onnxfit.Onnxfit", measures_memory=True),
-    "onnxfit-plain": Entry(
-        "onnxfit, plain onnxruntime",
-        "with_onnxfit.Onnxfit",
-        environment="plain",
-        measures_memory=True,
+    "onnxfit-fast": Entry(
+        "onnxfit, C++ operators", "with_onnxfit.Onnxfit", {"kernels": True}, measures_memory=True
     ),
-    "onnxfit-fast": Entry("onnxfit[fast]", "with_onnxfit.Onnxfit", environment="fast"),
     "onnxfit-fb": Entry(
         "onnxfit, forward_backward", "with_onnxfit.Onnxfit", {"backend": "forward_backward"}
     ),
@@ -52,14 +47,19 @@ ENTRIES: dict[str, Entry] = {
         "onnxfit, in_place", "with_onnxfit.Onnxfit", {"backend": "in_place"}, measures_memory=True
     ),
     "onnxfit-ort": Entry(
-        "onnxfit, onnxruntime's gradients", "with_onnxfit.Onnxfit", {"gradient": "onnxruntime"}
+        "onnxfit, onnxruntime's gradients",
+        "with_onnxfit.Onnxfit",
+        {"gradient": "onnxruntime"},
+        environment="training",
     ),
     "torch": Entry("PyTorch eager", "with_torch.Eager", measures_memory=True),
     "torch-compile": Entry("PyTorch compiled", "with_torch.Compiled", measures_memory=True),
     "torch-bf16": Entry(
         "PyTorch eager, bf16 autocast", "with_torch.Autocast", precision="bfloat16"
     ),
-    "onnxruntime": Entry("onnxruntime on-device", "with_onnxruntime.OnDevice"),
+    "onnxruntime": Entry(
+        "onnxruntime on-device", "with_onnxruntime.OnDevice", environment="training"
+    ),
     "keras-torch": Entry("Keras on PyTorch", "with_keras.Keras", {"backend": "torch"}),
     "keras-jax": Entry("Keras on JAX", "with_keras.Keras", {"backend": "jax"}),
     "lightning": Entry("Lightning", "with_lightning.Lightning"),
@@ -67,10 +67,11 @@ ENTRIES: dict[str, Entry] = {
     "sklearn": Entry("scikit-learn MLP", "with_sklearn.Perceptron"),
     "sklearn-sgd": Entry("scikit-learn SGDRegressor", "with_sklearn.Linear"),
 }
-DEFAULT = "onnxfit"  # the default install with the default backend, which the headline is about
+DEFAULT = (
+    "onnxfit"  # the default backend with ONNX's operators alone, which the headline begins with
+)
 IN_PLACE = "onnxfit-in-place"  # its memory is compared, too
-PLAIN = "onnxfit-plain"  # a further column of the headline
-FAST = "onnxfit-fast"  # a further column with a ratio of its own
+FAST = "onnxfit-fast"  # what an installation gives: a further column with a ratio of its own
 HALF = "torch-bf16"  # a further column, too: fewer bits, on the processors that multiply them
 RIVALS = ("torch", "torch-compile")  # the headline compares with the faster of them
 DECIDING = (DEFAULT, FAST, *RIVALS)  # these take more turns than the others

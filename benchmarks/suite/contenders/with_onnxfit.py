@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,13 @@ from contenders.contender import Contender, Refused, first_losses, over
 
 
 class Onnxfit(Contender):
-    def __init__(self, backend: str = "full", gradient: str = "onnx") -> None:
-        self.backend, self.gradient = backend, gradient
+    def __init__(
+        self, backend: str = "full", gradient: str = "onnx", kernels: bool = False
+    ) -> None:
+        self.backend, self.gradient, self.kernels = backend, gradient, kernels
 
     def load(self) -> None:
+        os.environ["ONNXFIT_KERNELS"] = "on" if self.kernels else "off"
         import onnxfit
 
         self.library = onnxfit
