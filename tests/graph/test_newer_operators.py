@@ -102,6 +102,8 @@ def test_every_operator_that_came_after_opset_21_is_tried() -> None:
 @pytest.mark.parametrize("op_type", of_onnx(*BODIES))
 def test_an_operator_stays_where_onnxruntime_runs_it(op_type: str) -> None:
     body, needed = BODIES[op_type]
+    if needed > newest_opset() and op_type not in BY_DEFINITION:
+        pytest.skip("it is newer than the installed onnxruntime: the test below has the error")
     model = model_of(body)
     found = normalized(model)
     opset, operators = opset_and_operators(found)
