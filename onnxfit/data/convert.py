@@ -34,6 +34,8 @@ def as_array(value: Any, name: object) -> Array:
     # bfloat16 and similar types have kind "V".
     if array.dtype.kind in "biuf" or (array.dtype.kind == "V" and array.dtype.type is not np.void):
         return array
+    if hasattr(value, "iloc"):
+        return _pandas_numbers(value, name)
     hint = {"O": "objects", "V": "records", "c": "complex", "M": "dates", "m": "times"}.get(
         array.dtype.kind, "text"
     )
@@ -41,6 +43,42 @@ def as_array(value: Any, name: object) -> Array:
         f"{name} has element type {array.dtype} ({hint}), but expected numbers. Convert class names"
         " to numbers with np.unique(..., return_inverse=True)[1]."
     )
+
+
+def _pandas_numbers(value: Any, name: object) -> Array:
+    """Return a table or a column of pandas whose types NumPy does not join: booleans beside
+    numbers, nullable types, and categories.
+
+    DataError, which names the column: it has missing values or no numbers.
+    """
+    if not hasattr(value, "columns"):
+        return _column_numbers(value, f"{name}")
+    columns = [
+        _column_numbers(value.iloc[:, place], f"{name}: the column {column!r}")
+        for place, column in enumerate(value.columns)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def _column_numbers(column: Any, name: str) -> Array:
+    missing = np.asarray(column.isna())
+    kind = getattr(column.dtype, "kind", "O")
+    if kind in "biuf" and not isinstance(column.dtype, np.dtype):  # a nullable type
+        if missing.any():
+            raise DataError(
+                f"{name} has a missing value in row {int(missing.argmax())}. Fill missing values,"
+                " such as with df.fillna(0), or leave the rows out with df.dropna()."
+            )
+        return np.asarray(column.to_numpy(dtype=column.dtype.numpy_dtype))
+    array = np.asarray(column)
+    if array.dtype.kind in "biuf":
+        return array
+    fix = "Convert it to numbers, such as with df.astype(float)"
+    if hasattr(column, "cat"):
+        fix = "Use the numbers of the categories, df[column].cat.codes, or pandas.get_dummies(df)"
+    elif any(isinstance(entry, str) for entry in array[:1]):
+        fix = "Use pandas.get_dummies(df), or numbers of classes, pandas.factorize(df[column])[0]"
+    raise DataError(f"{name} has the type {column.dtype}, but expected numbers or booleans. {fix}.")
 
 
 def in_shape(array: Array, spec: TensorSpec) -> Array:
