@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,14 +29,24 @@ from onnxfit.gradients.paths import (
 )
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
-from onnxfit.graph.model import infer_shapes, initializers_to_inputs, model_errors, normalize
+from onnxfit.graph.model import (
+    infer_shapes,
+    initializers_to_inputs,
+    model_errors,
+    normalize,
+    spec_of,
+)
 from onnxfit.graph.quantized import REMEDY, describe_quantized, quantized_weights
 from onnxfit.graph.sharing import reader_counts, used_by
 from onnxfit.graph.values import GraphBuilder
-from onnxfit.graph.weights import select_weights
+from onnxfit.graph.weights import LOOKS_LIKE_A_WEIGHT, RECORDED, select_weights, weight_reasons
 
 MAX_NODES_LISTED = 5  # nodes at which gradients stop; messages count the others
 MAX_SHARED_LISTED = 5  # weights that several nodes read
+MAX_INITIALIZERS_LISTED = 40  # rows of a table
+MAX_NAME_CHARACTERS = 36  # of an initializer in a table
+# reasons for being a weight that a long table counts
+USUAL = {RECORDED.text, LOOKS_LIKE_A_WEIGHT.text}
 
 BLOCKED = "BLOCKED"
 DIFFERENTIATED_BY = {
@@ -61,6 +72,21 @@ class OperatorUse:
 
 
 @dataclass(frozen=True)
+class InitializerUse:
+    """A float initializer that is a weight, or could be taken for one.
+
+    `shape` has its sizes. `trains` says whether it is trained. `parameter` says why it is a weight
+    by default, or is not: "recorded" by the exporter as a parameter, "looks like one", "folded
+    from" a parameter or an input, "buffer", "mask" or "scalar".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    trains: bool
+    parameter: str
+
+
+@dataclass(frozen=True)
 class Inspection:
     """The result of `onnxfit.inspect`. It prints as a verdict and a table.
 
@@ -71,6 +97,7 @@ class Inspection:
     - `source` is the source of gradients: "onnx" (the table of rules) or "onnxruntime" (the
       builder).
     - `operators` has one OperatorUse per kind of operator, sorted by name.
+    - `initializers` has one InitializerUse per weight, buffer and mask.
     - `blockers` are the nodes on the gradient path that cannot be differentiated, each with a
       `reason` and a `fix`.
     - `problems` are sentences about other obstacles to training, each with a fix.
@@ -93,6 +120,7 @@ class Inspection:
     quantized: tuple[str, ...] = ()
     device: str | None = None
     on_cpu: tuple[tuple[str, int], ...] = ()
+    initializers: tuple[InitializerUse, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -100,11 +128,16 @@ class Inspection:
         return bool(self.weights) and not self.blockers
 
     def __str__(self) -> str:
-        return "\n".join([*self._table().lines(), "", *map(clean, self._verdict())])
+        tables = [*self._table().lines(), ""]
+        if self.initializers:
+            tables += [*self._initializer_table().lines(), ""]
+        return "\n".join([*tables, *map(clean, self._verdict())])
 
     def _repr_html_(self) -> str:
         """Return the verdict and the table for a notebook."""
-        return paragraph(self._verdict()[0]) + bullets(self._verdict()[1:]) + self._table().html()
+        verdict = paragraph(self._verdict()[0]) + bullets(self._verdict()[1:])
+        tables = [self._table(), *([self._initializer_table()] if self.initializers else [])]
+        return verdict + "".join(table.html() for table in tables)
 
     def _table(self) -> Table:
         rows = [
@@ -114,6 +147,23 @@ class Inspection:
         blocked = [i for i, use in enumerate(self.operators) if use.gradient == BLOCKED]
         header = ("operator", "nodes", "on the path", "gradient")
         return Table(header, rows, right=frozenset(header[1:3]), strong=frozenset(blocked))
+
+    def _initializer_table(self) -> Table:
+        """Return the table of initializers; a long one counts those that are usual."""
+        uses = self.initializers
+        counts: Counter[tuple[bool, str]] = Counter()
+        if len(uses) > MAX_INITIALIZERS_LISTED:
+            usual = [use for use in uses if use.parameter in USUAL]
+            counts = Counter((use.trains, use.parameter) for use in usual)
+            uses = tuple(use for use in uses if use.parameter not in USUAL)
+        more = len(uses) - MAX_INITIALIZERS_LISTED
+        cells = [(*_shown(use), "yes" * use.trains, use.parameter) for use in uses]
+        rows = cells[:MAX_INITIALIZERS_LISTED]
+        if more > 0:
+            rows.append((f"… {more} more", "", "", ""))
+        for (trains, reason), count in counts.items():
+            rows.append((f"… {count} more", "", "yes" * trains, reason))
+        return Table(("initializer", "shape", "trains", "parameter"), rows)
 
     def _verdict(self) -> list[str]:
         if self.blockers:
@@ -141,6 +191,14 @@ class Inspection:
                 f"With device={self.device!r}, the CPU computes {nodes or 'no node of a step'}."
             )
         return lines
+
+
+def _shown(use: InitializerUse) -> tuple[str, str]:
+    """Return the name of an initializer, shortened in the middle, and its shape."""
+    name, half = use.name, MAX_NAME_CHARACTERS // 2
+    if len(name) > MAX_NAME_CHARACTERS:
+        name = f"{name[: half - 1]}…{name[-half:]}"
+    return name, "×".join(map(str, use.shape)) or "scalar"
 
 
 def inspect_model(
@@ -201,7 +259,24 @@ def inspect_working(
         problems=tuple(problems),
         shared=tuple((name, readers[name]) for name in shared),
         quantized=tuple(quantized_weights(work)),
+        initializers=_initializer_uses(work, weights, reached),
     )
+
+
+def _initializer_uses(
+    work: ir.Model, weights: Sequence[str], trained: Sequence[str]
+) -> tuple[InitializerUse, ...]:
+    """Return the initializers that are weights, or could be taken for weights."""
+    tensors = work.graph.initializers
+    return tuple(
+        InitializerUse(name, _sizes(tensors[name]), name in trained, reason.text)
+        for name, reason in weight_reasons(work, known=weights).items()
+        if reason.is_listed or name in weights
+    )
+
+
+def _sizes(initializer: ir.Value) -> tuple[int, ...]:
+    return tuple(int(size or 0) for size in spec_of(initializer).shape or ())
 
 
 def _operator_uses(

@@ -78,6 +78,7 @@ SCALAR_PARAMETER = re.compile(
 # The names that torch's older exporter gives to tensors of modules, and to those that it computed.
 OLDER_EXPORTER = re.compile(r"(\w+\.)+\w+|onnx::\w+")
 MODULE_WEIGHT = re.compile(r"(\w+\.)+(weight|bias)")
+MAX_NAME_CHARACTERS = 12  # of the parameter in a reason
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,23 @@ class Reason:
     """Why a float initializer is a weight by default, or is not.
 
     - `is_weight`: whether it is a weight.
-    - `text`: the reason in a few words, for tables.
+    - `text`: the reason in a few words, for the column "parameter" of a table.
     """
 
     is_weight: bool
     text: str
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether tables list the initializer: not a number or a setting that an operator needs."""
+        return self.is_weight or self not in (CONSTANT, FOLDED_CONSTANT, SETTING, STATISTIC)
 
-RECORDED = Reason(True, "recorded parameter")
-LOOKS_LIKE_A_WEIGHT = Reason(True, "looks like a weight")
+
+RECORDED = Reason(True, "recorded")
+LOOKS_LIKE_A_WEIGHT = Reason(True, "looks like one")
 BUFFER = Reason(False, "buffer")
 CONSTANT = Reason(False, "constant")
+FOLDED_CONSTANT = Reason(False, "folded constant")
 MASK = Reason(False, "mask")
 SCALAR = Reason(False, "scalar")
 SETTING = Reason(False, "setting")
@@ -169,16 +176,18 @@ def _reason(
         return STATISTIC
     if record.is_parameter is not None:
         return _recorded_reason(record)
-    tensor = value.const_value
-    if known:
-        return LOOKS_LIKE_A_WEIGHT
     if uses & SETTINGS:
         return SETTING
-    if tensor is None or not value.shape:
-        is_scalar = tensor is not None and value.shape is not None and unrecorded
-        if is_scalar and SCALAR_PARAMETER.fullmatch(value.name or ""):
-            return LOOKS_LIKE_A_WEIGHT
-        return SCALAR if is_scalar else CONSTANT
+    tensor = value.const_value
+    if value.shape is not None and not value.shape and unrecorded:
+        named = SCALAR_PARAMETER.fullmatch(value.name or "")
+        return LOOKS_LIKE_A_WEIGHT if named else SCALAR
+    if not value.shape:
+        return CONSTANT
+    if known:
+        return LOOKS_LIKE_A_WEIGHT
+    if tensor is None:
+        return CONSTANT
     if _is_mask(value, tensor.numpy()):
         return MASK
     return LOOKS_LIKE_A_WEIGHT if tensor.size != 1 or _is_in_layer(value) else CONSTANT
@@ -188,8 +197,11 @@ def _recorded_reason(record: Record) -> Reason:
     if record.kind is not None:
         return RECORDED if record.kind == PARAMETER else BUFFER
     source = next(iter(record.parameters or record.others), None)
-    text = "folded constant" if source is None else f"folded from {source}"
-    return Reason(bool(record.is_parameter), text)
+    if source is None:
+        return FOLDED_CONSTANT
+    if len(source) > MAX_NAME_CHARACTERS:
+        source = f"…{source[1 - MAX_NAME_CHARACTERS :]}"
+    return Reason(bool(record.is_parameter), f"folded from {source}")
 
 
 def _is_mask(value: ir.Value, array: np.ndarray[Any, Any]) -> bool:

@@ -18,6 +18,7 @@ def inspect(
 ) -> Inspection:
     """Report for every operator of a model whether and how it is differentiated.
 
+    A second table lists the float initializers, and why each is a weight by default or is not.
     Nothing is run or changed. A model that cannot be trained raises no error: the Inspection gives
     the reasons and the fixes.
 
@@ -40,6 +41,10 @@ def inspect(
     ────────  ─────  ───────────  ─────────────────
     MatMul        1            1  a rule of its own
     Relu          1            1  a rule of its own
+    <BLANKLINE>
+    initializer  shape  trains  parameter
+    ───────────  ─────  ──────  ──────────────
+    w            2×3    yes     looks like one
     <BLANKLINE>
     Trains: 1 weight, differentiated by the table of rules.
     """

@@ -15,8 +15,8 @@ from onnxfit.drawing.notebook import TextWithHtml, paragraph, preformatted
 from onnxfit.drawing.tables import Table
 from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
-from onnxfit.graph.sharing import reader_counts, used_by
-from onnxfit.graph.weights import all_weights
+from onnxfit.graph.sharing import reader_counts
+from onnxfit.graph.weights import weight_reasons
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
@@ -24,10 +24,11 @@ from onnxfit.training.base import BaseTrainer
 from onnxfit.training.modules import ModuleRow, deepest, entries_of, modules_of
 
 # Columns whose cells are all empty are left out.
-COLUMNS = ("module", "shape", "output", "size", "trained", "penalty")
+COLUMNS = ("module", "shape", "output", "size", "trained", "parameter", "penalty")
 RIGHT = frozenset({"size"})
 WIDTH = 80  # columns of the lines above the table
-MAX_NAME_CHARACTERS = 36  # length of a name in a table with folded rows
+MAX_NAME_CHARACTERS = 36  # length of a name in a table with folded rows, if the table is narrow
+MIN_NAME_CHARACTERS = 10
 MAX_ROWS = 40  # number of rows of the table with depth="auto"
 LAST_ROWS = 9  # number of rows after the omitted middle of a long table without modules
 # These settings have their own lines above the table, or columns in it.
@@ -38,7 +39,8 @@ def summary(
     recipe: Recipe, settings: Mapping[str, Any], depth: int | str | None = "auto"
 ) -> TextWithHtml:
     """Return inputs, outputs with their losses, the settings that differ from their defaults, and a
-    table of the weights.
+    table of the weights, and of buffers and masks. The column "parameter" says why a tensor is a
+    weight by default, or is not: "recorded" by the exporter, or "looks like one", for example.
 
     - `recipe`: the recipe of a trainer.
     - `settings`: the arguments of its constructor.
@@ -151,7 +153,8 @@ class _WeightTable:
         self.recipe = recipe
         graph = recipe.model.graph
         changing = frozenset(recipe.state)
-        listed = {*changing, *all_weights(recipe.model, known=changing)}
+        self.reasons = weight_reasons(recipe.model, known=changing)
+        listed = {*changing, *(name for name, r in self.reasons.items() if r.is_listed)}
         self.position = {node: i for i, node in enumerate(graph)}
         self.readers = {
             name: _layers_of(graph.initializers[name])
@@ -174,7 +177,7 @@ class _WeightTable:
 
         `fold` leaves out the middle of a long table, `shorten` the middle of long names.
         """
-        rows = [self._row(entry, shorten) for entry in entries]
+        rows = [self._row(entry) for entry in entries]
         strong = {i for i, entry in enumerate(entries) if not entry.is_tensor}
         if fold and len(rows) > MAX_ROWS:
             first, last = MAX_ROWS - LAST_ROWS - 1, len(rows) - LAST_ROWS
@@ -183,6 +186,9 @@ class _WeightTable:
             rows = [*rows[:first], omitted, *rows[last:]]
             strong = {i for i in strong if i < first}
         cells = [[row.get(title, "") for title in COLUMNS] for row in rows]
+        if shorten:
+            limit = _name_width(cells)
+            cells = [[_shortened(name, limit), *rest] for name, *rest in cells]
         return Table(COLUMNS, cells, right=RIGHT, strong=frozenset(strong))
 
     def totals(self) -> list[str]:
@@ -201,17 +207,13 @@ class _WeightTable:
         size = sum(self.sizes[name] for name in names)
         return f"{size:,} numbers ({_bytes_text(sum(self.bytes[name] for name in names))})"
 
-    def _row(self, entry: ModuleRow, shorten: bool) -> dict[str, str]:
-        title = entry.title
-        if shorten and len(title) > MAX_NAME_CHARACTERS:
-            half = MAX_NAME_CHARACTERS // 2
-            title = f"{title[: half - 1]}…{title[-half:]}"
-        cells = self._cells(entry.tensors, "  " * entry.level + title)
+    def _row(self, entry: ModuleRow) -> dict[str, str]:
+        cells = self._cells(entry.tensors, "  " * entry.level + entry.title)
         if entry.is_tensor:
             name = entry.tensors[0]
             cells["shape"] = _shape_text(self.shapes[name])
             if self.counts[name] > 1:
-                cells["trained"] += f", {used_by(self.counts[name])}"
+                cells["trained"] += f", used {self.counts[name]}×"
         if entry.is_folded:
             cells["shape"] = f"{len(entry.tensors)} tensors"
         if not entry.is_tensor or not entry.level:
@@ -228,6 +230,7 @@ class _WeightTable:
             "module": title,
             "size": f"{sum(self.sizes[name] for name in names):,}",
             "trained": self._trained(names),
+            "parameter": self._reason(names),
             "penalty": penalties.pop() if len(penalties) == 1 else "partly" * bool(penalties),
         }
 
@@ -239,6 +242,11 @@ class _WeightTable:
         if not trained:
             return "frozen"
         return "yes" if len(trained) == len(others) else "partly"
+
+    def _reason(self, names: Sequence[str]) -> str:
+        """Return the reason that all tensors have, or "mixed"; running statistics have none."""
+        texts = {self.reasons[n].text for n in names if n not in self.recipe.statistics}
+        return texts.pop() if len(texts) == 1 else "mixed" * bool(texts)
 
     def _first_use(self, name: str) -> int:
         return min((self.position[node] for node in self.readers[name]), default=0)
@@ -252,6 +260,23 @@ class _WeightTable:
         if value.shape is None:
             return ""
         return _shape_text([d if isinstance(d, int) else d.value for d in value.shape])
+
+
+def _name_width(cells: Sequence[Sequence[str]]) -> int:
+    """Return the length of names with which the table fits into `WIDTH` columns, if possible."""
+    columns = list(zip(COLUMNS, *cells))[1:]
+    widths = [2 + max(map(len, column)) for column in columns if any(column[1:])]
+    return min(MAX_NAME_CHARACTERS, max(MIN_NAME_CHARACTERS, WIDTH - sum(widths)))
+
+
+def _shortened(name: str, limit: int) -> str:
+    """Return a name without its middle if it is too long; its indentation stays."""
+    if len(name) <= limit:
+        return name
+    text = name.lstrip(" ")
+    indent = len(name) - len(text)
+    shown = max(limit - indent, 5)
+    return f"{' ' * indent}{text[: (shown - 1) // 2]}…{text[-(shown // 2) :]}"
 
 
 def _layers_of(weight: ir.Value) -> list[ir.Node]:

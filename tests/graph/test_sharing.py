@@ -175,10 +175,10 @@ def test_summary_and_inspect_count_the_nodes() -> None:
     model = fresh_network()
     with pytest.warns(UserWarning, match="untie"):
         trainer = trainer_of(model)
-    shared = [line for line in trainer.summary().splitlines() if "used by" in line]
+    shared = [line for line in trainer.summary().splitlines() if ", used " in line]
     assert sorted(line.split()[0] for line in shared) == ["bias", "n1.weight"]
-    assert any("bias" in line and "used by 3 nodes" in line for line in shared)
-    assert any("weight" in line and "used by 2 nodes" in line for line in shared)
+    assert any("bias" in line and "used 3×" in line for line in shared)
+    assert any("weight" in line and "used 2×" in line for line in shared)
     report = onnxfit.inspect(model)
     assert report.shared == (("b.bias", 3), ("n1.weight", 2)) == trainer.inspect().shared
     assert str(report).endswith("b.bias is used by 3 nodes.\nn1.weight is used by 2 nodes.")
@@ -212,7 +212,7 @@ def test_a_node_that_reads_the_shape_alone_is_no_use() -> None:
         <float[2, 3] w = {1, 2, 3, 4, 5, 6}>
         { y = MatMul(x, w)  sizes = Shape(w)  size = Size(w) }""")
     assert "used by" not in str(onnxfit.inspect(model))
-    assert "used by" not in Trainer(model, loss={"y": "mse"}).summary()
+    assert ", used " not in Trainer(model, loss={"y": "mse"}).summary()
 
 
 def embedding_and_head(head: np.ndarray) -> onnx.ModelProto:

@@ -52,8 +52,8 @@ def deep() -> Trainer:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Return the cells of the table."""
-    table = text.split("\n\n")[1].splitlines()
+    """Return the cells of the table, without the usual reason for being a weight."""
+    table = text.split("\n\n")[1].replace("looks like one", "").splitlines()
     return [line.split() for line in (table[0], *table[2:])]
 
 
@@ -70,14 +70,14 @@ output     y: float32[N, 3]
 optimizer  Adam(learning_rate=0.001)
 settings   metrics=['accuracy'], clip_norm=1.0
 
-module    shape  output  size  trained  penalty
-────────  ─────  ──────  ────  ───────  ──────────────
-fc0              N×8       40  frozen
-  weight  4×8              32  frozen
-  bias    8                 8  frozen
-fc1              N×3       27  yes      partly
-  weight  8×3              24  yes      L2(weight=0.1)
-  bias    3                 3  yes
+module    shape  output  size  trained  parameter       penalty
+────────  ─────  ──────  ────  ───────  ──────────────  ──────────────
+fc0              N×8       40  frozen   looks like one
+  weight  4×8              32  frozen   looks like one
+  bias    8                 8  frozen   looks like one
+fc1              N×3       27  yes      looks like one  partly
+  weight  8×3              24  yes      looks like one  L2(weight=0.1)
+  bias    3                 3  yes      looks like one
 
 total      67 numbers (268 B)
 trained    27 numbers (108 B)
@@ -172,3 +172,59 @@ def test_a_notebook_shows_a_table_in_which_names_are_escaped() -> None:
         assert "<table>" in page
     assert "\x1b" not in trainer._repr_html_() + trainer.summary()
     assert trainer._repr_html_().startswith("<p>Trainer: 0 epochs and 0 updates so far; learning")
+
+
+def recorded() -> onnx.ModelProto:
+    """Return a model with each kind of initializer, as torch's exporter records them."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, 2] x) => (float[N, 2, 2] y)
+        <float[2, 2] matrix = {1, 2, 3, 4}, float[2] grid = {1, 2}, float[2] made = {1, 2}, float[2, 2] mask = {0, -1e9, 0, 0},
+         float[2] computed = {1, 2}, float[2] gain = {1, 2}, float half = {0.5}>
+        { a = MatMul(x, matrix)  b = Add(a, grid)  c = Mul(b, made)  s = MatMul(c, x)  d = Add(s, mask)  e = Mul(d, computed)
+          f = Mul(e, gain)  y = Mul(f, half) }"""
+    )
+    kind = "pkg.torch.export.graph_signature.InputSpec.kind"
+    origins = "pkg.onnxscript.optimizer.folded_from"
+    for name, key, note in (
+        ("matrix", kind, "PARAMETER"), ("grid", kind, "BUFFER"), ("made", origins, "['x', 'ones_like']"),
+        ("computed", origins, "['layers.0.attention.raw', 'val_1']"),
+    ):  # fmt: skip
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2])
+        if name == "matrix":
+            info.type.tensor_type.shape.dim.add().dim_value = 2
+        info.metadata_props.add(key=key, value=note)
+        model.graph.value_info.append(info)
+    return model
+
+
+def test_the_summary_and_the_inspection_say_why_tensors_are_weights() -> None:
+    reasons = {
+        "matrix": "recorded",
+        "grid": "buffer",
+        "made": "folded from x",
+        "mask": "mask",
+        "computed": "folded from …tention.raw",
+        "gain": "looks like one",
+    }
+    with pytest.warns(UserWarning, match="'computed' from the parameters 'layers.0.attention.raw'"):
+        trainer = Trainer(recorded(), loss="mse")
+    found = trainer.inspect()
+    assert {use.name: use.parameter for use in found.initializers} == reasons
+    trained = {use.name for use in found.initializers if use.trains}
+    assert trained == set(trainer.get_weights()) == {"matrix", "computed", "gain"}
+    for text in (trainer.summary(), str(found)):
+        lines = {line.split()[0]: line for line in text.splitlines() if line}
+        for name, reason in reasons.items():
+            assert lines[name].endswith(reason)
+            assert ("yes" in lines[name]) == (name in trained)
+    assert "frozen     8 numbers" in trainer.summary()
+
+
+def test_tables_of_initializers_fit_into_80_columns() -> None:
+    names = [f"encoder.layers.{i}.self_attention.output_projection.weight" for i in range(60)]
+    trainer = Trainer(chain(names), loss="mse", penalty=0.125)
+    for text in (trainer.summary(), str(trainer.inspect())):
+        assert max(map(len, text.splitlines())) <= 80
+    table = str(trainer.inspect())
+    assert "… 60 more    yes     looks like one" in table
+    assert len(table.splitlines()) < 20
