@@ -55,10 +55,16 @@ EXACT: dict[str, Any] = {
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
+_names, _cases = parametrize_with_checks([OnnxRegressor(), OnnxClassifier()]).args
+SCIKIT_LEARNS_CHECKS = pytest.mark.parametrize(
+    _names, list(_cases), ids=lambda case: getattr(case, "func", case).__class__.__name__
+)
+
+
 # pandas and the array API are not installed for the tests: scikit-learn warns that it skips these
 # two
 @pytest.mark.filterwarnings("default")
-@parametrize_with_checks([OnnxRegressor(), OnnxClassifier()])
+@SCIKIT_LEARNS_CHECKS
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
