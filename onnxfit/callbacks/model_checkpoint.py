@@ -24,7 +24,6 @@ from onnxfit.files import (
     optional,
     pair_of,
     remove_leftovers,
-    require_checkpoint_name,
     require_suffix,
     require_types,
     write_atomically,
@@ -168,7 +167,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
                 " save_weights_only=True alone, which already saves only the adapters' weights."
             )
         if not self.save_weights_only:
-            require_checkpoint_name(self.filepath)
+            instead = " To write the model for inference, pass save_weights_only=True."
+            require_suffix(self.filepath, "a checkpoint of onnxfit", ".ckpt", instead)
         elif not self.filepath.endswith(".onnx"):
             instead = " The suffix .onnx writes the model for inference."
             require_suffix(self.filepath, "weights", ".safetensors", instead)
