@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 
 from onnxfit.errors import DataError, InstallationError, ModelError, SettingError, StepError
 from onnxfit.files import write_atomically
@@ -31,6 +30,7 @@ from onnxfit.runtime.values import (
     from_dlpack,
     numpy_dtype,
 )
+from onnxfit.runtime.version import onnxruntime_version
 
 try:
     import torch
@@ -118,8 +118,8 @@ class OnnxModule(torch.nn.Module):
         if not HAS_DLPACK:
             raise InstallationError(
                 "OnnxModule needs an onnxruntime that exchanges tensors through DLPack, got"
-                f" onnxruntime {onnxruntime.__version__}. Install onnxruntime 1.21 or newer, or"
-                " onnxruntime-training."
+                f" version {'.'.join(map(str, onnxruntime_version()))}. Install onnxruntime 1.21 or"
+                " newer, or onnxruntime-training."
             )
         Device.parse(device)
         self._model = read_model(model_onnx)
