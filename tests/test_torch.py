@@ -31,7 +31,7 @@ from tests.models import convolutional, mlp, two_inputs, two_outputs
 torch = pytest.importorskip("torch")
 from onnxfit.runtime import session  # noqa: E402
 from onnxfit.runtime.backends.shape_cache import MAX_EXACT_SHAPES  # noqa: E402
-from onnxfit.torch import OnnxModule, _parameter_paths  # noqa: E402
+from onnxfit.torch.module import OnnxModule, _parameter_paths  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.torch
@@ -283,14 +283,6 @@ def test_a_model_without_weights_is_a_layer_too() -> None:
     module(x).sum().backward()
     assert x.grad.tolist() == [2, 6]
     assert list(module.parameters()) == []
-
-
-def test_no_second_derivatives() -> None:
-    module = layer()
-    x = torch.randn(5, 4, requires_grad=True)
-    (once,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        once.sum().backward()
 
 
 def test_backward_again() -> None:
@@ -1025,7 +1017,7 @@ def test_a_device_that_is_not_there() -> None:
 
 def test_an_onnxruntime_without_dlpack(monkeypatch) -> None:
     """The inference build of onnxruntime 1.20 is one."""
-    monkeypatch.setattr("onnxfit.torch.HAS_DLPACK", False)
+    monkeypatch.setattr("onnxfit.torch.module.HAS_DLPACK", False)
     with pytest.raises(onnxfit.errors.InstallationError, match=r"Install onnxruntime 1\.21"):
         layer()
 

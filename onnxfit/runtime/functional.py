@@ -5,8 +5,9 @@ Each call takes every input, weight and statistic, and returns every result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import onnx
 import onnx_ir as ir
@@ -15,6 +16,7 @@ from onnx_ir.passes.common import TopologicalSortPass
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.paths import reachable_values
 from onnxfit.graph import names
+from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.training_form import RANDOM, to_evaluation_form
 from onnxfit.graph.values import GraphBuilder
@@ -23,26 +25,88 @@ from onnxfit.optimizers import SGD
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import StatelessSession
+from onnxfit.step.derivatives import GradientGraph, derivative_inputs, gradient_graph
 from onnxfit.step.recipe import Recipe
-from onnxfit.step.split import SplitStep, split_step
+from onnxfit.step.split import SplitStep, divide, join_passes
 
 Shapes = tuple[tuple[int, ...], ...]
 # Training mode; the weights and inputs whose gradients are computed; the name of the device.
 PassesKind = tuple[bool, tuple[str, ...], str]
 
 
+class Gradient:
+    """A gradient as a function without state, which can be differentiated again.
+
+    - `session`: computes the gradient.
+    - `arriving`: output of the differentiated function -> input for its gradient.
+    - `leaving`: input of the differentiated function -> output with its gradient.
+    - `build`: returns the gradient as a graph to differentiate. It is called when a derivative is
+      first asked for.
+    - `compile_graph`: returns the session of a derivative's graph.
+    """
+
+    def __init__(
+        self,
+        session: StatelessSession,
+        arriving: Mapping[str, str],
+        leaving: Mapping[str, str],
+        build: Callable[[], GradientGraph],
+        compile_graph: Callable[[onnx.ModelProto], StatelessSession],
+    ) -> None:
+        self.session = session
+        self.arriving = arriving
+        self.leaving = leaving
+        self._build = build
+        self._compile_graph = compile_graph
+        self._dependent: dict[tuple[str, ...], frozenset[str]] = {}
+        self._derivatives: dict[tuple[tuple[str, ...], tuple[str, ...]], Gradient | None] = {}
+
+    @cached_property
+    def _graph(self) -> GradientGraph:
+        return self._build()
+
+    def depending_on(self, wrt: tuple[str, ...]) -> frozenset[str]:
+        """Return the outputs that depend on inputs in a differentiable way."""
+        if wrt not in self._dependent:
+            self._dependent[wrt] = self._graph.depending_on(wrt)
+        return self._dependent[wrt]
+
+    def derivative(self, outputs: tuple[str, ...], wrt: tuple[str, ...]) -> Gradient | None:
+        """Return the gradient of outputs with respect to inputs, compiled if necessary.
+
+        None if the outputs do not depend on the inputs. GradientError: it cannot be computed.
+        """
+        kind = outputs, wrt
+        if kind not in self._derivatives:
+            with paused_collection():
+                self._derivatives[kind] = self._compile(outputs, wrt)
+        return self._derivatives[kind]
+
+    def _compile(self, outputs: tuple[str, ...], wrt: tuple[str, ...]) -> Gradient | None:
+        derivative = self._graph.derivative(outputs, wrt)
+        if derivative is None:
+            return None
+        graph = derivative.graph
+        session = self._compile_graph(graph.compilable())
+        return Gradient(
+            session, derivative.arriving, derivative.leaving, lambda: graph, self._compile_graph
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class FunctionalPasses:
-    """The forward and the backward pass of a model as stateless sessions.
+    """The forward and the backward pass of a model as functions without state.
 
-    `backward` is None if no output depends on a value to differentiate with respect to.
-    `statistics` are the running statistics that the forward pass updates.
+    `gradient` is the backward pass; None if no output depends on a value to differentiate with
+    respect to. `statistics` are the running statistics that the forward pass updates. `saved` are
+    the values that the backward pass and its derivatives read.
     """
 
     graphs: SplitStep
     forward: StatelessSession
-    backward: StatelessSession | None
+    gradient: Gradient | None
     statistics: tuple[str, ...]
+    saved: tuple[str, ...]
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -137,16 +201,21 @@ class FunctionalModel:
         # Without a gradient, onnxruntime's builder is not needed.
         source = gradient_source(recipe.gradient.name if leaves else "onnx", device.forms)
         recipe = replace(recipe, gradient=source, device=device.forms)
-        graphs = split_step(recipe, specs, tuple(dict.fromkeys(self.outputs)), leaves)
-        backward = None
-        if leaves:
-            backward = StatelessSession(graphs.backward, device, self._threads, "backward")
-        return FunctionalPasses(
-            graphs,
-            StatelessSession(graphs.forward, device, self._threads, "forward"),
-            backward,
-            recipe.statistics,
+        outputs = tuple(dict.fromkeys(self.outputs))
+        joined = join_passes(recipe, specs, outputs, leaves)
+        graphs = divide(joined)
+        forward = StatelessSession(graphs.forward, device, self._threads, "forward")
+        if not leaves:
+            return FunctionalPasses(graphs, forward, None, recipe.statistics, ())
+        gradient = Gradient(
+            StatelessSession(graphs.backward, device, self._threads, "backward"),
+            graphs.arriving,
+            graphs.leaving,
+            lambda: gradient_graph(join_passes(recipe, specs, outputs, leaves), source),
+            lambda model: StatelessSession(model, device, self._threads, "derivative"),
         )
+        saved = (*graphs.kept, *derivative_inputs(joined))
+        return FunctionalPasses(graphs, forward, gradient, recipe.statistics, saved)
 
 
 def _evaluation_recipe(training: Recipe) -> Recipe:

@@ -67,6 +67,50 @@ def split_step(
     `outputs` are computed; those that depend on `wrt`, names of weights and inputs, are
     differentiated.
     """
+    return divide(join_passes(recipe, batch, outputs, wrt))
+
+
+@dataclass(frozen=True)
+class JoinedPasses:
+    """The forward and the backward pass of a model as one graph.
+
+    `pullback` has the sorted graph. `outputs` and `statistics` are its outputs that the forward
+    pass computes, and `kept` the values that the backward pass reads but does not compute.
+    """
+
+    pullback: Pullback
+    outputs: tuple[str, ...]
+    statistics: tuple[str, ...]
+    kept: tuple[ir.Value, ...]
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The graph of both passes."""
+        return self.pullback.model.graph
+
+    @property
+    def arriving(self) -> set[ir.Value]:
+        """The inputs for the gradients of the outputs."""
+        gradients = set(self.pullback.arriving.values())
+        return {v for v in self.graph.inputs if v.name in gradients}
+
+    @property
+    def kept_inputs(self) -> list[str]:
+        """The inputs and weights of the model among the kept values."""
+        inputs = set(self.graph.inputs)
+        return [_name(v) for v in self.kept if v in inputs]
+
+    @property
+    def kept_results(self) -> list[str]:
+        """The kept values that the forward pass computes."""
+        inputs = set(self.graph.inputs)
+        return [_name(v) for v in self.kept if v not in inputs]
+
+
+def join_passes(
+    recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]
+) -> JoinedPasses:
+    """Return both passes of the step as one graph; the arguments are as for `split_step`."""
     pullback, statistics = _pullback(recipe, batch, outputs, wrt)
     TopologicalSortPass()(pullback.model)
     graph = pullback.model.graph
@@ -76,19 +120,24 @@ def split_step(
     backward_nodes = _backward_nodes(graph, results, gradients, arriving)
     kept = _kept_values(graph, backward_nodes, gradients, arriving)
     kept = [_widened(graph, v, backward_nodes) for v in kept]
-    inputs = set(graph.inputs)
-    kept_inputs = [_name(v) for v in kept if v in inputs]
-    computed = [_name(v) for v in kept if v not in inputs]
+    return JoinedPasses(pullback, tuple(outputs), tuple(statistics), tuple(kept))
+
+
+def divide(joined: JoinedPasses) -> SplitStep:
+    """Divide the graph of both passes into a graph for each."""
+    graph, pullback = joined.graph, joined.pullback
+    arriving = joined.arriving
     model_inputs = [
         _name(v) for v in graph.inputs if v not in arriving and v.name != names.LOSS_SCALE
     ]
-    forward_outputs = dict.fromkeys([*outputs, *statistics, *computed])
-    backward_inputs = [*kept_inputs, *pullback.arriving.values()]
+    computed = joined.kept_results
+    forward_outputs = dict.fromkeys([*joined.outputs, *joined.statistics, *computed])
+    backward_inputs = [*joined.kept_inputs, *pullback.arriving.values()]
     return SplitStep(
-        forward=_subgraph(graph, "forward", model_inputs, (), forward_outputs),
-        backward=_subgraph(graph, "backward", backward_inputs, computed, pullback.leaving.values()),
-        outputs=tuple(outputs),
-        kept=tuple(_name(v) for v in kept),
+        forward=subgraph(graph, "forward", model_inputs, (), forward_outputs),
+        backward=subgraph(graph, "backward", backward_inputs, computed, pullback.leaving.values()),
+        outputs=joined.outputs,
+        kept=tuple(_name(v) for v in joined.kept),
         arriving=pullback.arriving,
         leaving=pullback.leaving,
     )
@@ -166,7 +215,7 @@ def _kept_values(
 ) -> list[ir.Value]:
     """Return the values that the backward pass reads but does not compute."""
     computed = {v for node in backward_nodes for v in node.outputs}
-    read = [v for node in backward_nodes for v in _values_read(node)]
+    read = [v for node in backward_nodes for v in values_read(node)]
     needed = dict.fromkeys(v for v in (*read, *gradients) if v not in computed)
     kept = [v for v in needed if v not in arriving and v.name not in graph.initializers]
     for value in kept:
@@ -304,7 +353,7 @@ def _gradient(op: GraphBuilder, recipe: Recipe, name: str) -> Value:
     return op.input(names.gradient(name), w.dtype, w.shape)
 
 
-def _values_read(node: ir.Node) -> list[ir.Value]:
+def values_read(node: ir.Node) -> list[ir.Value]:
     """Return the values that a node reads, with those that its subgraphs capture."""
     attributes = node.attributes.values()
     subgraphs = [a.as_graph() for a in attributes if a.type == ir.AttributeType.GRAPH]
@@ -325,7 +374,7 @@ def _needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:
         node = waiting.pop()
         if node is not None and node not in needed:
             needed.add(node)
-            waiting += [v.producer() for v in _values_read(node)]
+            waiting += [v.producer() for v in values_read(node)]
     return needed
 
 
@@ -333,7 +382,7 @@ def _depending_on(graph: ir.Graph, values: set[ir.Value]) -> set[ir.Node]:
     """Return the nodes of a sorted graph that depend on these values."""
     reached, dependent = set(values), set()
     for node in graph:
-        if any(v in reached for v in _values_read(node)):
+        if any(v in reached for v in values_read(node)):
             dependent.add(node)
             reached.update(node.outputs)
     return dependent
@@ -344,16 +393,19 @@ def _is_computed_by(value: ir.Value | None, nodes: set[ir.Node]) -> bool:
     return value is not None and (value.producer() is None or value.producer() in nodes)
 
 
-def _subgraph(
+def subgraph(
     graph: ir.Graph,
     name: str,
     inputs: Sequence[str],
     replaced: Sequence[str],
     outputs: Iterable[str],
+    *,
+    only_read: bool = False,
 ) -> onnx.ModelProto:
     """Return the part of the graph that computes `outputs` from `inputs`.
 
-    The `replaced` values of the graph become inputs as well.
+    The `replaced` values of the graph become inputs as well. `only_read` drops the inputs that this
+    part of the graph does not read.
     """
     copy = graph.clone()
     copy.name = name
@@ -367,4 +419,8 @@ def _subgraph(
         old.name = f"{value}/before"
         copy.inputs.append(new)
     copy.outputs[:] = [values[o] for o in outputs]
-    return finish(GraphBuilder(copy))
+    op = GraphBuilder(copy)
+    if only_read:
+        prune(op)
+        copy.inputs[:] = [v for v in copy.inputs if v.uses() or v.is_graph_output()]
+    return finish(op)

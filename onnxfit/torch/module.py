@@ -1,6 +1,4 @@
-"""An ONNX model as a PyTorch module: torch holds the weights and the optimizer, onnxruntime runs
-the forward and the backward pass.
-"""
+"""An ONNX model as a PyTorch module."""
 
 from __future__ import annotations
 
@@ -12,8 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import torch
 
-from onnxfit.errors import DataError, InstallationError, ModelError, SettingError, StepError
+from onnxfit.errors import (
+    DataError,
+    InstallationError,
+    ModelError,
+    SettingError,
+    StepError,
+)
 from onnxfit.files import write_atomically
 from onnxfit.graph import names
 from onnxfit.graph.model import with_initializers
@@ -23,23 +28,9 @@ from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.functional import FunctionalModel, FunctionalPasses
-from onnxfit.runtime.session import StatelessSession
-from onnxfit.runtime.values import (
-    DLPACK_HAS_BOOLEANS,
-    HAS_DLPACK,
-    from_dlpack,
-    numpy_dtype,
-)
+from onnxfit.runtime.values import HAS_DLPACK, numpy_dtype
 from onnxfit.runtime.version import onnxruntime_version
-
-try:
-    import torch
-    from torch.autograd.function import once_differentiable
-    from torch.utils import dlpack
-except ImportError as error:
-    raise InstallationError(
-        f'onnxfit.torch needs PyTorch 2.4 or newer ({error}): pip install "onnxfit[torch]"'
-    ) from error
+from onnxfit.torch.autograd import OnnxFunction, refuse_tangents, refuse_transforms, run
 
 __all__ = ["OnnxModule"]
 
@@ -69,8 +60,12 @@ class OnnxModule(torch.nn.Module):
     output, or the tuple of outputs. Tensors are passed through DLPack: contiguous tensors are not
     copied. In training mode, Dropout is active, and BatchNormalization uses the batch and updates
     its running statistics, which are buffers; `eval()` turns both off. An output does not require a
-    gradient if it has integers, or does not depend on anything that requires a gradient. Gradients
-    of gradients are not supported: torch raises an error.
+    gradient if it has integers, or does not depend on anything that requires a gradient.
+
+    `create_graph=True` and `torch.autograd.functional` compute second and higher derivatives. A
+    graph for them is built when one is first asked for. GradientError: an operator of the gradient
+    has no gradient itself, as with `gradient="onnxruntime"`. UnsupportedError: a transform of
+    `torch.func`, batches of gradients, or forward-mode differentiation.
 
     The weight `fc.weight` is the Parameter `module.fc.weight`. `state_dict` therefore has the names
     of the ONNX file, and a model that torch exported can load the state of its network. If a module
@@ -150,10 +145,17 @@ class OnnxModule(torch.nn.Module):
         - `inputs`: the model's inputs in their order.
         - `named`: inputs by their names.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return self._call_outside_of_dynamo(*inputs, **named)
+        return self._call(*inputs, **named)
+
+    def _call(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+        refuse_transforms()
         recipe = self._functional.recipe
         values = self._match_inputs(inputs, named)
         shapes = tuple(tuple(value.shape) for value in values.values())
         values |= {name: self._state_tensor(name) for name in recipe.state}
+        refuse_tangents(values.values())
         device = _common_device(values)
         wrt: tuple[str, ...] = ()
         if torch.is_grad_enabled():
@@ -162,10 +164,12 @@ class OnnxModule(torch.nn.Module):
         # Within a backward pass, torch.utils.checkpoint is running forward again.
         recomputed = torch._C._current_graph_task_id() != -1
         random_inputs = self._random_inputs(passes, recomputed)
-        if passes.backward is None:
-            results = _run(passes.forward, {**values, **random_inputs})
+        if passes.gradient is None:
+            results = run(passes.forward, {**values, **random_inputs})
         else:
-            tensors = _OnnxFunction.apply(passes, tuple(values), random_inputs, *values.values())  # type: ignore[no-untyped-call]  # torch's apply has no annotations
+            # Autograd saves these tensors. A copy made later would not be part of its graph.
+            contiguous = [value.contiguous() for value in values.values()]
+            tensors = OnnxFunction.apply(passes, tuple(values), random_inputs, *contiguous)  # type: ignore[no-untyped-call]  # torch's apply has no annotations
             results = dict(zip(passes.results, tensors))
         if random_inputs:
             self.draws += 1
@@ -175,6 +179,9 @@ class OnnxModule(torch.nn.Module):
                     self._state_tensor(name).copy_(results[names.updated(name)])
         outputs = tuple(results[name] for name in self._functional.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
+
+    # torch.compile cannot trace onnxruntime. torch.compiler.disable would import its compiler here.
+    _call_outside_of_dynamo = torch._disable_dynamo(_call)  # type: ignore[attr-defined]
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -305,83 +312,6 @@ class OnnxModule(torch.nn.Module):
 
 # Attributes that `_prepare` sets. They hold sessions, so copies and pickles leave them out.
 _DERIVED = {"_functional", "_dtypes"}
-
-
-class _OnnxFunction(torch.autograd.Function):
-    """A forward and a backward pass as a node of autograd's graph."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        passes: FunctionalPasses,
-        order: tuple[str, ...],
-        random_inputs: Mapping[str, torch.Tensor],
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        graphs = passes.graphs
-        values = {name: tensor.contiguous() for name, tensor in zip(order, tensors)}
-        values = {**random_inputs, **values}
-        computed = _run(passes.forward, values)
-        ctx.mark_non_differentiable(
-            *(computed[name] for name in passes.results if name not in graphs.arriving)
-        )
-        # All of these are saved by torch, which then notices changes in place, frees the tensors
-        # after the backward pass, and can keep them elsewhere.
-        ctx.save_for_backward(*({**values, **computed}[name] for name in graphs.kept))
-        ctx.set_materialize_grads(False)
-        ctx.passes = passes
-        ctx.order = order
-        ctx.zeros = {
-            name: computed[name].new_zeros(()).expand(computed[name].shape)
-            for name in graphs.arriving
-        }
-        return tuple(computed[name] for name in passes.results)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        passes: FunctionalPasses = ctx.passes
-        assert passes.backward is not None
-        values = dict(zip(passes.graphs.kept, ctx.saved_tensors))
-        by_result = dict(zip(passes.results, gradients))
-        for output, name in passes.graphs.arriving.items():
-            dy = by_result[output]
-            values[name] = ctx.zeros[output] if dy is None else dy
-        computed = _run(passes.backward, values)
-        leaving = passes.graphs.leaving
-        by_name = {name: computed[output] for name, output in leaving.items()}
-        return (None, None, None, *(by_name.get(name) for name in ctx.order))
-
-
-def _run(session: StatelessSession, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Run on the tensors' own memory; return tensors in onnxruntime's memory."""
-    inputs = {name: values[name].detach().contiguous() for name in session.inputs}
-    for value in inputs.values():
-        if value.is_cuda:
-            # onnxruntime computes in its own stream.
-            torch.cuda.current_stream(value.device).synchronize()
-            break
-    results = session({name: _to_ort_value(value) for name, value in inputs.items()})
-    outputs = {name: _from_ort_value(value) for name, value in results.items()}
-    for name in inputs.keys() & outputs.keys():
-        # An input that is also an output comes back in the caller's memory.
-        outputs[name] = outputs[name].clone()
-    return outputs
-
-
-def _to_ort_value(tensor: torch.Tensor) -> Any:
-    boolean = tensor.dtype == torch.bool
-    if not tensor.numel():
-        # To torch, an empty tensor of any strides is contiguous; to onnxruntime it is not.
-        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    if boolean and not DLPACK_HAS_BOOLEANS:
-        tensor = tensor.view(torch.uint8)
-    return from_dlpack(torch.to_dlpack(tensor), boolean)  # type: ignore[attr-defined]  # it is not in torch's stubs
-
-
-def _from_ort_value(value: Any) -> torch.Tensor:
-    tensor: torch.Tensor = dlpack.from_dlpack(value.to_dlpack())
-    return tensor.view(torch.bool) if value.data_type() == "tensor(bool)" else tensor
 
 
 def _common_device(values: Mapping[str, torch.Tensor]) -> torch.device:
