@@ -15,7 +15,8 @@ void multiply_random_matrices(int trial, InstructionSet set) {
   work.alpha = 0.5f;
   work.has_relu = trial % 4 == 0;
   work.instructions = set;
-  const auto& [batch, rows, columns, steps] = work.sizes;
+  const std::array<int64_t, product::BATCH_AXES> batch = work.sizes.batch;
+  const int64_t rows = work.sizes.rows, columns = work.sizes.columns, steps = work.sizes.steps;
   Arrays<float> arrays;
   // The axes in a random order; some are repeated, except those of the result.
   const auto make = [&](auto& matrix, int64_t height, int64_t width, int kind) {
