@@ -76,9 +76,8 @@ class Trainer(FolderTrainer):
       gradients that callbacks and `apply_gradients` can change; or "in_place", which saves memory.
       It has one set of weights and slots, and cannot undo an update. A step whose loss or gradient
       is not finite is skipped. It needs one process on the CPU.
-    - `gradient`: "auto" or "onnx", rules in plain ONNX operators, for any onnxruntime; or
-      "onnxruntime", the builder of its training build
-      (`pip install "onnxfit[ort-training]"`).
+    - `gradient`: "auto" or "onnx", rules in ONNX's operators, for any onnxruntime; "onnxruntime",
+      the builder of its training build, which `pip install "onnxfit[ort-training]"` brings.
     - `device`: "cpu", "cuda", "cuda:1", "webgpu", "openvino", "directml", "coreml" or "rocm", if
       the installed onnxruntime supports it; the page "Devices" in docs compares them.
     - `seed`: a whole number, the random seed of the order of rows and of dropout. The same seed
@@ -152,7 +151,7 @@ class Trainer(FolderTrainer):
         accumulate: int = 1,
         threads: int | None = None,
         dynamic_batch: bool = False,
-        stop_gradients: Sequence[str] | str = (),
+        stop_gradients: Sequence[str] | str | None = None,
         distribute: Any = "auto",
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,

@@ -20,6 +20,7 @@ LEFT_OUT_OF_QUICK = (
     "tests/test_packaging.py",
     "tests/test_sklearn.py",
     "tests/test_torch.py",
+    "tests/test_torch_derivatives.py",
     "tests/training/test_survival.py",
 )
 ONE_CASE_IN = 50  # of a test with many cases; of every test at least one

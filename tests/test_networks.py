@@ -19,7 +19,11 @@ from onnxfit.optimizers import Adam
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    # of the positions and scales of the encoder and the decoder, which are parameters
+    pytest.mark.filterwarnings("ignore:The file does not record whether:UserWarning"),
+]
 
 
 class ResidualBlock(nn.Module):

@@ -376,7 +376,9 @@ def test_checkpointing_recomputes_what_draws_nothing(reentrant: bool) -> None:
     module.bn.mean.zero_()
     for a, b in zip(plain, gradients_of(checkpoint(module, x, use_reentrant=reentrant))):
         assert torch.allclose(a, b, atol=1e-5)
-    assert torch.equal(module.bn.mean, mean)  # the statistics follow a batch once
+    # The statistics follow a batch once. A pass without gradients has other operators, which sum
+    # in another order.
+    assert torch.allclose(module.bn.mean, mean, rtol=1e-5, atol=1e-8)
     dropping = OnnxModule(convolutional(dropout=0.5), threads=1)
     with pytest.raises(onnxfit.errors.StepError, match="checkpoint"):
         checkpoint(dropping, x, use_reentrant=reentrant).sum().backward()

@@ -144,7 +144,8 @@ class Recipe:
         optimizer = get_optimizer(settings.optimizer)
         precision = get_precision(settings.precision)
         normalized = normalize(trainable.model)
-        stop_gradients(normalized, settings.stop_gradients)
+        if settings.stop_gradients is not None:
+            stop_gradients(normalized, settings.stop_gradients)
         outputs = tensor_outputs(normalized)
         graph = normalized.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]

@@ -44,7 +44,7 @@ class TrainerSettings:
     accumulate: int = 1
     threads: int | None = None
     dynamic_batch: bool = False
-    stop_gradients: Sequence[str] | str = ()
+    stop_gradients: Sequence[str] | str | None = None
     quantization: Quantization | None = None
     adapters: LoRA | Sequence[LoRA] | None = None
 

@@ -224,7 +224,7 @@ def test_predictions_and_plots_that_cannot_be_written_raise(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("template", ["{epoch:zz}", "{loss:d}", "{loss!q}"])
 def test_a_template_that_cannot_be_filled_is_refused(tmp_path: Path, template: str) -> None:
-    with pytest.raises(SettingError, match="cannot be filled|No field of the filepath"):
+    with pytest.raises(SettingError, match=r"cannot be filled|No field of the filepath"):
         fit(ModelCheckpoint(f"{tmp_path}/{template}.ckpt"), epochs=1)
 
 
