@@ -10,11 +10,13 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.errors import GradientError, SettingError, UnknownNameError
 from onnxfit.gradients import gradient_source
+from onnxfit.gradients.definitions import write_definitions
 from onnxfit.gradients.paths import is_float, reachable_values, select_float_outputs
-from onnxfit.graph.model import initializers_to_inputs, normalize
+from onnxfit.graph.model import infer_shapes, initializers_to_inputs, normalize
 from onnxfit.graph.operator_versions import lower_opset
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import all_weights
 from onnxfit.registry import name_list
 
@@ -68,6 +70,8 @@ def gradient_model(
     initializers = work.graph.initializers
     tensors = {name: initializers[name].const_value for name in leaves if name in initializers}
     initializers_to_inputs(work.graph, tensors)  # sources differentiate by inputs
+    if write_definitions(GraphBuilder(work.graph), leaves):
+        work = infer_shapes(work)
     pullback = source.add_pullback(work, targets, leaves).model
     for value in [v for v in pullback.graph.inputs if v.name in tensors]:
         pullback.graph.inputs.remove(value)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxfit.graph.fold import computed_values
 from onnxfit.graph.inference import schema_of
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, Value
@@ -83,7 +84,20 @@ def _add_node(
         _domain=node.domain,
         **attributes,
     )
-    return outputs
+    return _folded(op, outputs)
+
+
+def _folded(op: GraphBuilder, outputs: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return constants instead of the outputs of a node that can be computed now.
+
+    Definitions contain arithmetic of shapes. Without it, rules know the sizes of values.
+    """
+    node = outputs[0].ir.producer()
+    arrays = computed_values(node, op.graph) if node is not None else None
+    if node is None or arrays is None:
+        return outputs
+    op.graph.remove(node, safe=True)
+    return tuple(op.constant(array) for array in arrays)
 
 
 def _body(

@@ -8,10 +8,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
+from onnxfit.gradients.definitions import write_definitions
 from onnxfit.graph import names, scopes, training_form
 from onnxfit.graph.copying import clone
 from onnxfit.graph.model import (
     complete_shapes,
+    infer_shapes,
     initializers_to_inputs,
     model_errors,
     spec_of,
@@ -27,13 +29,16 @@ from onnxfit.step.precision import autocast
 from onnxfit.step.recipe import Batch, Recipe
 
 
-def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
+def forward(recipe: Recipe, batch: Batch, *, trains: bool = False) -> GraphBuilder:
     """Return a builder of the model, with the training state as inputs.
 
-    Shapes of the batch that are numbers are written into the graph.
+    Shapes of the batch that are numbers are written into the graph. `trains` writes operators that
+    will be differentiated without a rule in their definitions.
     """
     model = clone(recipe.model)
     initializers_to_inputs(model.graph, (*recipe.state, *recipe.constants))
+    if trains and write_definitions(GraphBuilder(model.graph), recipe.weights):
+        model = infer_shapes(model)
     shapes = {}
     for name, spec in batch.items():
         if spec.shape is not None and all(isinstance(d, int) for d in spec.shape):
@@ -52,7 +57,7 @@ def constant_batch_norms(recipe: Recipe, batch: Batch) -> list[str]:
 @model_errors()
 def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[str, Value]]:
     """Return the forward pass of training, and the next values of the running statistics."""
-    op = forward(recipe, batch)
+    op = forward(recipe, batch, trains=True)
     if recipe.precision.half is not None:
         autocast(op, recipe.precision.half, (*recipe.state, *recipe.constants))
     seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())

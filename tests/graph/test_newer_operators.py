@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx
 import onnx.reference
@@ -324,3 +326,26 @@ def test_an_attention_of_unknown_width_has_no_sizes_of_zero() -> None:
     (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
     assert dx.shape == x.shape
+
+
+@pytest.mark.skipif(newest_opset() < 23, reason="onnx or onnxruntime has no Attention")
+def test_the_shapes_in_a_definition_are_known_to_the_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a file that has the definitions. Else the gradient computes shapes in every step."""
+    model = parse(
+        """<ir_version: 10, opset_import: ["": 23]> g (float[N,3,4] x) => (float[N,3,4] y)
+        <float[4,4] w = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, float[4] s = {1, 1, 1, 1}>
+        { m = MatMul(x, w) n = RMSNormalization(m, s)
+          y = Attention<q_num_heads = 2, kv_num_heads = 2, is_causal = 1>(n, n, n) }"""
+    )
+
+    def operators() -> list[Counter[str]]:
+        step = Trainer(model, loss="mse").save_onnx_graph(bytes)["train"]
+        slope = gradient_model(model, ["w", "s"], gradient="onnx")
+        graphs = (onnx.ModelProto.FromString(step).graph, slope.graph)
+        return [Counter(node.op_type for node in graph.node) for graph in graphs]
+
+    found = operators()
+    monkeypatch.setattr(newer_operators, "newest_opset", lambda: 21)
+    assert found == operators()
