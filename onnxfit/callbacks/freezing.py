@@ -8,8 +8,9 @@ from typing import Union
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.graph.weights import matching
+from onnxfit.optimizers import NAdam
 from onnxfit.registry import check_arguments
 
 __all__ = ["Freeze", "Unfreeze"]
@@ -45,7 +46,21 @@ class _Freezing(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         freezing = [callback for callback in self.callbacks if isinstance(callback, _Freezing)]
         patterns = [pattern for callback in freezing for pattern in callback.frozen_in(epoch)]
+        before = self.trainer.frozen
         self.trainer.frozen = [*(self._frozen_before or ()), *patterns]
+        thawed = [name for name in before if name not in self.trainer.frozen]
+        if thawed and self.trainer.is_main:
+            self._warn_of_first_steps(thawed)
+
+    def _warn_of_first_steps(self, thawed: list[str]) -> None:
+        """Warn if the first steps of weights that were frozen are many times too large."""
+        if isinstance(self.trainer.optimizer, NAdam) and self.trainer.global_step >= 16:
+            warn_user(
+                "NAdam counts all updates, also those in which a weight was frozen. The first steps"
+                f" of {listed_names(thawed)} are therefore 4 to 44 times as large as for a new"
+                " optimizer. Use AdamW, where they are at most 3.2 times as large, or train the"
+                " exported model with a new Trainer."
+            )
 
     def on_close(self) -> None:
         if self._frozen_before is not None:
@@ -65,7 +80,10 @@ class Freeze(_Freezing):
 
     Afterwards `trainer.frozen` has its previous value. Freezing saves no time: a step still
     computes all gradients, `clip_norm` counts them, and the old values are copied back. If weights
-    are never trained, leave them out of `Trainer(weights=)` instead. SettingError: the epochs are
+    are never trained, leave them out of `Trainer(weights=)` instead. The bias correction of Adam
+    and its relatives counts all updates, also those in which a weight was frozen: a first step
+    after 16 updates has 0.5 of its size, after thousands 3.2 times its size. With `NAdam` it is 4
+    to 44 times, which a warning says. SettingError: the epochs are
     out of order. UnknownNameError, before training: a pattern matches no trained weight.
 
     >>> warm_up = Freeze("encoder.*", until_epoch=3)

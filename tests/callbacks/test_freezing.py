@@ -1,12 +1,14 @@
 """Freeze, Unfreeze and `trainer.frozen`."""
 
+import warnings
+
 import numpy as np
 import pytest
 
 import onnxfit
 from onnxfit.callbacks import Freeze, LambdaCallback, Unfreeze
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.optimizers import SGD, Adam
+from onnxfit.optimizers import SGD, Adam, Adamax, AdamW, Lion, NAdam, RAdam, RMSprop
 from tests.callbacks.helpers import X, both_backends, fit, line, network, same, ten_rows
 from tests.models import convolutional, mlp
 
@@ -206,3 +208,53 @@ def test_weights_can_be_frozen_within_a_step():
     after = on.get_weights()
     np.testing.assert_array_equal(after["fc0.weight"], before["fc0.weight"])
     assert not np.array_equal(after["fc1.weight"], before["fc1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sizes"),
+    [
+        (Adam(0.001), {16: 0.5, 100: 1.0, 1000: 2.5, 5000: 3.2}),
+        (AdamW(0.001), {16: 0.5, 100: 1.0, 1000: 2.5, 5000: 3.1}),
+        (Adam(0.001, amsgrad=True), {16: 0.5, 100: 1.0, 1000: 2.5, 5000: 3.2}),
+        (NAdam(0.001), {16: 4.1, 100: 9.8, 1000: 25, 5000: 34, 50000: 44}),
+        (Adamax(0.001), {16: 0.12, 5000: 0.1}),
+        (Lion(0.001), {16: 1, 5000: 1}),
+        (RMSprop(0.001), {16: 1, 5000: 1}),
+        (SGD(0.001, momentum=0.9), {16: 1, 5000: 1}),
+    ],
+)
+def test_the_first_step_after_a_freeze_has_the_size_that_the_docs_say(optimizer, sizes):
+    def first_step(updates):
+        on = line(optimizer)
+        state = on.get_state()
+        on.set_state({**state, "counters": {**state["counters"], "global_step": updates}})
+        before = on.get_weights()["w"]
+        on.train_on_batch(X, np.zeros((4, 1), np.float32))
+        return float(np.abs(on.get_weights()["w"] - before).item())
+
+    unit = first_step(0)
+    for updates, expected in sizes.items():
+        assert first_step(updates) / unit == pytest.approx(expected, rel=0.12)
+
+
+def test_a_first_step_of_radam_after_a_freeze_is_up_to_three_learning_rates():
+    on = line(RAdam(0.001))
+    state = on.get_state()
+    on.set_state({**state, "counters": {**state["counters"], "global_step": 50_000}})
+    before = on.get_weights()["w"]
+    on.train_on_batch(X, np.zeros((4, 1), np.float32))
+    assert np.abs(on.get_weights()["w"] - before).item() == pytest.approx(0.0032, rel=0.03)
+
+
+@pytest.mark.parametrize(("optimizer", "warned"), [(NAdam(0.001), True), (Adam(0.001), False)])
+def test_steps_that_begin_many_times_too_large_are_reported_once(optimizer, warned):
+    x, y = ten_rows()
+    on = onnxfit.Trainer(mlp(), loss="cross_entropy", optimizer=optimizer)
+    freezing = [Freeze("fc0.weight", until_epoch=8), Freeze("fc0.bias", until_epoch=8)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on.fit(x, y, batch_size=2, epochs=10, verbose=0, callbacks=freezing)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == warned
+    assert all(f"{type(optimizer).__name__} counts all updates" in text for text in messages)
+    assert all("fc0.weight" in text and "fc0.bias" in text for text in messages)
