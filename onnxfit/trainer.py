@@ -90,8 +90,7 @@ class Trainer(FolderTrainer):
     - `clip_norm`, `clip_value`: bounds > 0 for the global L2 norm of the gradients, and for each
       element of a gradient; None and infinity clip nothing.
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
-    - `threads`: threads that onnxruntime uses for an operator, up to 1024; None leaves it to
-      onnxruntime.
+    - `threads`: threads that onnxruntime uses for an operator, up to 1024; None lets it choose.
     - `dynamic_batch`: allow any batch size if the file fixes the batch size; see the function
       `onnxfit.dynamic_batch`.
     - `stop_gradients`: names and patterns, as for `weights`, of values that nodes read without a
