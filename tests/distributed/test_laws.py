@@ -17,7 +17,7 @@ import onnxfit
 from onnxfit import Trainer, losses, metrics, optimizers, penalties
 from onnxfit.callbacks import Callback
 from onnxfit.distributed import sums
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, UnsupportedError
 from onnxfit.registry import registry
 from tests.distributed.threads import on_ranks
 
@@ -224,6 +224,58 @@ def test_each_rank_changes_the_summed_gradients_for_itself():
         backend="forward_backward",
         fit={"callbacks": [HalveGradients()]},
     )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "weighted_mean"])
+def test_several_outputs_with_sample_weights_of_their_own(reduction):
+    require_same_as_alone(
+        model=network("y = Add(p1, b1)  z = Neg(y)", "double[N, 3] y, double[N, 3] z"),
+        y={"y": CLASSES, "z": CLASSES},
+        loss={
+            "y": losses.CrossEntropy(reduction=reduction),
+            "z": losses.CrossEntropy(reduction=reduction, ignore_index=1),
+        },
+        metrics=[metrics.Accuracy(weighted=True)],
+        optimizer="adam",
+        fit={"sample_weight": {"z": OTHER}},
+    )
+
+
+def right(y_true, y_pred):
+    """The share of right classes times the number of rows, which is no mean over ranks."""
+    return float((y_true == y_pred).mean() * len(y_true))
+
+
+def test_a_function_of_all_rows_sees_the_rows_of_all_ranks():
+    require_same_as_alone(
+        loss="cross_entropy",
+        metrics=[metrics.EpochMetric(right)],
+        optimizer=0.1,
+        fit=ONE_SIZE,
+    )
+
+
+class OfKeras:
+    """A metric object that does not say how the states of two ranks become one."""
+
+    def update_state(self, y_true, y_pred): ...
+
+    def result(self):
+        return 0.0
+
+    def reset_state(self): ...
+
+
+def test_a_metric_object_that_cannot_be_merged_is_refused_before_a_step():
+    def refused(communicator):
+        trainer = Trainer(
+            network(), loss="cross_entropy", metrics=[OfKeras()], distribute=communicator
+        )
+        with pytest.raises(UnsupportedError, match="cannot be merged from several processes"):
+            trainer.fit(X, CLASSES, verbose=0)
+        return trainer.global_step
+
+    assert on_ranks(2, refused) == [0, 0]
 
 
 def test_several_outputs_with_masks_of_their_own():
