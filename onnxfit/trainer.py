@@ -105,10 +105,11 @@ class Trainer(FolderTrainer):
 
     Threads: only one thread at a time may train, by `fit`, `train_on_batch`, `apply_gradients`,
     `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. During training,
-    other threads may predict, evaluate, export, and read or set weights. They see the weights
-    between two steps. `predict` uses the weights at its start for all rows; `evaluate` uses the
-    current weights for each batch. With `backend="in_place"`, metrics run before the update, so let
-    the training thread set weights. Call `forward` and `backward` from one thread only.
+    other threads may predict, evaluate, export, save, and read or set weights. They see the state
+    between two steps. `save` waits for the metrics of a batch. `predict` uses the weights at its
+    start for all rows; `evaluate` uses the current weights for each batch. Call `forward` and
+    `backward` from one thread only. Ctrl-C and other signals whose handlers are written in Python
+    take effect between two steps; the second Ctrl-C in a step ends it, and the step is undone.
 
     ModelError, GradientError, SettingError, UnknownNameError or InstallationError: training cannot
     work. A SettingError also reports a number of an optimizer, loss or penalty that would be
@@ -300,7 +301,8 @@ class Trainer(FolderTrainer):
             self._world.meet("train_on_batch")
             for batch in data.batches(0):
                 tracker.reset()
-                self._step(batch, self.learning_rate, tracker)
+                with self._training.advancing:
+                    self._step(batch, self.learning_rate, tracker)
             return merged_over_ranks(self._world, "train_on_batch", tracker)[0].results()
 
     # ------------------------------------------------------------------ training by hand
@@ -343,11 +345,11 @@ class Trainer(FolderTrainer):
         gradients, and their mean updates the weights of all.
         """
         manual = self._require_manual()
-        with self._training, self._world.turn("apply_gradients"), self._backend.lock:
+        with self._training, self._world.turn("apply_gradients"), self._training.advancing:
             self._world.meet("apply_gradients")
-            changes = self._changes_of_frozen()
-            manual.apply(gradients, self.learning_rate, self.global_step - self._first_step)
-            self._restore_frozen(changes)
+            done = self.global_step - self._first_step
+            with self._backend.lock, self._frozen_tensors.kept():
+                manual.apply(gradients, self.learning_rate, done)
             self.global_step += 1
 
     @classmethod

@@ -78,6 +78,9 @@ class Callback:
     # Whether this callback adds figures to the logs. Only classes of onnxfit declare this; every
     # other callback is assumed to add some.
     logs_figures: ClassVar[bool] = False
+    # Whether the hooks at the end of batches and epochs take no time. Signals, and other threads
+    # that save, wait for their end. Only classes of onnxfit declare this.
+    is_brief: ClassVar[bool] = False
 
     trainer: Trainer
     params: dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy.typing as npt
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from onnxfit.trainer import Trainer
 
 __all__ = ["CallbackList"]
+
+
+# Hooks whose event a checkpoint keeps until all callbacks have been told.
+TOLD_HOOKS = ("on_epoch_end", "on_train_batch_end")
 
 
 class CallbackList:
@@ -43,6 +47,8 @@ class CallbackList:
     hook that `trainer.backend` never calls, misspells a hook, or does not take its arguments.
     """
 
+    # Context in which the training state changes as a whole; see `Callback.is_brief`.
+    advancing: AbstractContextManager[None] = nullcontext()
     figures: Collection[str] | None = None
     batch_figures: Collection[str] | None = None
 
@@ -88,7 +94,10 @@ class CallbackList:
         for callback in self._called:
             for hook in HOOKS:
                 if callback.listens(hook):
-                    listeners.setdefault(hook, []).append(self._listener(callback, hook))
+                    method = self._listener(callback, hook)
+                    if hook in TOLD_HOOKS:
+                        method = self._noting(callback, method)
+                    listeners.setdefault(hook, []).append(method)
         for hook, methods in listeners.items():
             setattr(self, hook.removeprefix("on_"), tuple(methods))
         # Hooks to which a callback of any rank listens; rank 0 calls all callbacks.
@@ -97,6 +106,8 @@ class CallbackList:
         if world.size > 1:
             self._hearing_batches = [c for c in self.callbacks if c.listens("on_train_batch_end")]
             self.heard = world.from_main(f"the beginning of {caller}", self.heard)
+        # Callbacks that have been told the running event, the end of a batch or an epoch.
+        self.told: list[Callback] = []
         self._logs: Logs | None = None
         self._begun: list[Callback] = []
         self._failed = False
@@ -118,6 +129,42 @@ class CallbackList:
                 method(*arguments)
 
         return call
+
+    def _noting(self, callback: Callback, method: Callable[..., None]) -> Callable[..., None]:
+        """Return a hook that notes in `told` that it was called.
+
+        An interrupted monitor counts as told, because its state may contain the event; an
+        interrupted logger does not, because it drops what it wrote twice.
+        """
+
+        def call(*arguments: Any) -> None:
+            if callback.is_brief:
+                with self.advancing:
+                    method(*arguments)
+                    self.told.append(callback)
+                return
+            if callback.phase == "monitor":
+                self.told.append(callback)
+            method(*arguments)
+            if callback.phase != "monitor":
+                self.told.append(callback)
+
+        return call
+
+    def told_by_key(self, hook: str) -> dict[str, list[str]]:
+        """Return the keys of the loggers that were `told` the running event, and of the monitors
+        that `missed` it, for `tell_rest`.
+
+        - `hook`: the hook of the event.
+        """
+        listening = [callback for callback in self._called if callback.listens(hook)]
+        keys = {
+            "told": [c.state_key for c in self.told if c.phase == "logger"],
+            "missed": [
+                c.state_key for c in listening if c.phase == "monitor" and c not in self.told
+            ],
+        }
+        return {name: listed for name, listed in keys.items() if listed}
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return every callback's state, by its state_key."""
@@ -189,7 +236,8 @@ class CallbackList:
         for callback in self._called:
             if not callback.listens("on_epoch_end"):
                 continue
-            self._call((self._listener(callback, "on_epoch_end"),), logs, epoch, logs)
+            listener = self._noting(callback, self._listener(callback, "on_epoch_end"))
+            self._call((listener,), logs, epoch, logs)
             if not callback.runs_on_first:
                 # Callbacks decide by these figures, and times and memory differ among ranks.
                 name = f"the end of {type(callback).__name__}.on_epoch_end"
@@ -212,16 +260,33 @@ class CallbackList:
         answers = [callback.reads_batch(batch) for callback in self._hearing_batches]
         return any(answers)
 
-    def tell_loggers(self, hook: str, index: int, logs: Logs) -> None:
-        """Call a hook of the loggers alone, when training resumes from a checkpoint.
+    def begin_rest(self, hook: str, keys: Mapping[str, Collection[str]]) -> list[Callback]:
+        """Return the callbacks that missed an event, when training resumes; the others are `told`.
 
         Checkpoints are written before loggers are called, so the loggers missed that event.
 
         - `hook`: "on_epoch_end" or "on_train_batch_end".
+        - `keys`: what `told_by_key` returned.
+        """
+        told, missed = keys.get("told", ()), keys.get("missed", ())
+        by_phase: dict[str, Callable[[str], bool]] = {
+            "monitor": lambda key: key in missed,
+            "logger": lambda key: key not in told,
+        }
+        listening = [c for c in self._called if c.listens(hook) and c.phase in by_phase]
+        rest = [c for c in listening if by_phase[c.phase](c.state_key)]
+        self.told = [c for c in self._called if c not in rest]
+        return rest
+
+    def tell_rest(self, rest: Iterable[Callback], hook: str, index: int, logs: Logs) -> None:
+        """Call a hook of the callbacks that `begin_rest` returned.
+
+        - `rest`: these callbacks.
+        - `hook`: the hook.
         - `index`, `logs`: the arguments of the hook.
         """
-        loggers = [c for c in self._called if c.phase == "logger" and c.listens(hook)]
-        self._call(tuple([self._listener(c, hook) for c in loggers]), logs, index, logs)
+        methods = [self._noting(c, self._listener(c, hook)) for c in rest]
+        self._call(tuple(methods), logs, index, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         self._call(self.train_batch_begin, logs, batch, logs)

@@ -31,6 +31,7 @@ class _FileLogger(StatefulCallback):
     """
 
     phase: ClassVar[str] = "logger"
+    is_brief: ClassVar[bool] = True
     remembered = {"rows": COUNT}
 
     @check_arguments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from onnxfit.callbacks.checks import require_at_least, require_weights
 from onnxfit.callbacks.logs import Logs
@@ -49,6 +49,7 @@ class EarlyStopping(StatefulCallback):
     onnxfit.errors.SettingError: EarlyStopping needs patience >= 0, got -1.
     """
 
+    is_brief: ClassVar[bool] = True
     remembered = {
         "best": optional(NUMBER),
         "best_epoch": optional(COUNT),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.files import COUNT, FIGURE, list_of, mapping_of
@@ -33,6 +35,7 @@ class GradientNorm(StatefulCallback):
     >>> norms = GradientNorm(per_weight=True)
     """
 
+    is_brief: ClassVar[bool] = True
     remembered = {"sums": mapping_of(list_of(FIGURE, 2)), "step": COUNT}
 
     @check_arguments

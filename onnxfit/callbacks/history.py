@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress.line import number_text
@@ -36,6 +36,7 @@ class History(StatefulCallback):
     History(epochs=0, names=[])
     """
 
+    is_brief: ClassVar[bool] = True
     remembered = {"epoch": list_of(COUNT), "history": mapping_of(list_of(FIGURE))}
 
     def __init__(self) -> None:

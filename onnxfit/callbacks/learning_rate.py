@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from onnxfit.callbacks.checks import require_at_least, require_constant_rate
 from onnxfit.callbacks.logs import Logs
@@ -34,6 +34,7 @@ class LearningRateScheduler(StatefulCallback):
     >>> halve = LearningRateScheduler(lambda epoch, lr: lr / 2)
     """
 
+    is_brief: ClassVar[bool] = True
     remembered = {"epoch": optional(COUNT)}
 
     @check_arguments
@@ -100,6 +101,7 @@ class ReduceLROnPlateau(StatefulCallback):
     onnxfit.errors.SettingError: ReduceLROnPlateau needs 0 < factor < 1, got 1.0.
     """
 
+    is_brief: ClassVar[bool] = True
     remembered = {"best": optional(NUMBER), "cooldown_left": COUNT, "wait": COUNT}
 
     @check_arguments

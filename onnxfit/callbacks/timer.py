@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from time import monotonic
-from typing import Union
+from typing import ClassVar, Union
 
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
@@ -32,6 +32,7 @@ class Timer(StatefulCallback):
     onnxfit.errors.SettingError: Timer needs duration > 0 seconds, got 0.
     """
 
+    is_brief: ClassVar[bool] = True
     remembered = {"elapsed": RATE}
 
     @check_arguments

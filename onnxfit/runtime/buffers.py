@@ -136,6 +136,10 @@ def _cast(array: Array, dtype: npt.DTypeLike, name: str) -> Array:
         ) from None
 
 
+# The current sets of buffers at one moment, and how often each group had changed.
+Savepoint = tuple[int, Mapping[str, int]]
+
+
 class DoubleBufferedState:
     """The tensors that training changes, in two sets of buffers.
 
@@ -180,6 +184,8 @@ class DoubleBufferedState:
         self._group_of = {name: group for group, members in groups.items() for name in members}
         # Groups whose other set holds the values before the last step.
         self._undoable: set[str] = set()
+        # Bits of the groups whose last swap is hidden: user code in a step sees the values before.
+        self._hidden = 0
         self._constants = {
             name: Buffer.wrap(array, device) for name, array in (constants or {}).items()
         }
@@ -265,6 +271,34 @@ class DoubleBufferedState:
         """Make the last swap of these groups final: `revert` no longer undoes it."""
         self._undoable.difference_update(groups)
 
+    def savepoint(self) -> Savepoint:
+        """Return the current sets, to which `rollback` returns.
+
+        It holds for one step: no group may swap twice after it.
+        """
+        return self.current, self.changes.copy()
+
+    def rollback(self, before: Savepoint) -> None:
+        """Make the sets of a savepoint current again; groups in place keep their values."""
+        current, changes = before
+        self._hidden = 0
+        swapped = [group for group, bit in self._bits.items() if (self.current ^ current) & bit]
+        written = {group for group, number in self.changes.items() if number != changes[group]}
+        self.swap(swapped)
+        self._undoable -= written
+
+    def hide(self, before: Savepoint) -> None:
+        """Show the values at a savepoint until `unhide`; `set` then changes both sets."""
+        self._hidden = self.current ^ before[0]
+        self.current = before[0]
+        self.version += 1
+
+    def unhide(self) -> None:
+        """End the effect of `hide`."""
+        self.current ^= self._hidden
+        self._hidden = 0
+        self.version += 1
+
     def get(self, name: str) -> Array:
         """Return a copy of a tensor."""
         return self.buffer(name).read()
@@ -301,5 +335,8 @@ class DoubleBufferedState:
         if not undoable:
             self._undoable.clear()
         for name, array in checked.items():
-            self.changes[self._group_of[name]] += 1
+            group = self._group_of[name]
+            self.changes[group] += 1
             self.buffer(name).write(array)
+            if self._bits[group] & self._hidden:
+                self.buffer(name, current=False).write(array)

@@ -77,6 +77,10 @@ class Sum(Mean):
         return self.total if self.weight else math.nan
 
 
+# Rows, sums of the means, attributes of the metrics, and lists in them with their lengths.
+Savepoint = tuple[int, list[tuple[float, float]], list[dict[str, Any]], list[tuple[list[Any], int]]]
+
+
 class Tracker:
     """Running figures over batches, exact for any batch sizes.
 
@@ -109,6 +113,29 @@ class Tracker:
         self.rows = 0
         self._penalty = Mean()  # only if the step reports the penalty separately
         self._output_losses = {o: Sum() if o in self._sums else Mean() for o in self._weights}
+
+    def savepoint(self) -> Savepoint:
+        """Return the present sums for `restore`, after a failed update.
+
+        A metric that changes an array in place keeps the change.
+        """
+        means = [(mean.total, mean.weight) for mean in self._all_means()]
+        states = [vars(metric.metric).copy() for metric in self._metrics]
+        lists = [value for state in states for value in state.values() if type(value) is list]
+        return self.rows, means, states, [(value, len(value)) for value in lists]
+
+    def restore(self, savepoint: Savepoint) -> None:
+        """Restore the sums at a savepoint."""
+        self.rows, means, states, lengths = savepoint
+        for mean, (total, weight) in zip(self._all_means(), means):
+            mean.total, mean.weight = total, weight
+        for metric, state in zip(self._metrics, states):
+            vars(metric.metric).update(state)
+        for value, length in lengths:
+            del value[length:]
+
+    def _all_means(self) -> list[Mean]:
+        return [self._penalty, *self._output_losses.values()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums so far, as numbers and arrays."""
@@ -196,6 +223,8 @@ class Tracker:
     def update(self, result: StepResult, batch: Batch) -> float:
         """Add the result of a step on a batch, and return the loss of that batch."""
         scalars, rows = result.scalars, batch.rows
+        if self._metrics:  # first, because user code may fail
+            self._update_metrics(result, batch)
         self.rows += rows
         loss: float = scalars[names.TOTAL].item()
         penalty = 0.0
@@ -208,8 +237,6 @@ class Tracker:
                 value = scalars[names.output_loss(output)].item()
             count = scalars.get(self._counts[output])
             mean.add(value, rows if count is None else count.item())
-        if self._metrics:
-            self._update_metrics(result, batch)
         return loss
 
     def _update_metrics(self, result: StepResult, batch: Batch) -> None:

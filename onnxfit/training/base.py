@@ -4,59 +4,45 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from itertools import count
-from threading import local
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.callbacks.callback_list import CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError
-from onnxfit.graph import names
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
 from onnxfit.registry import check_arguments, is_finite, is_number, shortened
 from onnxfit.runtime.backends.backend import Backend
+from onnxfit.runtime.backends.shape_cache import trial_shapes
 from onnxfit.step.objectives import OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, StepResult, Tracker
 from onnxfit.training.adapting import SingleBatches
+from onnxfit.training.frozen import FrozenTensors
 from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.hints import CheckedAttributes
 from onnxfit.training.position import PendingFit
 from onnxfit.training.ranked import RankedTrainer
 from onnxfit.training.ranks import require_rows_for_ranks, require_same_weights
 from onnxfit.training.state import COUNTERS, TrainerState, require_same_form
+from onnxfit.training.thread_state import ThreadState
 
 if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
 
 Array = npt.NDArray[Any]
-ChangesOfFrozen = tuple[Mapping[str, int], Mapping[str, Array]]
 # Distance between the seeds of two ranks: a prime number above any seed that users choose.
 RANK_STRIDE = 4_294_967_311
-
-
-class ThreadState(local):
-    """State of a trainer's calls in one thread.
-
-    - `callbacks`: the callbacks of the running fit, evaluation or prediction, or None.
-    - `predicted`: output -> array of the current batch of a prediction.
-    """
-
-    callbacks: CallbackList | None = None
-
-    def __init__(self) -> None:
-        self.predicted: dict[str, Array] = {}
 
 
 class BaseTrainer(CheckedAttributes, RankedTrainer):
@@ -106,8 +92,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         rate = recipe.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self._learning_rate or 0.0)
-        self._frozen: tuple[str, ...] = ()
-        self._frozen_tensors: tuple[str, ...] = ()  # the frozen weights, and their slots
+        self._frozen_tensors = FrozenTensors(backend.state)
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
         self._pending_fit = PendingFit()  # from which the next fit resumes
         self._training = TrainingGuard()
@@ -180,14 +165,12 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         `()`. The gradients are still computed, and `clip_norm` counts them; after a step the old
         values are copied back. To freeze weights permanently, leave them out of `weights=`.
         """
-        return self._frozen
+        return self._frozen_tensors.weights
 
     @frozen.setter
     def frozen(self, patterns: Sequence[str] | str) -> None:
-        slots = self._recipe.slots
-        self._frozen = tuple(matching(patterns, self._recipe.state))
-        frozen_slots = (names.slot(w, slot) for w in self._frozen for slot in slots.get(w, ()))
-        self._frozen_tensors = (*self._frozen, *frozen_slots)
+        weights = matching(patterns, self._recipe.state)
+        self._frozen_tensors = FrozenTensors(self._backend.state, weights, self._recipe.slots)
 
     @property
     def metrics(self) -> list[OutputMetric]:
@@ -270,13 +253,13 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         with ExitStack() as stack:
             if batch_size is not None:
                 data = stack.enter_context(data.with_batch_size(batch_size, drop_last=True))
-                stack.enter_context(self._backend.trial_shapes())
+                stack.enter_context(trial_shapes(self._backend.caches.values()))
             data.require_re_iterable(2)
             numbers = count() if epochs is None else range(epochs)
             batches = stack.enter_context(closing(b for n in numbers for b in data.batches(n)))
             state, on_gradients = self.get_state(), self._backend.on_gradients
             averaged_step = self._averaged_step
-            self._discard_window()
+            self._backend.window = 0  # no gradients wait for an update
             self._backend.on_gradients = None
             try:
                 for rate, batch in zip(rates, batches):
@@ -284,9 +267,11 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
                         raise SettingError(
                             f"A learning rate must be a finite number, got {shortened(rate)}."
                         )
-                    yield self._trial_loss(batch, self._step(batch, rate, self._tracker))
+                    with self._training.advancing:
+                        loss = self._step(batch, rate, self._tracker)
+                    yield self._trial_loss(batch, loss)
             finally:
-                with self._training, self._backend.lock:
+                with self._training, self._training.advancing, self._backend.lock:
                     self._set_state(state)
                 self._averaged_step = averaged_step
                 self._backend.on_gradients = on_gradients
@@ -353,7 +338,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
 
         DataError or SettingError, before anything changes: the state belongs to another trainer.
         """
-        with self._training, self._backend.lock:
+        with self._training, self._training.advancing, self._backend.lock:
             require_same_form(state, self.get_state())
             same = require_same_weights(
                 self._world, "set_state", state["weights"], may_differ=self._averages_weights
@@ -375,10 +360,10 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
 
         SettingError: the trainer has `backend="in_place"`, which cannot undo an update.
         """
-        with self._training, self._backend.lock:
+        with self._training, self._training.advancing, self._backend.lock:
             self._world.meet("revert_step")
             self._backend.revert()
-        self._averaged_step = -1  # each rank has its own weights again
+            self._averaged_step = -1  # each rank has its own weights again
 
     # ------------------------------------------------------------------ single batches
 
@@ -388,46 +373,69 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
     def _step(self, batch: Batch, learning_rate: float, tracker: Tracker) -> float:
         """Train on a batch, add its results to `tracker` and return its loss.
 
-        If a metric cannot take its labels or outputs, nothing changes.
+        Call it in the context `self._training.advancing`. After an exception nothing has changed,
+        except weights that `in_place` cannot restore.
         """
-        backend = self._backend
-        self._training.in_step = True
+        backend, training = self._backend, self._training
+        training.in_step = True
         try:
             with backend.lock:
-                changes = dict(backend.state.changes)
-                result = self._train(batch, learning_rate)
-                tracker.gradient_norms = backend.norms()
-                if self._frozen_tensors:
-                    self._restore_frozen((changes, {}))
-            try:
-                loss = self._add_result(result, batch, tracker) if result is not None else 0.0
-            except BaseException:  # Ctrl-C, too
-                with backend.lock:
-                    backend.revert()
-                raise
-            if backend.updates_late:
-                with backend.lock:
-                    before = self._changes_of_frozen()
-                    if backend.finish_step():
-                        tracker.gradient_norms = backend.norms()
-                        self._restore_frozen(before)
+                loss = self._run_step(batch, learning_rate, tracker)
         finally:
-            self._training.in_step = False
-        counters = self.__dict__  # three calls of `__setattr__` take 2 µs longer
-        counters["global_batch"] += 1
-        counters["samples_seen"] += batch.rows if batch.whole_rows is None else batch.whole_rows
-        counters["global_step"] += not backend.window
+            training.in_step = False
         every = self._world.average_every
         if every is not None and self.global_step % every == 0:
             self._average()
         return backend.shared_loss if backend.reduction is not None else loss
 
-    def _add_result(self, result: StepResult, batch: Batch, tracker: Tracker) -> float:
-        """Add a result to `tracker`, and return its loss; metrics cannot call other ranks."""
-        if self._world.size == 1 or not self._recipe.metrics:
-            return tracker.update(result, batch)
-        with self._world.in_step("A metric"):
-            return tracker.update(result, batch)
+    def _run_step(self, batch: Batch, learning_rate: float, tracker: Tracker) -> float:
+        """Update weights, tracker and counters, and return the loss, or change nothing."""
+        backend, has_metrics = self._backend, self._recipe.metrics
+        sums = tracker.savepoint() if has_metrics or backend.updates_late else None
+        _, changes = backend.begin_step()
+        try:
+            result = self._train(batch, learning_rate)
+            tracker.gradient_norms = backend.norms()
+            if self._frozen_tensors.all:
+                self._frozen_tensors.restore((changes, {}))
+            if result is None:
+                loss = 0.0
+            elif has_metrics:
+                loss = self._add_metrics(result, batch, tracker)
+            else:
+                loss = tracker.update(result, batch)
+            if backend.updates_late:
+                self._finish_step(tracker)
+        except BaseException:  # a second Ctrl-C, too
+            backend.undo_step()
+            if sums is not None:
+                tracker.restore(sums)
+            raise
+        counters = self.__dict__  # three calls of `__setattr__` take 2 µs longer
+        counters["global_batch"] += 1
+        counters["samples_seen"] += batch.rows if batch.whole_rows is None else batch.whole_rows
+        counters["global_step"] += not backend.window
+        return loss
+
+    def _add_metrics(self, result: StepResult, batch: Batch, tracker: Tracker) -> float:
+        """Add a result to `tracker`, and return its loss.
+
+        Metrics may be user code, which may wait for another thread, but not for another rank.
+        """
+        self._backend.unlock()
+        self._training.in_metrics = True
+        try:
+            with self._world.in_step("A metric") if self._world.size > 1 else nullcontext():
+                return tracker.update(result, batch)
+        finally:
+            self._training.in_metrics = False
+            self._backend.relock()
+
+    def _finish_step(self, tracker: Tracker) -> None:
+        with self._frozen_tensors.kept():
+            is_updated = self._backend.finish_step()
+        if is_updated:
+            tracker.gradient_norms = self._backend.norms()
 
     def _train(self, batch: Batch, learning_rate: float) -> StepResult | None:
         """Train on a batch; return None if this rank has no row of the batch."""
@@ -438,35 +446,27 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
 
     def _flush(self, learning_rate: float) -> None:
         """Update with the gradients of an incomplete accumulation window, at an epoch's end."""
-        with self._backend.lock:
-            changes = self._changes_of_frozen()
-            if self._backend.flush(learning_rate, self.global_step - self._first_step):
-                self.global_step += 1
-                self._tracker.gradient_norms = self._backend.norms()
-            self._restore_frozen(changes)
+        backend, done = self._backend, self.global_step - self._first_step
+        with backend.lock:
+            backend.begin_step()
+            try:
+                with self._frozen_tensors.kept():
+                    is_updated = backend.flush(learning_rate, done)
+                if is_updated:
+                    self._tracker.gradient_norms = backend.norms()
+                    self.global_step += 1
+            except BaseException:
+                backend.undo_step()
+                raise
         if self._world.average_every is not None and self._averaged_step != self.global_step:
             self._average()
-
-    def _changes_of_frozen(self) -> ChangesOfFrozen:
-        """Return how often each group has changed, and copies of the tensors with one buffer."""
-        state, frozen = self._backend.state, self._frozen_tensors
-        in_place = {name: state.get(name) for name in frozen if state.is_in_place(name)}
-        return dict(state.changes), in_place
-
-    def _restore_frozen(self, before: ChangesOfFrozen) -> None:
-        """Restore the values of frozen tensors before a step, from copies or the other buffers."""
-        state, (changes, in_place) = self._backend.state, before
-        for name in self._frozen_tensors:
-            group = state.group(name)
-            if state.changes[group] != changes[group]:
-                other = state.buffer(name, current=False)
-                state.buffer(name).write(in_place[name] if name in in_place else other.read())
 
     # ------------------------------------------------------------------ the running fit
 
     @property
     def _is_fitting(self) -> bool:
-        return self._fit_state is not None and self._fit_state.running
+        state = self._fit_state
+        return state is not None and state.running and self._training.fit_runs
 
     def _begin_fit(self, state: FitState, history: History) -> None:
         """Install the state, the callbacks and the history of a new fit."""
@@ -478,7 +478,13 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._pending_fit = PendingFit()
         self._thread.callbacks = state.callbacks
         listeners = state.callbacks.gradients
-        self._backend.on_gradients = state.callbacks.on_gradients if listeners else None
+        self._backend.on_gradients = self._call_on_gradients if listeners else None
+
+    def _call_on_gradients(self, gradients: dict[str, Array]) -> None:
+        """Let callbacks change the gradients of a step, which may still be undone."""
+        if self._fit_state is not None:
+            with self._training.advancing.paused():
+                self._fit_state.callbacks.on_gradients(gradients)
 
     def _end_fit(self) -> None:
         """Remove the callbacks; the state stays for `snapshot`."""
@@ -488,10 +494,6 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         if self._fit_state is not None:
             self._fit_state.running = False
             self._fit_state.idle_data = None
-
-    def _discard_window(self) -> None:
-        """Discard accumulated gradients that wait for an update."""
-        self._backend.window = 0
 
 
 def scalar_logs(figures: Figures) -> Logs:

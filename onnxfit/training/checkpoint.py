@@ -62,7 +62,7 @@ from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
 from onnxfit.step.tracker import SUM_TYPES
 from onnxfit.training.contents import Contents
-from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
+from onnxfit.training.position import EVENT_TYPES, KEYS_OF_EVENT, POSITION_TYPES
 from onnxfit.training.ranks import RANKS
 from onnxfit.training.setting_values import decode_setting, encode_setting
 from onnxfit.training.state import COUNTER_TYPES
@@ -343,7 +343,8 @@ def _check_description(info: dict[str, Any], name: str) -> None:
     require_types(f"The resume position in {name!r}", dict(zip(names, position)), types)
     require_types(f"The counters of {name!r}", info["counters"], COUNTER_TYPES)
     if info["ended"]:
-        require_types(f"The ended of {name!r}", info["ended"], EVENT_TYPES)
+        keys = {key: list_of(TEXT) for key in KEYS_OF_EVENT if key in info["ended"]}
+        require_types(f"The ended of {name!r}", info["ended"], {**EVENT_TYPES, **keys})
     if info["tracker"]:
         place = f"The tracker of {name!r}"
         require_types(place, info["tracker"], SUM_TYPES)

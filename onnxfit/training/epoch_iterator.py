@@ -25,11 +25,14 @@ class EpochIterator:
             raise SettingError(f"steps_per_epoch must be >= 1, got {steps_per_epoch}.")
         self.data = data
         self._steps_per_epoch = steps_per_epoch
-        self._data_epoch = data_epoch if start.data_epoch is None else start.data_epoch
-        self._done = start.data_batch  # number of trained batches of the data epoch
+        first = data_epoch if start.data_epoch is None else start.data_epoch
+        # Number of the data epoch, and of its trained batches: one object, so that Ctrl-C cannot
+        # come between its two numbers.
+        self._position = first, start.data_batch
         self._first_batch = 0 if start.trained else start.batch  # of the next epoch
         self._warned = False
         self._batches: Iterator[Batch] | None = None  # of the running data epoch
+        self._is_exhausted = False  # whether `_batches` gave its last batch
 
     def with_batch_size(self, batch_size: int) -> None:
         """Draw batches of `batch_size` rows from the next data epoch on.
@@ -55,7 +58,7 @@ class EpochIterator:
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         """Yield the batches of the next epoch with their numbers, from 0.
 
-        Call `advance` after each batch, before requesting the next one.
+        Call `advance` after each batch, before requesting the next one, and `end_epoch` at the end.
         """
         steps, index = self._steps_per_epoch, self._first_batch
         self._first_batch = 0
@@ -69,10 +72,11 @@ class EpochIterator:
                 yield index, batch
                 index += 1
                 continue
-            done = self._done
-            self._end_data_epoch()
             if steps is None:
+                self._is_exhausted = True
                 return
+            _, done = self._position
+            self._end_data_epoch()
             if done < steps or not self.data.re_iterable:
                 self._warn_of_short_epoch(index)
                 return
@@ -80,20 +84,26 @@ class EpochIterator:
 
     def advance(self) -> None:
         """Count the last batch as trained, so that a resumed fit continues after it."""
-        self._done += 1
+        number, done = self._position
+        self._position = number, done + 1
+
+    def end_epoch(self) -> None:
+        """Count the data epoch as finished, if all its batches are trained."""
+        if self._is_exhausted:
+            self._end_data_epoch()
 
     @property
     def data_position(self) -> tuple[int, int]:
         """Number of the running (or next) data epoch, and of its trained batches."""
-        return self._data_epoch, self._done
+        return self._position
 
     def _begin_data_epoch(self) -> None:
-        self._batches = self.data.batches(self._data_epoch, self._done)
+        self._batches = self.data.batches(*self._position)
 
     def _end_data_epoch(self) -> None:
         self._batches = None
-        self._data_epoch += 1
-        self._done = 0
+        self._is_exhausted = False
+        self._position = self._position[0] + 1, 0
 
     def _warn_of_short_epoch(self, batches: int) -> None:
         if self._warned:

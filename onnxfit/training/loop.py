@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -39,6 +38,13 @@ class FitState:
     sums: Mapping[str, Any] = field(default_factory=dict)  # sums of all ranks at the last exchange
     sums_batch: int = -1  # number of batches in `sums`
     callback_states: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # after an error
+    last_epoch: int = 0  # number of epochs after which the fit has ended
+
+    def reopen(self) -> None:
+        """After an error at the end of the fit: the next fit has only the end left to do."""
+        if self.position.nothing_to_resume and self.last_epoch:
+            self.position = Position(self.last_epoch)
+            self.callback_states = self.callbacks.state_dict()
 
     def resume_position(self) -> Position:
         """Return the position from which a checkpoint written now resumes."""
@@ -84,6 +90,7 @@ class FitLoop:
         self.state = FitState(batches, callbacks, position, pending)
         self.loss = float("nan")  # mean loss of the last epoch
         self.is_stopping = True  # whether all ranks know that training stops
+        self._advancing = callbacks.advancing = trainer._training.advancing
         self._has_ranks = trainer.world_size > 1
         # Hooks before and inside a step see the sums of all ranks; a single process skips this.
         heard = callbacks.heard if self._has_ranks else ()
@@ -95,26 +102,53 @@ class FitLoop:
         callbacks.figures = [*figures, *validated, "learning_rate"]
 
     def run(self, epochs: int, history: History) -> History:
-        """Train up to epoch number `epochs`, and return `history`."""
+        """Train up to epoch number `epochs`, and return `history`.
+
+        After an error its state stays available for a checkpoint; if no step ran, the history and
+        the pending fit are those before.
+        """
+        trainer, signals = self.trainer, self._advancing.signals
+        previous = trainer.history, trainer._pending_fit
+        steps_before = trainer.global_batch
+        trainer._training.on_late_signal = self.state.reopen
+        try:
+            trainer._begin_fit(self.state, history)
+            if not self.state.position.batch:
+                trainer._backend.window = 0  # gradients accumulated by an interrupted fit
+            self._train_epochs(epochs)
+        except BaseException as error:
+            signals.is_busy = True  # callbacks close their files first
+            self.state.reopen()
+            self.callbacks.on_exception(error)
+            self.state.callback_states = self.callbacks.state_dict()
+            if trainer.global_batch == steps_before:
+                trainer.history, trainer._pending_fit = previous
+            raise
+        finally:
+            signals.is_busy = True
+            trainer._end_fit()
+            self.callbacks.on_close()
+        return history
+
+    def _train_epochs(self, epochs: int) -> None:
         state, logs = self.state, Logs()
         first = state.pending.position.epoch
-        with self._running(history):
-            state.idle_data = state.batches.data
-            self.callbacks.on_train_begin(logs)
-            self._agree_on_batches()
-            state.idle_data = None
-            state.position.require_batch_size(state.batches.data.batch_size)
-            state.position.warn_of_other_order()
-            if state.pending.undelivered and not state.pending.position.batch:
-                logs = self._deliver()
-            for epoch in range(first, epochs):
-                if self.trainer.stop_training and self.is_stopping:
-                    break
-                logs = self.epoch(epoch)
-            state.position = Position()
-            state.idle_data = state.batches.data
-            self.callbacks.on_train_end(logs)
-        return history
+        state.idle_data = state.batches.data
+        self.callbacks.on_train_begin(logs)
+        self._agree_on_batches()
+        state.idle_data = None
+        state.position.require_batch_size(state.batches.data.batch_size)
+        state.position.warn_of_other_order()
+        if state.pending.undelivered and not state.pending.position.batch:
+            logs = self._deliver()
+        for epoch in range(first, epochs):
+            if self.trainer.stop_training and self.is_stopping:
+                break
+            logs = self.epoch(epoch)
+        state.last_epoch = state.position.epoch
+        state.position = Position()
+        state.idle_data = state.batches.data
+        self.callbacks.on_train_end(logs)
 
     def epoch(self, epoch: int) -> Logs:
         """Run an epoch, or the rest of an interrupted epoch, and return its logs."""
@@ -127,11 +161,12 @@ class FitLoop:
         self.state.pending = PendingFit()
         if self.validation is not None and self.validation.is_due(epoch):
             figures |= self.validate(self.validation)
-        trainer.epoch += 1
-        trainer.train_losses_.append(self.loss)
-        self.state.position = Position(epoch=epoch + 1)
         logs = scalar_logs({**figures, "learning_rate": learning_rate})
-        self.state.current_event = "on_epoch_end", epoch, logs
+        with self._advancing:
+            trainer.epoch += 1
+            trainer.train_losses_.append(self.loss)
+            self.state.position = Position(epoch=epoch + 1)
+            self._begin_event("on_epoch_end", epoch, logs)
         self.callbacks.on_epoch_end(epoch, logs)
         self.state.current_event = None
         self._agree("on_epoch_end")
@@ -144,17 +179,11 @@ class FitLoop:
         learning_rate = position.learning_rate
         if learning_rate is None:
             learning_rate = trainer.learning_rate
-        tracker.reset()
-        state.sums_batch = -1
-        if state.pending.tracker:
-            state.sums, state.sums_batch = state.pending.tracker, position.batch
-            sums = own_sums(trainer._world, state.pending.tracker, tracker)
-            if sums:
-                tracker.load_state_dict(sums)
-            state.pending = replace(state.pending, tracker={})
+        self._begin_sums(tracker, position)
         finished = (trainer.stop_training and self.is_stopping) or position.trained
         tells_begin = "on_train_batch_begin" in callbacks.heard
         tells_end = "on_train_batch_end" in callbacks.heard
+        logs: Logs | None = None
         for index, batch in () if finished else state.batches:
             if self._exchanges_early and index and state.sums_batch != index:
                 self._merged("the beginning of a batch")
@@ -164,43 +193,71 @@ class FitLoop:
             learning_rate = trainer.learning_rate
             if batch.rows == 1 and not state.met_single_row:
                 self._warn_of_single_row(batch)
-            loss = trainer._step(batch, learning_rate, tracker)
-            state.batches.advance()
-            position.batch = index + 1
-            position.learning_rate = learning_rate
-            last_losses.append(loss)
+            with self._advancing:
+                loss = trainer._step(batch, learning_rate, tracker)
+                state.batches.advance()
+                position.batch = index + 1
+                position.learning_rate = learning_rate
+                last_losses.append(loss)
+                if tells_end and not self._has_ranks:
+                    logs = self._batch_event(index, tracker, loss)
             if self._agrees_on_steps:
                 self._agree("on_gradients")
-            if tells_end:
-                self._tell_batch_end(index, batch, loss)
+            if tells_end and self._has_ranks:
+                logs = self._share_batch_end(index, batch, loss)
+            if logs is not None:
+                self._tell_batch_end(index, logs)
             if trainer.stop_training and self.is_stopping:
                 break
             if not (math.isfinite(loss) or state.warned_of_loss):
                 self._warn_of_loss(loss)
-        trainer._flush(learning_rate)
-        position.trained = True
+        with self._advancing:
+            trainer._flush(learning_rate)
+            position.trained = True
+            state.batches.end_epoch()
         whole = self._merged("the end of an epoch")
         self.loss = whole.loss
         return whole.results(), learning_rate
 
-    def _tell_batch_end(self, index: int, batch: Batch, loss: float) -> None:
-        state, trainer = self.state, self.trainer
-        tracker = trainer._tracker
-        if self._has_ranks:
-            if not self.callbacks.read_batch(index):
-                self.callbacks.on_train_batch_end(index, Logs({"batch_loss": loss}))
-                return
-            if trainer._averages_weights:
-                loss = trainer._mean_loss(batch, loss)
-            if self.callbacks.save_after(trainer.global_batch):
-                trainer._backend.gather_window()
-            tracker = self._merged("the end of a batch")
+    def _begin_sums(self, tracker: Tracker, position: Position) -> None:
+        """Begin the figures of an epoch, or continue those of an interrupted epoch."""
+        state = self.state
+        tracker.reset()
+        state.sums_batch = -1
+        if state.pending.tracker:
+            state.sums, state.sums_batch = state.pending.tracker, position.batch
+            sums = own_sums(self.trainer._world, state.pending.tracker, tracker)
+            if sums:
+                tracker.load_state_dict(sums)
+            state.pending = replace(state.pending, tracker={})
+
+    def _begin_event(self, hook: str, index: int, logs: Logs) -> Logs:
+        """Note that callbacks are about to be told an event, and return its logs."""
+        self.callbacks.told.clear()
+        self.state.current_event = hook, index, logs
+        return logs
+
+    def _batch_event(self, index: int, tracker: Tracker, loss: float) -> Logs:
         figures = tracker.figures()  # scalars only
         figures["batch_loss"] = loss
-        logs = Logs(figures)
-        state.current_event = "on_train_batch_end", index, logs
+        return self._begin_event("on_train_batch_end", index, Logs(figures))
+
+    def _share_batch_end(self, index: int, batch: Batch, loss: float) -> Logs | None:
+        """Return the logs of all ranks at the end of a batch; None if no callback reads them."""
+        trainer = self.trainer
+        if not self.callbacks.read_batch(index):
+            self.callbacks.told.clear()
+            self.callbacks.on_train_batch_end(index, Logs({"batch_loss": loss}))
+            return None
+        if trainer._averages_weights:
+            loss = trainer._mean_loss(batch, loss)
+        if self.callbacks.save_after(trainer.global_batch):
+            trainer._backend.gather_window()
+        return self._batch_event(index, self._merged("the end of a batch"), loss)
+
+    def _tell_batch_end(self, index: int, logs: Logs) -> None:
         self.callbacks.on_train_batch_end(index, logs)
-        state.current_event = None
+        self.state.current_event = None
         self._agree("on_train_batch_end")
 
     def _agree(self, hook: str) -> None:
@@ -222,31 +279,6 @@ class FitLoop:
         figures = self.trainer._evaluate_source(validation.data, self.callbacks, validation.steps)
         return {f"val_{name}": value for name, value in figures.items()}
 
-    @contextmanager
-    def _running(self, history: History) -> Iterator[None]:
-        """Install the state of a running fit.
-
-        After an error it stays available for a checkpoint; if no step ran, the previous history and
-        pending fit are restored.
-        """
-        trainer = self.trainer
-        previous = trainer.history, trainer._pending_fit
-        steps_before = trainer.global_batch
-        trainer._begin_fit(self.state, history)
-        if not self.state.position.batch:
-            trainer._discard_window()  # gradients accumulated by an interrupted fit
-        try:
-            yield
-        except BaseException as error:
-            self.callbacks.on_exception(error)
-            self.state.callback_states = self.callbacks.state_dict()
-            if trainer.global_batch == steps_before:
-                trainer.history, trainer._pending_fit = previous
-            raise
-        finally:
-            trainer._end_fit()
-            self.callbacks.on_close()
-
     def _agree_on_batches(self) -> None:
         """Apply on all ranks the decisions that rank 0 made in `on_train_begin`."""
         self._agree("on_train_begin")
@@ -256,13 +288,17 @@ class FitLoop:
             self.trainer.batch_size = batch_size
 
     def _deliver(self) -> Logs:
-        """Call the loggers for the event that they missed, and restore the decisions made in it."""
-        event = self.state.pending.undelivered
-        self.state.pending = replace(self.state.pending, undelivered={})
-        logs = Logs({**event["logs"]})
+        """Tell an event to the callbacks that missed it, and restore the decisions made in it."""
+        state, event = self.state, self.state.pending.undelivered
+        hook, index, logs = event["hook"], event["index"], Logs({**event["logs"]})
         self.trainer.stop_training = event["stop"]
         self.trainer.stop_reason = event["reason"]
-        self.callbacks.tell_loggers(event["hook"], event["index"], logs)
+        with self._advancing:
+            rest = self.callbacks.begin_rest(hook, event)
+            state.current_event = hook, index, logs
+            state.pending = replace(state.pending, undelivered={})
+        self.callbacks.tell_rest(rest, hook, index, logs)
+        state.current_event = None
         self._agree(event["hook"])
         return logs
 

@@ -43,6 +43,7 @@ EVENT_TYPES = {
     "stop": FLAG,
     "reason": optional(TEXT),
 }
+KEYS_OF_EVENT = ("told", "missed")  # of callbacks, see `CallbackList.told_by_key`; may be absent
 
 
 @dataclass

@@ -315,7 +315,14 @@ class SavedTrainer(GeneratingTrainer):
         self._require_savable(what)
         if adapters_only:
             require_adapters(self.settings)
-        return checkpoint.Snapshot(self._contents(adapters_only), writes=self.is_main)
+        with self._training.advancing.lock:  # between two steps
+            if self._training.in_metrics:
+                raise SettingError(
+                    f"{what} cannot be called inside a metric, because the batch is not counted"
+                    " yet. Call it in a hook, such as on_train_batch_end."
+                )
+            contents = self._contents(adapters_only)
+        return checkpoint.Snapshot(contents, writes=self.is_main)
 
     def _contents(self, adapters_only: bool) -> Contents:
         """Return the contents of a checkpoint written now; its arrays are copies."""
@@ -326,7 +333,7 @@ class SavedTrainer(GeneratingTrainer):
             settings=self.settings,
             state=self.get_state(),
             history=self.history.state_dict(),
-            train_losses=self.train_losses_,
+            train_losses=[*self.train_losses_],
             resume=astuple(pending.position),
             tracker=deepcopy(pending.tracker),
             undelivered=pending.undelivered,
@@ -344,6 +351,7 @@ class SavedTrainer(GeneratingTrainer):
             hook, index, logs = fit.current_event
             undelivered = {"hook": hook, "index": index, "logs": dict(logs)}
             undelivered |= {"stop": self.stop_training, "reason": self.stop_reason}
+            undelivered |= fit.callbacks.told_by_key(hook)
         sums = fit.pending.tracker
         if fit.position.batch and not sums:
             sums = self._sums_of_epoch(fit)
@@ -372,18 +380,20 @@ class SavedTrainer(GeneratingTrainer):
         # there is nothing to resume after a fit that has ended
         callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
         tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
-        with self._training, self._backend.lock:
+        losses = [float(loss) for loss in contents.train_losses]
+        pending = PendingFit(position, tracker, undelivered, callbacks)
+        with self._training, self._training.advancing, self._backend.lock:
             own = self.get_state()
             state = with_passed_settings(contents, own, passed) if passed else contents.state
             require_same_form(state, own)
             self._trainable.require_constants(contents.constants)
             self._set_state(state)
             self._backend.keep_window_on_main()
-        self._averaged_step = self.global_step
-        self.history = history
-        self.train_losses_ = [float(loss) for loss in contents.train_losses]
-        self._fit_state = None
-        self._pending_fit = PendingFit(position, tracker, undelivered, callbacks)
+            self._averaged_step = self.global_step
+            self.history = history
+            self.train_losses_ = losses
+            self._fit_state = None
+            self._pending_fit = pending
 
 
 def matching_this_version(path: str | os.PathLike[str]) -> AbstractContextManager[None]:

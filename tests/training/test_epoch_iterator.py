@@ -48,6 +48,7 @@ def epoch(batches: EpochIterator, stop_after: int | None = None) -> list[str]:
         names.append(f"{index}: {batch.signature}")
         if len(names) == stop_after:
             break
+    batches.end_epoch()
     return names
 
 

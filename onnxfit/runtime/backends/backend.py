@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from threading import RLock
 from typing import Any, ClassVar
@@ -18,12 +17,11 @@ from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
-from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
 from onnxfit.runtime.backends.inference_sessions import DeployedModel, InferenceSessions
-from onnxfit.runtime.backends.inputs import run_on, write_scalars
+from onnxfit.runtime.backends.inputs import run_on, share_of_rows, specs_of, write_scalars
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
-from onnxfit.runtime.buffers import DoubleBufferedState
+from onnxfit.runtime.buffers import DoubleBufferedState, Savepoint
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.float16 import convert_by_casts
 from onnxfit.runtime.reduction import GradientReduction
@@ -75,7 +73,7 @@ class Backend(ABC):
 
     `evaluate`, `predict` and `deployed` may be called from several threads. Everything else that
     reads or changes the state or runs a session needs `lock`, which is re-entrant. User code never
-    runs while a thread holds it, so a callback may wait for another thread.
+    runs while a thread holds it (`unlock`), so a callback may wait for another thread.
 
     Further attributes: `window`, the number of batches whose gradients wait for the update;
     `on_gradients`, a function that is called with the gradients before each update where
@@ -108,6 +106,8 @@ class Backend(ABC):
         self.device = device
         self.threads = threads
         self.window = 0
+        self._start: tuple[Savepoint, int]  # the state before the running step
+        self._window_after = 0  # `window` of the running step, while user code sees the one before
         self.accumulate = accumulate
         self.can_accumulate = accumulate > 1
         self.on_gradients: Callable[[dict[str, Array]], None] | None = None
@@ -206,9 +206,35 @@ class Backend(ABC):
         """Train on one batch; update once a window of `accumulate` batches is full.
 
         After an update `window` is 0. `step` counts updates; random numbers depend on `step` and
-        `seed`. After a StepError the state is unchanged. The result is None for a rank without a
-        row of the batch; `shared_loss` is then the loss of the other ranks.
+        `seed`. The result is None for a rank without a row of the batch; `shared_loss` is then the
+        loss of the other ranks. Call `begin_step` first, and `undo_step` after an exception.
         """
+
+    def begin_step(self) -> Savepoint:
+        """Remember the state before a step, for `undo_step` and `unlock`, and return it."""
+        self._start = self.state.savepoint(), self.window
+        return self._start[0]
+
+    def undo_step(self) -> None:
+        """Restore the state at `begin_step`, with the gradients of an unfinished window."""
+        savepoint, self.window = self._start
+        self.state.rollback(savepoint)
+
+    def unlock(self) -> None:
+        """Release `lock` for user code, which sees the state before the running step.
+
+        The thread must hold `lock` once.
+        """
+        savepoint, before = self._start
+        self._window_after, self.window = self.window, before
+        self.state.hide(savepoint)
+        self.lock.release()
+
+    def relock(self) -> None:
+        """Take `lock` again after user code."""
+        self.lock.acquire()
+        self.window = self._window_after
+        self.state.unhide()
 
     def finish_step(self) -> bool:
         """Update with the gradients of `train`; return False if nothing is left to update.
@@ -471,23 +497,3 @@ class Backend(ABC):
             captures=kind in CAPTURED_KINDS,
             **settings,
         )
-
-    @contextmanager
-    def trial_shapes(self) -> Iterator[None]:
-        """Discard graphs compiled for batches inside this block, so that trial batch shapes do not
-        fill the shape caches.
-        """
-        with ExitStack() as stack:
-            for cache in self.caches.values():
-                stack.enter_context(cache.discarding())
-            yield
-
-
-def specs_of(batch: Batch) -> dict[str, TensorSpec]:
-    """Return the specs of a batch's arrays."""
-    return {n: TensorSpec(n, array.dtype, array.shape) for n, array in batch.arrays().items()}
-
-
-def share_of_rows(batch: Batch) -> float:
-    """Return the rows of a batch, divided by those of the whole batch of all ranks."""
-    return 1.0 if batch.whole_rows is None else batch.rows / batch.whole_rows

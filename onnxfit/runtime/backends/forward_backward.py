@@ -15,13 +15,9 @@ import onnx_ir as ir
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.runtime.backends.backend import (
-    Array,
-    Backend,
-    share_of_rows,
-)
+from onnxfit.runtime.backends.backend import Array, Backend
 from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
-from onnxfit.runtime.backends.inputs import write_batch, write_scalars
+from onnxfit.runtime.backends.inputs import share_of_rows, write_batch, write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.backends.two_sessions import compile_passes
 from onnxfit.runtime.reduction import GradientReduction
@@ -91,12 +87,8 @@ class ForwardBackwardBackend(Backend):
             batch.write(passes.feeds)
         values = {} if passes.feeds else batch.arrays()
         compiled.forward = passes.forward(values, step * self.accumulate + self.window, seed)
-        try:
-            gradients = self._gradients(compiled, compiled.forward, batch)
-            self._finish_step(gradients, learning_rate, step)
-        except BaseException:
-            self.state.revert(["statistics"])  # the forward pass has updated the statistics
-            raise
+        gradients = self._gradients(compiled, compiled.forward, batch)
+        self._finish_step(gradients, learning_rate, step)
         return compiled
 
     def _finish_step(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
@@ -226,12 +218,12 @@ class ForwardBackwardBackend(Backend):
         """Let callbacks read and change the gradients, with the step's lock released."""
         assert self.on_gradients is not None
         arrays = {name: array_of(value) for name, value in gradients.items()}
-        self.lock.release()
+        self.unlock()
         try:
             with self.world.in_step("on_gradients"):
                 self.on_gradients(arrays)
         finally:
-            self.lock.acquire()
+            self.relock()
         for name, value in gradients.items():
             if not self.device.on_host:
                 value.update_inplace(arrays[name])

@@ -10,12 +10,8 @@ import onnx
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.runtime.backends.backend import (
-    Array,
-    Backend,
-    share_of_rows,
-)
-from onnxfit.runtime.backends.inputs import run_on, write_scalars
+from onnxfit.runtime.backends.backend import Array, Backend
+from onnxfit.runtime.backends.inputs import run_on, share_of_rows, write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.joined_weights import join_weights, weights_to_join

@@ -16,6 +16,7 @@ from onnxfit.runtime.backends.backend import Array
 from onnxfit.runtime.backends.full import FullBackend
 from onnxfit.runtime.backends.inputs import write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
+from onnxfit.runtime.buffers import Savepoint
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.overwriting import overwritable_tensors
 from onnxfit.runtime.session import BoundSession
@@ -71,6 +72,8 @@ class InPlaceBackend(FullBackend):
         self._pending: tuple[float, int] | None = None
         # Whether the losses since the last update, and their gradients, may be used.
         self._losses_are_finite = True
+        self._began_finite = True  # `_losses_are_finite` before the running step
+        self._keeps_update = False
         # The version of the state after the last step, if this step has updated the weights.
         self._updated_version = -1
 
@@ -88,6 +91,19 @@ class InPlaceBackend(FullBackend):
         return found
 
     # ------------------------------------------------------------------ a step
+
+    def begin_step(self) -> Savepoint:
+        self._began_finite = self._losses_are_finite
+        # An update that this step does not undo, because it was made before or fails midway.
+        self._keeps_update = self._updated_version == self.state.version
+        return super().begin_step()
+
+    def undo_step(self) -> None:
+        super().undo_step()
+        self._discard_gradients()
+        self._losses_are_finite = self._began_finite
+        if self._keeps_update:
+            self._updated_version = self.state.version
 
     def train(
         self, batch: Batch, learning_rate: float, step: int, seed: int
@@ -148,9 +164,7 @@ class InPlaceBackend(FullBackend):
                 update.run(self._gradients)
                 self.last_update = update
         except StepError as error:
-            self.window = 0
-            self.state.revert(["statistics"])
-            self._updated_version = self.state.version
+            self._keeps_update = True
             raise StepError(
                 f"{error}\nbackend='in_place' may have updated some of the weights. Load the last"
                 " checkpoint, or create the trainer again."

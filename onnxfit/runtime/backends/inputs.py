@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import Array
 
@@ -38,3 +39,13 @@ def write_scalars(session: BoundSession, learning_rate: float, step: int, seed: 
         feeds[names.STEP][()] = step
     if names.SEED in feeds:
         feeds[names.SEED][()] = seed
+
+
+def specs_of(batch: Batch) -> dict[str, TensorSpec]:
+    """Return the specs of a batch's arrays."""
+    return {n: TensorSpec(n, array.dtype, array.shape) for n, array in batch.arrays().items()}
+
+
+def share_of_rows(batch: Batch) -> float:
+    """Return the rows of a batch, divided by those of the whole batch of all ranks."""
+    return 1.0 if batch.whole_rows is None else batch.rows / batch.whole_rows

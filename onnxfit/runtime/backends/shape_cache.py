@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Generic, TypeVar
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.garbage import paused_collection
@@ -111,6 +111,17 @@ class ShapeCache(Generic[T]):
             self.exact = exact
             self.any_size = any_size
             self._restore(by_signature)
+
+
+@contextmanager
+def trial_shapes(caches: Iterable[ShapeCache[Any]]) -> Iterator[None]:
+    """Discard graphs compiled for batches inside this block, so that trial batch shapes do not fill
+    the caches.
+    """
+    with ExitStack() as stack:
+        for cache in caches:
+            stack.enter_context(cache.discarding())
+        yield
 
 
 def without_sizes(spec: TensorSpec, declared: TensorSpec | None) -> TensorSpec:

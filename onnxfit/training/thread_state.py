@@ -1,0 +1,23 @@
+"""State of a trainer's calls in one thread."""
+
+from __future__ import annotations
+
+from threading import local
+from typing import Any
+
+import numpy.typing as npt
+
+from onnxfit.callbacks.callback_list import CallbackList
+
+
+class ThreadState(local):
+    """State of a trainer's calls in one thread.
+
+    - `callbacks`: the callbacks of the running fit, evaluation or prediction, or None.
+    - `predicted`: output -> array of the current batch of a prediction.
+    """
+
+    callbacks: CallbackList | None = None
+
+    def __init__(self) -> None:
+        self.predicted: dict[str, npt.NDArray[Any]] = {}
