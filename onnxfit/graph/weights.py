@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.quantized import describe_quantized, quantized_weights
-from onnxfit.graph.records import PARAMETER, Record, Records
+from onnxfit.graph.records import NO_PARAMETER, PARAMETER, Record, Records
 from onnxfit.registry import matching_names, name_list
 
 # (operator, input) whose tensor is a setting of the operator, not a weight
@@ -180,8 +180,9 @@ def _reason(
         return SETTING
     tensor = value.const_value
     if value.shape is not None and not value.shape and unrecorded:
-        named = SCALAR_PARAMETER.fullmatch(value.name or "")
-        return LOOKS_LIKE_A_WEIGHT if named else SCALAR
+        if SCALAR_PARAMETER.fullmatch(value.name or ""):
+            return LOOKS_LIKE_A_WEIGHT
+        return SCALAR if _is_of_module(value.name or "") else CONSTANT
     if not value.shape:
         return CONSTANT
     if known:
@@ -191,6 +192,14 @@ def _reason(
     if _is_mask(value, tensor.numpy()):
         return MASK
     return LOOKS_LIKE_A_WEIGHT if tensor.size != 1 or _is_in_layer(value) else CONSTANT
+
+
+def _is_of_module(name: str) -> bool:
+    """Return whether a name is that of a tensor of a module, such as "head.scale"."""
+    parts = name.split(".")
+    if NO_PARAMETER.fullmatch(name) or parts[-1].lower().startswith(("const", "_const", "eps")):
+        return False
+    return all(map(str.isidentifier, parts))
 
 
 def _recorded_reason(record: Record) -> Reason:
