@@ -21,7 +21,6 @@ from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.garbage import paused_collection
-from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.reading import ModelSource, read_shared
 from onnxfit.graph.shared_tensors import shared_arrays
 from onnxfit.graph.tensors import initializer_arrays
@@ -95,6 +94,8 @@ class Trainer(FolderTrainer):
       `onnxfit.dynamic_batch`.
     - `stop_gradients`: names and patterns, as for `weights`, of values that nodes read without a
       gradient, as after PyTorch's `detach`. An output keeps the gradient of its own loss.
+    - `freeze_rows`: weight or pattern -> rows that keep their values, such as an embedding's row 0
+      for padding: `{"emb.weight": [0]}`.
     - `distribute`: the processes that train together, each on its share of every batch: "auto" for
       the processes that mpiexec started together; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None for this process alone.
@@ -152,6 +153,7 @@ class Trainer(FolderTrainer):
         threads: int | None = None,
         dynamic_batch: bool = False,
         stop_gradients: Sequence[str] | str | None = None,
+        freeze_rows: Mapping[str, Sequence[int]] | None = None,
         distribute: Any = "auto",
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,
@@ -166,9 +168,6 @@ class Trainer(FolderTrainer):
         recipe = Recipe.build(
             trainable, checked, needs_loss=backend_class.needs_loss, distillation=distillation
         )
-        # a user who chooses weights knows which weights are trained
-        if weights is None and quantization is None and adapters is None:
-            warn_of_quantized(recipe.model)
         arrays = initializer_arrays(trainable.model, recipe.state)
         settings = stored_settings(settings)
         world = world_of(distribute)
@@ -176,8 +175,7 @@ class Trainer(FolderTrainer):
         require_same_trainers(world, model, arrays, settings, teacher)
         refuse_two_waits(world, accumulate)
         refuse_two_scales(world, recipe.precision)
-        trained = {name: arrays[name] for name in recipe.weights}
-        warn_of_weights(model, recipe.model, trained, weights)
+        warn_of_weights(model, recipe.model, {n: arrays[n] for n in recipe.weights}, settings)
         trainable = without_trained_numbers(trainable, recipe)
         model, tensors = trainable.file, shared_arrays(trainable.file)
         runtime = backend_class(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Bounds = Mapping[str, tuple[Array, Array]]  # weight -> its least and its greatest numbers
 NO_BOUNDS: Bounds = MappingProxyType({})
+FrozenRows = Mapping[str, npt.NDArray[np.int64]]  # weight -> the numbers of its frozen rows
+NO_FROZEN_ROWS: FrozenRows = MappingProxyType({})
 
 
 def apply_update(
@@ -34,6 +36,7 @@ def apply_update(
     *,
     scaled: bool = False,
     bounds: Bounds = NO_BOUNDS,
+    frozen_rows: FrozenRows = NO_FROZEN_ROWS,
 ) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
     """Return the next value of every weight and of every slot.
 
@@ -43,6 +46,7 @@ def apply_update(
     - `scaled`: the gradients are already multiplied by the learning rate; the optimizer is
       `is_plain_sgd`.
     - `bounds`: weight -> two arrays of its shape, to which its numbers are clamped.
+    - `frozen_rows`: weight -> rows that keep their numbers, also under weight decay.
 
     Raises SettingError if the optimizer's `update` changes the number of values, or the type or
     shape of a value.
@@ -70,12 +74,20 @@ def apply_update(
             _check_returned(rule, name, [w, *own.values()], [new, *new_slots], list(own))
             if name in bounds:
                 new = _within(op, new, *bounds[name])
+            if name in frozen_rows:
+                kept = op.Gather(w, frozen_rows[name], axis=0)
+                new = with_rows(op, new, frozen_rows[name], kept)
             next_slots[name] = dict(zip(own, new_slots))
             if average is not None and rule.ema_momentum is not None:
                 momentum = rule.ema_momentum
                 next_slots[name][names.EMA] = momentum * average + (1 - momentum) * new
         next_weights[name] = new
     return next_weights, next_slots
+
+
+def with_rows(op: GraphBuilder, x: Value, numbers: npt.NDArray[np.int64], rows: Value) -> Value:
+    """Return x with other rows at these positions."""
+    return op.ScatterND(x, op.constant(numbers[:, None]), rows)
 
 
 def _within(op: GraphBuilder, w: Value, least: Array, greatest: Array) -> Value:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import listed_names, warn_user
-from onnxfit.graph.records import NO_PARAMETER, Records
+from onnxfit.graph.quantized import warn_of_quantized
+from onnxfit.graph.records import Records
 from onnxfit.graph.sharing import (
     Array,
     uses_of,
@@ -27,18 +29,23 @@ def warn_of_weights(
     file: onnx.ModelProto,
     model: ir.Model,
     weights: Mapping[str, Array],
-    patterns: Sequence[str] | str | None,
+    settings: Mapping[str, Any],
 ) -> None:
-    """Warn of weights that the exporter merged or computed, and of possible buffers and scalars.
+    """Warn of weights that the exporter merged or computed, of possible buffers and scalars, and of
+    integers that are not trained.
 
     - `file`: the file that is trained.
     - `model`: the normalized model of a training step.
     - `weights`: the trained weights.
-    - `patterns`: the user's `weights=`. A weight that it names is trained on purpose.
+    - `settings`: the arguments of `Trainer`. A weight that `weights` names is trained on purpose.
     """
+    # A user who chooses weights knows which weights are trained.
+    if all(settings[name] is None for name in ("weights", "quantization", "adapters")):
+        warn_of_quantized(model)
     warn_of_merged_weights(file, weights)
     warn_of_untied_tables(file, weights)
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns or ())
+    patterns = settings["weights"] or ()
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     chosen = {
         name: model.graph.initializers[name]
         for name in weights
@@ -103,7 +110,7 @@ def _warn_of_scalars(model: ir.Model, weights: Collection[str]) -> None:
     scalars = [
         name
         for name, reason in weight_reasons(model, weights).items()
-        if reason is SCALAR and name not in weights and _is_named_by_user(name)
+        if reason is SCALAR and name not in weights
     ]
     if scalars:
         added = "".join(f", {name!r}" for name in scalars[:3]) + ", ..." * (len(scalars) > 3)
@@ -112,14 +119,6 @@ def _warn_of_scalars(model: ir.Model, weights: Collection[str]) -> None:
             " number looks like a constant. If the network has such parameters, train them with"
             f" weights=[*onnxfit.inspect(model).weights{added}]."
         )
-
-
-def _is_named_by_user(name: str) -> bool:
-    """Return whether a name is that of a tensor of a module, such as "head.scale"."""
-    parts = name.split(".")
-    if NO_PARAMETER.fullmatch(name) or parts[-1].lower().startswith(("const", "_const", "eps")):
-        return False
-    return all(map(str.isidentifier, parts))
 
 
 def _quoted(names: Collection[str]) -> str:

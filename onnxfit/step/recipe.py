@@ -20,6 +20,7 @@ from onnxfit.gradients.paths import reachable_values
 from onnxfit.gradients.update import (
     NO_BOUNDS,
     Bounds,
+    FrozenRows,
     initial_slots_to_read,
     optimizer_for,
 )
@@ -34,6 +35,7 @@ from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
 from onnxfit.step.distillation import Distillation, Teacher
+from onnxfit.step.frozen_rows import frozen_rows
 from onnxfit.step.limits import check_fits, clip_bound, largest, norm_dtype
 from onnxfit.step.loss_scale import initial_state
 from onnxfit.step.objectives import (
@@ -76,6 +78,8 @@ class Recipe:
     clip_value: float | None = None
     device: str = "cpu"
     norms: ReportedNorms = "none"
+    # rows of weights that training does not change
+    frozen_rows: FrozenRows = field(default_factory=dict)
     # the file and the conversion back to it, unless the file itself is trained
     trainable: TrainableModel | None = None
     # the model whose outputs are learned in addition to the labels
@@ -181,6 +185,7 @@ class Recipe:
             gradient=_gradient_source(settings, precision),
             device=forms_of_device(settings.device),
             slots=slots,
+            frozen_rows=frozen_rows(normalized, weights, settings.freeze_rows),
             metrics=tuple(metrics),
             batch_norm=settings.batch_norm,
             precision=precision,

@@ -45,6 +45,7 @@ class TrainerSettings:
     threads: int | None = None
     dynamic_batch: bool = False
     stop_gradients: Sequence[str] | str | None = None
+    freeze_rows: Mapping[str, Sequence[int]] | None = None
     quantization: Quantization | None = None
     adapters: LoRA | Sequence[LoRA] | None = None
 
@@ -60,6 +61,11 @@ class TrainerSettings:
         if self.threads is not None and not _is_whole(self.threads, 0, 1024):
             raise SettingError(
                 f"threads must be a whole number of at most 1024, or None, got {self.threads!r}."
+            )
+        if self.freeze_rows is not None and not _is_rows(self.freeze_rows):
+            raise SettingError(
+                "freeze_rows must be a mapping from weights to lists of rows, got"
+                f" {shortened(self.freeze_rows)}."
             )
         for name in ("clip_norm", "clip_value"):
             bound = getattr(self, name)
@@ -80,6 +86,17 @@ def check_accumulate(batches: object) -> None:
 def _is_bound(value: Any) -> bool:
     """Return whether `value` is a positive number, infinity included."""
     return is_number(value) and (value == math.inf or (is_finite(value) and value > 0))
+
+
+def _is_rows(value: object) -> bool:
+    """Return whether `value` maps names to lists of whole numbers."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return False
+    return all(
+        isinstance(rows, (list, tuple))
+        and all(isinstance(row, int) and not isinstance(row, bool) for row in rows)
+        for rows in value.values()
+    )
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:

@@ -20,6 +20,7 @@ from onnxfit.graph.spec import Dim
 from onnxfit.graph.sums import sum_of_squares
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.optimizers import Optimizer
+from onnxfit.step.frozen_rows import without_frozen_rows
 from onnxfit.step.limits import largest, norm_dtype
 from onnxfit.step.loss_scale import GuardedUpdate
 from onnxfit.step.recipe import Recipe
@@ -99,8 +100,9 @@ def add_update(
     else:
         done = op.input(names.STEP, np.int64, ())
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
+    with op.scope(scopes.OPTIMIZER):
+        gradients = without_frozen_rows(op, gradients, recipe.frozen_rows)
     norm = _reported_norm(op, recipe, gradients)
-    gradients = dict(gradients)
     limits = limits_of(recipe.device)
     targets = _fuse(op, weights, gradients, fused, limits)
     slots = {
@@ -121,6 +123,7 @@ def add_update(
         step,
         scaled=scaled,
         bounds=_fused_bounds(recipe.bounds, fused, limits.alignment),
+        frozen_rows=recipe.frozen_rows,
     )
     for weight, target in targets.items():
         pairs = {target: (next_weights[weight], weights[weight])}

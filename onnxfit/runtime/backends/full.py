@@ -201,7 +201,7 @@ class FullBackend(Backend):
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
         recipe = self.recipe
-        weights = {name: arrays[name] for name in recipe.weights}
+        weights = {n: arrays[n] for n in recipe.weights if n not in recipe.frozen_rows}
         # Weights with slots are updated as one tensor. Weights without slots are updated one by
         # one, but a step reads and writes many of them as one tensor.
         self._updated_as_one: dict[str, list[str]] = {}
