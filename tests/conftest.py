@@ -87,9 +87,9 @@ def pytest_configure(config: pytest.Config) -> None:
     profile = "ci" if in_ci else "local"
     profile = "quick" if config.getoption("--quick") else profile
     hypothesis.settings.load_profile(os.environ.get("ONNXFIT_HYPOTHESIS", profile))
-    compiler = os.environ.get("CXX", "c++").split()[0]
-    if in_ci and shutil.which(compiler) is None:
-        raise pytest.UsageError(f"CI=true, but there is no C++ compiler {compiler!r}: install g++.")
+    for program in (os.environ.get("CXX", "c++").split()[0], "cmake"):
+        if in_ci and shutil.which(program) is None:
+            raise pytest.UsageError(f"CI=true, but there is no {program!r}: install g++ and cmake.")
     # PyTorch is compared with in one environment alone: not every Python has a small PyTorch
     without = os.environ.get("ONNXFIT_TEST_WITHOUT", "").split()
     missing = [m for m in COMPARED_WITH if find_spec(m) is None and m not in without]
