@@ -11,8 +11,8 @@ import os
 
 import numpy as np
 import onnx
-import onnx.external_data_helper
 
+from onnxfit.graph.external_data import external_bytes, load_external_data
 from onnxfit.graph.shared_tensors import (
     Array,
     Contents,
@@ -42,7 +42,7 @@ def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto,
 
     - `source`: the path of an ONNX file, its bytes, or a model, which stays unchanged.
 
-    Raises the errors of `onnx.load`.
+    Raises the errors of `load_external_data`, and DecodeError for a damaged message.
     """
     if isinstance(source, onnx.ModelProto):
         model, contents = _of_proto(source)
@@ -61,7 +61,7 @@ def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto,
 def without_contents(path: str) -> onnx.ModelProto:
     """Return the model of a file that is not empty, without the bytes of its larger initializers.
 
-    Raises the errors of `onnx.load`.
+    Raises OSError if the file cannot be read, and DecodeError for a damaged message.
     """
     return _structure(path)[0]
 
@@ -118,13 +118,10 @@ def _of_file(path: str) -> tuple[onnx.ModelProto, dict[int, Array]]:
     folder = os.path.dirname(path)
     for index, tensor in enumerate(model.graph.initializer):
         if is_external(tensor) and is_sharable(tensor.data_type, nbytes(tensor)):
-            own = onnx.TensorProto()  # its memory is freed, unlike that of a field of the model
-            own.CopyFrom(tensor)
-            onnx.external_data_helper.load_external_data_for_tensor(own, folder)
-            contents[index] = np.frombuffer(own.raw_data, np.uint8)
+            contents[index] = external_bytes(tensor, folder)
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
-    onnx.external_data_helper.load_external_data_for_model(model, folder)
+    load_external_data(model, folder)
     return model, contents
 
 

@@ -20,6 +20,7 @@ from onnxfit.files import kind_of_file
 from onnxfit.graph import tensors
 from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.completion import checkable, complete, complete_outputs
+from onnxfit.graph.external_data import load_external_data
 from onnxfit.graph.lean_reading import with_shared, without_contents
 from onnxfit.graph.shared_tensors import Contents, ir_tensor, shared_arrays, shared_bytes
 from onnxfit.graph.subgraphs import nodes_of
@@ -41,9 +42,9 @@ ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
 MEAN = 3
 VARIANCE = 4
 
-# A ValueError means that external data has an invalid offset or length; a RuntimeError, that a path
-# is too long for the system.
-READING_ERRORS = (OSError, ValueError, OverflowError, RuntimeError, onnx.checker.ValidationError)
+# A ValueError means that a file of external data is outside of the folder, or is smaller than its
+# tensors.
+READING_ERRORS = (OSError, ValueError)
 
 
 def load_model(source: ModelSource) -> onnx.ModelProto:
@@ -159,7 +160,9 @@ def _load(
 def _parse(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
     """Return a copy of the model of a path, of bytes or of a ModelProto."""
     if isinstance(source, str):
-        return onnx.load(source), []
+        model = onnx.load(source, load_external_data=False)
+        load_external_data(model, os.path.dirname(source))
+        return model, []
     model = onnx.ModelProto()
     if isinstance(source, bytes):
         model.ParseFromString(source)

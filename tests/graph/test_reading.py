@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,13 @@ import onnx_ir as ir
 import pytest
 
 from onnxfit.errors import ModelError
+from onnxfit.graph import shared_tensors, tensors
 from onnxfit.graph.model import normalize
 from onnxfit.graph.reading import read_model, read_shared
+from onnxfit.graph.shared_tensors import include_shared
 from tests.graph.graphs import linear, parse
+
+Reader = Callable[[Path], onnx.ModelProto]
 
 
 class TestReadingModels:
@@ -88,21 +94,89 @@ class TestReadingModels:
         np.testing.assert_array_equal(found, [1, 6, 1, 7] if rows == 1 else [[1, 6], [1, 7]])
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("offset", "-1"), ("offset", "200"), ("length", "1e3"), ("length", str(1 << 62)), ("length", ""), ("length", "-8"), ("location", "a/" * 3000)],
-)  # fmt: skip
-def test_external_data_that_is_not_in_the_file(tmp_path: Path, key: str, value: str) -> None:
+def write_external(folder: Path, **entries: str) -> Path:
+    """A model of which one tensor of 8 bytes is in `w.bin`, unless an entry says otherwise."""
     model = linear()
     tensor = model.graph.initializer[0]
     tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=1, dims=[2, 1]))
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="w.bin")
-    tensor.external_data.add(key=key, value=value)
+    for key, value in {"location": "w.bin", **entries}.items():
+        tensor.external_data.add(key=key, value=value)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    return folder / "model.onnx"
+
+
+@pytest.fixture(params=["copied", "shared"])
+def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    """Both readers of a file: of small models, and of large ones with their tensors in arrays."""
+    if request.param == "copied":
+        return read_model
+    monkeypatch.setattr(shared_tensors, "MIN_BYTES", 8)
+    monkeypatch.setattr(tensors, "MAX_COPIED_BYTES", 0)
+
+    def read(path: Path) -> onnx.ModelProto:
+        model, arrays = read_shared(path)
+        assert len(arrays) == 1
+        return include_shared(model)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("offset", "-1"), ("offset", "9"), ("offset", "200"), ("length", "1e3"), ("length", str(1 << 62)), ("length", ""), ("length", "-8"), ("length", "9" * 5000), ("location", ""), ("location", "a/" * 3000), ("location", "a\0b")],
+)  # fmt: skip
+def test_external_data_that_is_not_in_the_file(
+    tmp_path: Path, read: Reader, key: str, value: str
+) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(8))
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match=r"cannot be read"):
-        read_model(tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"cannot be read") as raised:
+        read(write_external(tmp_path, **{key: value}))
+    assert len(str(raised.value)) < 1000 or key == "location"
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("missing.bin", "does not exist"),
+        ("folder", "not a regular file"),
+        ("pipe.bin", "not a regular file"),
+        ("link.bin", "is a link"),
+        ("linked/w.bin", "is a link"),
+        ("out.bin", "is a link"),
+        ("hard.bin", "hard links"),
+        ("loop.bin", "cannot be read"),
+        ("../secret/w.bin", "in the folder of the model"),
+    ],
+)
+def test_external_data_is_read_from_regular_files_of_the_folder_only(
+    tmp_path: Path, read: Reader, location: str, message: str
+) -> None:
+    """Older versions of onnx follow links."""
+    for name in ("secret", "model/folder"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "w.bin").write_bytes(bytes(8))
+    model = tmp_path / "model"
+    os.mkfifo(model / "pipe.bin")
+    for name, target in (
+        ("link.bin", "folder/w.bin"),
+        ("linked", "folder"),
+        ("out.bin", "../secret/w.bin"),
+        ("loop.bin", "loop.bin"),
+    ):
+        (model / name).symlink_to(target)
+    assert read(write_external(model, location="folder/../folder/w.bin")).graph.initializer
+    os.link(tmp_path / "secret" / "w.bin", model / "hard.bin")
+    with pytest.raises(ModelError, match=message):
+        read(write_external(model, location=location))
+
+
+def test_unknown_entries_of_external_data_are_ignored(tmp_path: Path, read: Reader) -> None:
+    numbers = np.array([[3], [4]], np.float32)
+    (tmp_path / "w.bin").write_bytes(bytes(8) + numbers.tobytes())
+    path = write_external(tmp_path, offset="8", length="8", __class__="str", basepath="/")
+    found = onnx.numpy_helper.to_array(read(path).graph.initializer[0])
+    np.testing.assert_array_equal(found, numbers)
 
 
 @pytest.mark.skipif(
