@@ -17,6 +17,7 @@ GRADIENT_SUM = "gradient/sum"  # where a value is used more than once
 LOSS_SCALE = "gradient/loss_scale"  # in float16
 ACCUMULATION = "accumulation"
 OPTIMIZER = "optimizer"
+STOP_GRADIENT = "stop_gradient"  # within the model
 
 # The stages of a step in the order in which they run, and their titles. Each but the first is the
 # outermost scope of its nodes.

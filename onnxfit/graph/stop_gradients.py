@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxfit.errors import SettingError
+from onnxfit.graph import scopes
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import FLOATS
 from onnxfit.registry import matching_names, name_list
@@ -32,7 +33,7 @@ def stop_gradients(model: ir.Model, patterns: Sequence[str] | str) -> None:
     for name in selected:
         value = values[name]
         uses = tuple(value.uses())
-        with op.scope("stop_gradient"):
+        with op.scope(scopes.STOP_GRADIENT):
             stopped = op.stop_gradient(op.wrap(value)).ir
         for node, i in uses:
             node.replace_input_with(i, stopped)
