@@ -190,7 +190,9 @@ def test_onnxruntime_reads_the_tensors_that_were_written(tmp_path: Path, dtype: 
     assert all(np.array_equal(again[name], array) for name, array in tensors.items())
     assert {array.dtype for array in again.values()} == {np.dtype(dtype)}
     if HAS_ADAPTERS:
-        read = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
+        # older versions of onnxruntime free the parameters with the adapter
+        adapter = onnxruntime.AdapterFormat.read_adapter(str(path))
+        read = adapter.get_parameters()
         assert read.keys() == tensors.keys()
         assert all(np.array_equal(read[name].numpy(), array) for name, array in tensors.items())
 
