@@ -61,7 +61,7 @@ SCIKIT_LEARNS_CHECKS = pytest.mark.parametrize(
 )
 
 
-# pandas and the array API are not installed for the tests: scikit-learn warns that it skips these
+# The array API, and pandas in some environments, are not installed: scikit-learn warns that it skips
 # two
 @pytest.mark.filterwarnings("default")
 @SCIKIT_LEARNS_CHECKS
