@@ -11,6 +11,10 @@ its end, also before operators that only move or scale numbers, means probabilit
 MatMul, Conv or LogSoftmax means logits. For any other graph, CrossEntropy and Focal expect logits,
 BinaryCrossEntropy and KLDivergence probabilities, as in Keras. `Trainer.summary()` shows the
 decision. A setting that contradicts the graph is followed, with a UserWarning.
+
+If the graph shows the Sigmoid or Softmax that computes probabilities, the loss computes from its
+input, as in Keras. So a probability that is rounded to 0 or 1 has the same loss and gradient as its
+logits. Without such an operator, a probability is raised to 1e-30, and has no gradient there.
 """
 
 from __future__ import annotations
@@ -48,10 +52,14 @@ from onnxfit.graph.labels import (
 )
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.probabilities import (
+    Source,
     any_number_operator,
     decide_logits,
+    log_probabilities_of,
     log_softmax,
+    logits_of,
     probability_operator,
+    softplus,
     without_mask,
 )
 from onnxfit.graph.spec import Dim, TensorSpec
@@ -113,11 +121,14 @@ class SoftTargets:
 # Smaller probabilities are raised to this before the logarithm. log is then -69, and its slope
 # still fits float32.
 LEAST_PROBABILITY = 1e-30
+# Logarithms that are computed without the probability are raised to this. Models mask with it.
+LEAST_LOGARITHM = -1e4
 LEAST_RATE = 1e-7
 GREATEST_EXPONENT = 40.0
 # Losses of these libraries compute with their own tensors and cannot be used here.
 OTHER_LIBRARIES = ("jax", "keras", "numpy", "optax", "sklearn", "tensorflow", "tf_keras", "torch")
 CLASS_LIMIT = 2**63  # class indices are int64 in the graph
+MASK = "onnxfit: outputs that count"  # note of the node that masks outputs
 SIGNS = AllowedLabels(-1, 1, values=(-1, 1))
 
 
@@ -300,7 +311,7 @@ class Loss(ChecksArguments, ABC):
         # nor its gradient reaches other entries, even if they are not finite.
         counts = op.cast(sample_weight, np.bool_)
         if y_pred.rank:
-            y_pred = op.Where(self._counted_outputs(op, counts, y_true, y_pred), y_pred, 0)
+            y_pred = _masked(op, self._counted_outputs(op, counts, y_true, y_pred), y_pred)
         loss = self._entries(op, y_true, y_pred, soft_targets)
         if loss.rank == 0:
             raise SettingError(
@@ -875,9 +886,8 @@ class BinaryCrossEntropy(Loss):
 
     Labels lie in [0, 1] and have the output's shape.
 
-    - `from_logits`: False for an output $q$, which is clipped to stay 1e-30 away from 0 and 1 and
-      has no gradient where it is clipped (prefer logits); True for any number $s$ with $q = 1/(1 +
-      e^{-s})$; None for what the graph shows, as the module describes.
+    - `from_logits`: False for an output $q$; True for any number $s$ with $q = 1/(1 + e^{-s})$;
+      None for what the graph shows, as the module describes.
     - `label_smoothing` $a$ in [0, 1): labels become $(1 - a) y + a/2$.
     - `pos_weight` $p > 0$, the weight of a label of 1: None for 1, one number, or one for each
       entry of the last axis (`torch.nn.BCEWithLogitsLoss`).
@@ -918,15 +928,15 @@ class BinaryCrossEntropy(Loss):
         return super().target(y_pred)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        logits = _takes_logits(self, y_pred)
+        scores = _scores(self, op, y_pred)
         if self.label_smoothing:
             y_true = (1 - self.label_smoothing) * y_true + self.label_smoothing / 2
         positive = y_true
         if self.pos_weight is not None:
             positive = y_true * op.constant(self.pos_weight, y_true.dtype)
         negative = 1 - y_true
-        if logits:
-            return (positive + negative) * _softplus(op, -y_pred) + negative * y_pred
+        if scores is not None:
+            return (positive + negative) * softplus(op, -scores) + negative * scores
         return -(positive * _log(op, y_pred) + negative * _log(op, 1 - y_pred))
 
     def distillation_loss(
@@ -1120,8 +1130,7 @@ class CrossEntropy(ClassLoss):
     Labels are class indices ($q$ is 1 there), or probabilities of the output's shape.
 
     - `from_logits`: True for raw scores $s$, with $p = \mathrm{softmax}(s)$; False for
-      probabilities $p$, where 0 counts as 1e-30 and has no gradient (prefer logits); None for what
-      the graph shows, as the module describes.
+      probabilities $p$; None for what the graph shows, as the module describes.
     - `label_smoothing` $a$ in [0, 1): labels become $(1 - a) q + a / C$, for $C$ classes.
     - `class_weights` $w$: None, or one number $\ge 0$ per class. The sum is over $w_c q_c \log
       p_c$; "mean" divides by the $w$ of the labels if they are indices, by the number of rows if
@@ -1315,8 +1324,8 @@ class Focal(ClassLoss):
     - `alpha` $\alpha$: None weighs all equally. With class indices, one number $\ge 0$ per class;
       with labels 0 and 1, a number in (0, 1), the weight of a label 1; a label 0 has the weight `1
       - alpha`.
-    - `from_logits`: True for raw scores; False for probabilities, where 0 counts as 1e-30; None for
-      what the graph shows, as the module describes.
+    - `from_logits`: True for raw scores; False for probabilities; None for what the graph shows, as
+      the module describes.
     - `axis`, `class_weights`, `ignore_index` and `reduction` are as in `ClassLoss`; `alpha` does
       not change the divisor.
 
@@ -1382,9 +1391,10 @@ class Focal(ClassLoss):
                 "Focal with labels 0 and 1 needs a single number as alpha, without class_weights"
                 " and ignore_index."
             )
-        if _takes_logits(self, y_pred):
-            s = (2 * y_true - 1) * y_pred
-            loss = _softplus(op, -s)  # -log p, and -log(1 - p) is s more
+        scores = _scores(self, op, y_pred)
+        if scores is not None:
+            s = (2 * y_true - 1) * scores
+            loss = softplus(op, -s)  # -log p, and -log(1 - p) is s more
             loss = op.Exp(-self.gamma * (loss + s)) * loss
         else:
             p = y_true * y_pred + (1 - y_true) * (1 - y_pred)
@@ -1426,9 +1436,9 @@ class KLDivergence(Loss):
     r"""Kullback-Leibler divergence $\sum_c y_c (\log y_c - \log p_c)$ over the classes, for labels
     that are probabilities of the output's shape.
 
-    - `from_logits`: False for an output $p$, where 0 counts as 1e-30 and has no gradient; True for
-      numbers whose softmax is $p$, such as log-probabilities (`torch.nn.KLDivLoss`, reduction
-      "batchmean"); None for what the graph shows, as the module describes.
+    - `from_logits`: False for an output $p$; True for numbers whose softmax is $p$, such as
+      log-probabilities (`torch.nn.KLDivLoss`, reduction "batchmean"); None for what the graph
+      shows, as the module describes.
     - `axis`: of the classes, as in `CrossEntropy`.
     - `reduction` is as in `Loss`.
 
@@ -1544,12 +1554,6 @@ def _shape(value: Value) -> str:
     return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
-def _softplus(op: GraphBuilder, x: Value) -> Value:
-    """log(1 + e^x), with the exact gradient 1/2 at 0, for any gradient of |x| there."""
-    size = abs(x)
-    return 0.5 * (x + size) + op.Log(1 + op.Exp(-size))
-
-
 def _exp(op: GraphBuilder, x: Value) -> Value:
     """e^x, and its tangent beyond `GREATEST_EXPONENT`."""
     near = op.Min(x, GREATEST_EXPONENT)
@@ -1561,9 +1565,44 @@ def _log(op: GraphBuilder, p: Value) -> Value:
     return op.Log(op.Clip(p, LEAST_PROBABILITY, 1))
 
 
+def _masked(op: GraphBuilder, counts: Value, y_pred: Value) -> Value:
+    """The output, with 0 where `counts` is false; `_of_source` finds the output again."""
+    masked = op.Where(counts, y_pred, 0)
+    node = masked.ir.producer()
+    assert node is not None
+    node.meta[MASK] = True
+    return masked
+
+
+def _of_source(op: GraphBuilder, y_pred: Value, find: Source) -> Value | None:
+    """Return the result of `find` for the output of the model, masked as the output is."""
+    node = y_pred.ir.producer()
+    if node is None or MASK not in node.meta:
+        return find(op, y_pred.ir)
+    counts, output = node.inputs[:2]
+    found = find(op, output)
+    if found is None or counts is None:
+        return found
+    return op.Where(op.wrap(counts), found, 0)
+
+
+def _scores(loss: Any, op: GraphBuilder, y_pred: Value) -> Value | None:
+    """The scores whose sigmoid is a probability: the output itself, or the input of the Sigmoid
+    that computes it; None for probabilities of another origin.
+    """
+    return y_pred if _takes_logits(loss, y_pred) else _of_source(op, y_pred, logits_of)
+
+
+def _logs(op: GraphBuilder, p: Value) -> Value:
+    """The logarithms of probabilities, from the input of the Softmax or Sigmoid if there is one."""
+    logs = _of_source(op, p, log_probabilities_of)
+    # A masked class has the logarithm -inf, and 0 times infinity is NaN.
+    return _log(op, p) if logs is None else op.Max(logs, LEAST_LOGARITHM)
+
+
 def _log_probabilities(loss: Any, op: GraphBuilder, y_pred: Value, axis: int) -> Value:
     """The log-probabilities of an output, for a loss with `from_logits`."""
-    return log_softmax(op, y_pred, axis) if _takes_logits(loss, y_pred) else _log(op, y_pred)
+    return log_softmax(op, y_pred, axis) if _takes_logits(loss, y_pred) else _logs(op, y_pred)
 
 
 def _class_divergence(
@@ -1576,8 +1615,8 @@ def _class_divergence(
 ) -> Value:
     """T^2 KL(q || p) over the classes of `axis`, as `Loss.distillation_loss` says."""
     of_output, of_teacher = _take_logits(loss, y_pred, y_teacher)
-    scores = y_pred if of_output else _log(op, y_pred)
-    teacher_scores = y_teacher if of_teacher else _log(op, y_teacher)
+    scores = y_pred if of_output else _logs(op, y_pred)
+    teacher_scores = y_teacher if of_teacher else _logs(op, y_teacher)
     log_p = log_softmax(op, scores / temperature, axis)
     log_q = log_softmax(op, teacher_scores / temperature, axis)
     # A class that the teacher masks has the logarithm -inf, and 0 times infinity is NaN.
@@ -1592,11 +1631,12 @@ def _binary_divergence(
     of_output, of_teacher = _take_logits(loss, y_pred, y_teacher)
 
     def score(y: Value, is_logit: bool) -> Value:
-        return (y if is_logit else _log(op, y) - _log(op, 1 - y)) / temperature
+        logits = y if is_logit else _of_source(op, y, logits_of)
+        return (_log(op, y) - _log(op, 1 - y) if logits is None else logits) / temperature
 
     s, t = score(y_pred, of_output), score(y_teacher, of_teacher)
     # -log p is softplus(-s), and -log(1 - p) is -log p + s; the same holds for t and q
-    distance = _softplus(op, -s) - _softplus(op, -t) + op.Sigmoid(-t) * (s - t)
+    distance = softplus(op, -s) - softplus(op, -t) + op.Sigmoid(-t) * (s - t)
     return temperature**2 * distance
 
 

@@ -113,6 +113,16 @@ def gradient(name: str) -> str:
     return f"{name}_grad"
 
 
+def logits(output: str) -> str:
+    """Return the name of the scores whose sigmoid is an output."""
+    return f"train/logits/{output}"
+
+
+def log_probabilities(output: str) -> str:
+    """Return the name of the logarithms of an output that is probabilities."""
+    return f"train/log_probabilities/{output}"
+
+
 def gradient_norm(weight: str) -> str:
     """Return the name of the L2 norm of a weight's gradient before clipping."""
     return f"{GRADIENT_NORM}/{weight}"

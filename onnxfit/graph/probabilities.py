@@ -1,9 +1,15 @@
-"""Decide from the graph whether a model's output is probabilities or logits."""
+"""Decide from the graph whether a model's output is probabilities or logits.
+
+For probabilities, `logits_of` and `log_probabilities_of` find the input of the Sigmoid or Softmax.
+The logarithm computed from it is exact where the probability is rounded to 0 or 1.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Union
 
 import numpy as np
 import onnx_ir as ir
@@ -38,6 +44,17 @@ MOVING = {
     "Transpose",
     "Unsqueeze",
     "Upsample",
+}
+# Operators with one input of data and one output, which only move numbers
+ONLY_MOVING = {
+    "Flatten",
+    "Gather",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
 }
 # The same, for probabilities only
 PRESERVING = {*MOVING, "Clip", "Div"}
@@ -108,6 +125,104 @@ def any_number_operator(value: ir.Value | None) -> str | None:
     """Return the operator after which a value may be any number; None if unknown."""
     node = _any_number(value)
     return None if node is None else node.op_type
+
+
+def logits_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
+    """Return z if `value` is the sigmoid of z, else None.
+
+    Between the Sigmoid and `value`, operators may move numbers or change their float type; z has
+    been through the same operators.
+
+    - `op`: builder of the graph of `value`.
+
+    >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float[N, 2] y)'
+    >>> model = ir.from_onnx_text(text + " { s = Sigmoid(x) y = Identity(s) }")
+    >>> logits_of(GraphBuilder(model.graph), model.graph.outputs[0]).ir.producer().inputs[0].name
+    'x'
+    """
+    node = _own_node(op, value)
+    if node is None or value is None:
+        return None
+    first = node.inputs[0] if node.inputs else None
+    if node.op_type == "Sigmoid" and first is not None:
+        return op.wrap(first)
+    if node.op_type == "Reciprocal":  # 1 / (1 + e^u)
+        exponent = _exponent_beside_one(first)
+        return None if exponent is None else -op.wrap(exponent)
+    return _moved(op, node, logits_of)
+
+
+def log_probabilities_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
+    """Return the logarithm of probabilities, computed without them; None if the graph shows none.
+
+    The arguments are those of `logits_of`. Besides a Softmax or Sigmoid, `value` may be 1 minus a
+    Sigmoid, a Concat of probabilities, or a Softmax that is spelled out.
+    """
+    logits = logits_of(op, value)
+    if logits is not None:
+        return -softplus(op, -logits)
+    node = _own_node(op, value)
+    if node is None:
+        return None
+    first = node.inputs[0] if node.inputs else None
+    if node.op_type == "Softmax" and first is not None:
+        return log_softmax(op, op.wrap(first), node.attributes.get_int("axis", -1))
+    if node.op_type == "Exp" and first is not None:
+        return op.wrap(first)
+    if node.op_type == "Div" and _computes(first, "Exp") and _sums(node.inputs[1], first):
+        assert first is not None
+        exponential, total = first.producer(), node.inputs[1]
+        assert exponential is not None
+        assert exponential.inputs[0] is not None
+        assert total is not None
+        return op.wrap(exponential.inputs[0]) - op.Log(op.wrap(total))
+    if node.op_type == "Sub" and _is_one(first):
+        logits = logits_of(op, node.inputs[1])
+        return None if logits is None else -softplus(op, logits)
+    if node.op_type == "Concat":
+        parts = [log_probabilities_of(op, part) for part in node.inputs]
+        known = [part for part in parts if part is not None]
+        axis = node.attributes.get_int("axis")
+        return op.Concat(*known, axis=axis) if len(known) == len(parts) else None
+    return _moved(op, node, log_probabilities_of)
+
+
+Source = Callable[[GraphBuilder, Union[ir.Value, None]], Union[Value, None]]
+
+
+def _moved(op: GraphBuilder, node: ir.Node, source: Source) -> Value | None:
+    """Return what `source` gives for the input of a node that moves numbers, moved as well."""
+    result = node.outputs[0]
+    if node.op_type == "Cast":
+        types = [v.dtype for v in (node.inputs[0], result) if v is not None]
+        if not all(dtype is not None and dtype.is_floating_point() for dtype in types):
+            return None
+    elif node.op_type not in ONLY_MOVING:
+        return None
+    before = source(op, node.inputs[0])
+    if before is None:
+        return None
+    others = [None if value is None else op.wrap(value) for value in node.inputs[1:]]
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    moved: Value = getattr(op, node.op_type)(before, *others, **attributes)
+    moved.ir.shape = result.shape  # inference may not know the sizes of a Reshape
+    return moved
+
+
+def _own_node(op: GraphBuilder, value: ir.Value | None) -> ir.Node | None:
+    """Return the operator of ONNX that computes a value in the graph of `op`; None for another."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain == "" and node.graph is op.graph else None
+
+
+def _exponent_beside_one(value: ir.Value | None) -> ir.Value | None:
+    """Return u if a value is 1 + e^u, else None."""
+    summands = _summands(value)
+    for one, other in (summands, summands[::-1]) if len(summands) == 2 else ():
+        if _is_one(one) and _computes(other, "Exp"):
+            node = None if other is None else other.producer()
+            return None if node is None else node.inputs[0]
+    return None
 
 
 @dataclass(frozen=True)
@@ -253,6 +368,11 @@ def _is_constant(value: ir.Value | None) -> bool:
     return value is not None and ir.convenience.get_const_tensor(value) is not None
 
 
+def _is_one(value: ir.Value | None) -> bool:
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return tensor is not None and bool((tensor.numpy() == 1).all())
+
+
 def _computes(value: ir.Value | None, op_type: str) -> bool:
     """Return whether an operator of this type computes a value."""
     node = None if value is None else value.producer()
@@ -276,6 +396,12 @@ def _summands(value: ir.Value | None) -> tuple[ir.Value | None, ...]:
 def _computed_by(op_type: str, node: ir.Node) -> str:
     name = f"{op_type} node {node.name!r}" if node.name else f"a {op_type} node"
     return f"{name} computes the output"
+
+
+def softplus(op: GraphBuilder, x: Value) -> Value:
+    """Return log(1 + e^x), with the exact gradient 1/2 at 0, for any gradient of |x| there."""
+    size = abs(x)
+    return 0.5 * (x + size) + op.Log(1 + op.Exp(-size))
 
 
 def log_softmax(op: GraphBuilder, x: Value, axis: int) -> Value:

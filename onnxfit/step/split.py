@@ -11,7 +11,7 @@ The functions here are pure, as in `graphs`. The weights after a step equal thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,8 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.model import complete_shapes, model_errors, spec_of
 from onnxfit.graph.opset import OPSET
+from onnxfit.graph.probabilities import log_probabilities_of as log_of
+from onnxfit.graph.probabilities import logits_of
 from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.finish import finish, prune
 from onnxfit.step.forward import (
@@ -47,6 +49,8 @@ class SplitStep:
     """The forward and the backward pass of a model.
 
     `forward` computes the model's `outputs`, the next running statistics, and the values in `kept`.
+    Probabilities whose logits or logarithms it computes too have no gradient: a loss computes with
+    those, as `graph.probabilities` says.
     `backward` reads `kept` and the gradients of the outputs, and computes the other gradients.
     Inputs and weights of the model in `kept` are not outputs of `forward`: its caller has them.
     """
@@ -54,20 +58,25 @@ class SplitStep:
     forward: onnx.ModelProto
     backward: onnx.ModelProto
     outputs: tuple[str, ...]
+    logarithms: dict[str, str]  # output -> output of `forward` with its logits or logarithms
     kept: tuple[str, ...]
     arriving: dict[str, str]  # output -> input of `backward` for its gradient
     leaving: dict[str, str]  # weight or input -> output of `backward` with its gradient
 
 
 def split_step(
-    recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]
+    recipe: Recipe,
+    batch: Batch,
+    outputs: Sequence[str],
+    wrt: Sequence[str],
+    probabilities: Sequence[str] = (),
 ) -> SplitStep:
     """Split the step for batches of these shapes into forward and backward pass.
 
     `outputs` are computed; those that depend on `wrt`, names of weights and inputs, are
-    differentiated.
+    differentiated. A loss reads those in `probabilities` as probabilities.
     """
-    return divide(join_passes(recipe, batch, outputs, wrt))
+    return divide(join_passes(recipe, batch, outputs, wrt, probabilities))
 
 
 @dataclass(frozen=True)
@@ -76,12 +85,14 @@ class JoinedPasses:
 
     `pullback` has the sorted graph. `outputs` and `statistics` are its outputs that the forward
     pass computes, and `kept` the values that the backward pass reads but does not compute.
+    `logarithms` is as in `SplitStep`.
     """
 
     pullback: Pullback
     outputs: tuple[str, ...]
     statistics: tuple[str, ...]
     kept: tuple[ir.Value, ...]
+    logarithms: dict[str, str]
 
     @property
     def graph(self) -> ir.Graph:
@@ -108,19 +119,24 @@ class JoinedPasses:
 
 
 def join_passes(
-    recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]
+    recipe: Recipe,
+    batch: Batch,
+    outputs: Sequence[str],
+    wrt: Sequence[str],
+    probabilities: Sequence[str] = (),
 ) -> JoinedPasses:
     """Return both passes of the step as one graph; the arguments are as for `split_step`."""
-    pullback, statistics = _pullback(recipe, batch, outputs, wrt)
+    pullback, statistics, logarithms = _pullback(recipe, batch, outputs, wrt, probabilities)
     TopologicalSortPass()(pullback.model)
     graph = pullback.model.graph
+    outputs = (*outputs, *logarithms.values())
     results = [v for v in graph.outputs if v.name in (*outputs, *statistics)]
     gradients = [v for v in graph.outputs if v.name in pullback.leaving.values()]
     arriving = {v for v in graph.inputs if v.name in pullback.arriving.values()}
     backward_nodes = _backward_nodes(graph, results, gradients, arriving)
     kept = _kept_values(graph, backward_nodes, gradients, arriving)
     kept = [_widened(graph, v, backward_nodes) for v in kept]
-    return JoinedPasses(pullback, tuple(outputs), tuple(statistics), tuple(kept))
+    return JoinedPasses(pullback, tuple(outputs), tuple(statistics), tuple(kept), logarithms)
 
 
 def divide(joined: JoinedPasses) -> SplitStep:
@@ -137,6 +153,7 @@ def divide(joined: JoinedPasses) -> SplitStep:
         forward=subgraph(graph, "forward", model_inputs, (), forward_outputs),
         backward=subgraph(graph, "backward", backward_inputs, computed, pullback.leaving.values()),
         outputs=joined.outputs,
+        logarithms=joined.logarithms,
         kept=tuple(_name(v) for v in joined.kept),
         arriving=pullback.arriving,
         leaving=pullback.leaving,
@@ -145,21 +162,35 @@ def divide(joined: JoinedPasses) -> SplitStep:
 
 @model_errors()
 def _pullback(
-    recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]
-) -> tuple[Pullback, list[str]]:
-    """Return both passes as one graph, and its outputs that are next running statistics."""
+    recipe: Recipe,
+    batch: Batch,
+    outputs: Sequence[str],
+    wrt: Sequence[str],
+    probabilities: Sequence[str],
+) -> tuple[Pullback, list[str], dict[str, str]]:
+    """Return both passes as one graph, its outputs that are next running statistics, and a mapping
+    from `probabilities` to the outputs with their logits or logarithms.
+    """
     op, statistics = training_forward(recipe, batch)
     by_name = {v.name: v for v in op.graph.outputs}
     op.graph.outputs[:] = [by_name[name] for name in outputs]
+    logarithms = {}
+    for name in probabilities:
+        for name_of, find in ((names.logits, logits_of), (names.log_probabilities, log_of)):
+            value = find(op, by_name[name])
+            if value is not None:
+                logarithms[name] = op.output(name_of(name), value).name
+                break
     for name, value in statistics.items():
         op.output(names.updated(name), value)
     model = complete_shapes(prune(op))
-    floats = [_name(v) for v in model.graph.outputs if is_float(v) and v.name in outputs]
+    results = {*outputs, *logarithms.values()} - {*logarithms}
+    floats = [_name(v) for v in model.graph.outputs if is_float(v) and v.name in results]
     differentiable = [name for name in floats if reachable_values(model, [name], wrt)]
     pullback = recipe.gradient.add_pullback(model, differentiable, wrt)
     if recipe.precision.scales_loss:
         _scale(pullback)
-    return pullback, [names.updated(name) for name in statistics]
+    return pullback, [names.updated(name) for name in statistics], logarithms
 
 
 def _scale(pullback: Pullback) -> None:
@@ -248,19 +279,25 @@ def _widened(graph: ir.Graph, value: ir.Value, backward_nodes: Sequence[ir.Node]
 
 
 def loss_graph(
-    recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value], *, shared: bool = False
+    recipe: Recipe, batch: Batch, outputs: Mapping[str, ir.Value], *, shared: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return the loss of the model's `outputs`, and a mapping from output to its gradient's name.
+    """Return the loss of the model's outputs, and a mapping from its inputs to their gradients.
 
-    The loss does not include the penalty. A teacher runs in this graph, which then also reads the
-    model's inputs. `shared` is as for `add_loss_outputs`.
+    `outputs` maps each output to the value that the loss reads: the output itself, or its logits or
+    logarithms, from which this graph computes the output. The loss does not include the penalty. A
+    teacher runs in this graph, which then also reads the model's inputs. `shared` is as for
+    `add_loss_outputs`.
     """
     op = _empty("loss")
-    for value in outputs:
+    for name, value in outputs.items():
         y = spec_of(value)
         assert y.shape is not None
-        op.graph.outputs.append(op.input(y.name, y.dtype, y.shape).ir)
-    wrt = [_name(v) for v in op.graph.outputs if is_float(v)]
+        source = op.input(y.name, y.dtype, y.shape)
+        if y.name == name:
+            op.graph.outputs.append(source.ir)
+        else:
+            op.output(name, op.Sigmoid(source) if y.name == names.logits(name) else op.Exp(source))
+    wrt = [_name(v) for v in op.graph.inputs if is_float(v)]
     targets = soft_targets(op, recipe, batch)
     add_loss_outputs(op, recipe.objectives, {}, batch, targets, shared=shared)
     add_metric_sums(op, recipe)
@@ -270,8 +307,8 @@ def loss_graph(
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     outputs_of_loss = {
-        output: op.output(names.gradient(output), op.wrap(values[name])).name
-        for output, name in gradients.items()
+        source: op.output(names.gradient(source), op.wrap(values[name])).name
+        for source, name in gradients.items()
     }
     return finish(op), outputs_of_loss
 

@@ -6,7 +6,7 @@ gradients can be read and changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class CompiledStep:
 
     - `passes`: the forward and the backward pass.
     - `loss`: the session of the loss.
+    - `outputs_read`: the outputs of the forward pass that the loss reads.
     - `output_gradients`: output of the model -> the loss session's name of its gradient.
     - `forward`: the last forward pass; None before the first batch.
     - `scalars`: the loss of the last batch, and its terms.
@@ -45,6 +46,7 @@ class CompiledStep:
 
     passes: ForwardBackward
     loss: BoundSession
+    outputs_read: Sequence[str]
     output_gradients: Mapping[str, str]
     forward: ForwardPass | None = None
     scalars: Mapping[str, Array] = field(default_factory=dict)
@@ -52,7 +54,8 @@ class CompiledStep:
     def prediction(self) -> dict[str, Array]:
         """Return copies of the model's outputs for the last batch."""
         assert self.forward is not None
-        return copied_arrays(self.forward.outputs)
+        own = {n: value for n, value in self.forward.outputs.items() if not names.reserved(n)}
+        return copied_arrays(own)
 
     def fed(self, batch: Batch) -> Mapping[str, Array]:
         """Return the arrays of `batch`, which was just run."""
@@ -61,11 +64,15 @@ class CompiledStep:
 
 @dataclass(frozen=True)
 class LossAndPasses:
-    """The graphs of a step up to its gradients, from one split of the model."""
+    """The graphs of a step up to its gradients, from one split of the model.
+
+    - `outputs_read`: the outputs of the forward pass that the loss reads.
+    """
 
     passes: SplitStep
     loss: onnx.ModelProto
     output_gradients: Mapping[str, str]
+    outputs_read: Sequence[str]
 
 
 class ForwardBackwardBackend(Backend):
@@ -160,9 +167,9 @@ class ForwardBackwardBackend(Backend):
             gradients=self.reduction.buffers if self.reduction is not None else None,
         )
         loss = self.bind(
-            "loss", graphs.loss, per_run_inputs=graphs.passes.outputs, overwrite_outputs=True
+            "loss", graphs.loss, per_run_inputs=graphs.outputs_read, overwrite_outputs=True
         )
-        return CompiledStep(passes, loss, graphs.output_gradients)
+        return CompiledStep(passes, loss, graphs.outputs_read, graphs.output_gradients)
 
     def _gradients(
         self, compiled: CompiledStep, forward: ForwardPass, batch: Batch
@@ -171,7 +178,8 @@ class ForwardBackwardBackend(Backend):
         loss = compiled.loss
         if self.reduction is not None:
             self.write_shares(loss, batch)
-        loss.run({**write_batch(loss, batch), **forward.outputs})
+        read = compiled.outputs_read
+        loss.run({**write_batch(loss, batch), **{name: forward.outputs[name] for name in read}})
         values = loss.outputs()
         output_gradients = {
             output: values[gradient]
@@ -244,8 +252,17 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
     """
     outputs = [v.name or "" for v in recipe.model.graph.outputs]
     needed = recipe.loss_outputs or outputs
+    probabilities = [
+        output
+        for output, objective in recipe.objectives.items()
+        if getattr(objective.loss, "from_logits", None) is False
+    ]
     return split.split_step(
-        recipe, shapes, [name for name in outputs if name in needed], recipe.weights
+        recipe,
+        shapes,
+        [name for name in outputs if name in needed],
+        recipe.weights,
+        probabilities,
     )
 
 
@@ -256,7 +273,6 @@ def loss_and_passes(recipe: Recipe, shapes: Specs, *, shared: bool = False) -> L
     """
     passes = split_for_training(recipe, shapes)
     outputs = {v.name: v for v in ir.from_proto(passes.forward).graph.outputs}
-    loss, output_gradients = split.loss_graph(
-        recipe, shapes, [outputs[name] for name in recipe.loss_outputs], shared=shared
-    )
-    return LossAndPasses(passes, loss, output_gradients)
+    read = {name: outputs[passes.logarithms.get(name, name)] for name in recipe.loss_outputs}
+    loss, output_gradients = split.loss_graph(recipe, shapes, read, shared=shared)
+    return LossAndPasses(passes, loss, output_gradients, [v.name or "" for v in read.values()])

@@ -68,9 +68,9 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     calls: list[object] = []
     split_step = split.split_step
 
-    def counted(recipe, batch, outputs, wrt):
+    def counted(recipe, batch, *arguments):
         calls.append(batch)
-        return split_step(recipe, batch, outputs, wrt)
+        return split_step(recipe, batch, *arguments)
 
     monkeypatch.setattr(split, "split_step", counted)
     return calls
