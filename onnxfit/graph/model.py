@@ -18,7 +18,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.classical import remove_zip_maps
-from onnxfit.graph.declarations import require_declared_sizes
+from onnxfit.graph.declarations import correct_declarations, wrong_declarations
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
@@ -126,20 +126,19 @@ def _has_same_values(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
 def _with_computed_shapes(
     model: ir.Model, proto: onnx.ModelProto, declared: Mapping[str, ir.Shape | None]
 ) -> ir.Model:
-    """Return the model with inferred shapes. Raises ModelError if declared outputs differ.
+    """Return the model with inferred shapes. Wrong shapes of outputs are corrected, with a warning.
 
     `proto` has the values of the model. An output whose rank cannot be inferred has its declared
-    shape.
+    shape. Raises ModelError if a node fixes the batch of an output.
     """
     _set_inferred(model.graph, _infer_by_onnx(proto).graph)
     _complete_ranks(model.graph)
-    try:
-        require_declared_sizes(model.graph, declared)
-    except ModelError:  # wrong declarations of values inside the model change no result
+    if wrong_declarations(model.graph, declared):
+        # Declarations of values inside the model may be wrong, too. They change no result.
         del proto.graph.value_info[:]
         model = _inferred(proto)
         NameFixPass()(model)
-        require_declared_sizes(model.graph, declared)
+        correct_declarations(wrong_declarations(model.graph, declared))
     for value in model.graph.outputs:
         if value.shape is None:
             value.shape = declared.get(value.name or "")

@@ -261,13 +261,30 @@ def test_operators_of_one_machine_are_refused_with_the_way_out() -> None:
 # Declared shapes that contradict the computed ones
 
 
-def test_a_wrong_shape_of_an_output_names_the_node() -> None:
-    model = parse(LINEAR.replace("float[N, 1] y", "float[N, 7] y"))
-    with pytest.raises(ModelError, match=r"declared with shape \[N,7\], but Tanh '.*\[N,1\]"):
-        Trainer(model, loss="mse")
-    model = parse(LINEAR.replace("float[N, 1] y", "float[N, 1, 1] y"))
-    with pytest.raises(ModelError, match=r"\[N,1,1\], but Tanh '.*\[N,1\]"):
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [
+        ("N, 7", "N,7"), ("N, 1, 1", "N,1,1"), ("K", "K"), ("1, 1", "1,1"), ("3, 1", "3,1"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("settings", [{}, {"dynamic_batch": True}, {"backend": "forward_backward"}])
+def test_a_wrong_shape_of_an_output_is_corrected_with_a_warning(
+    shape: str, named: str, settings: Any
+) -> None:
+    """onnxruntime warns as well, and runs the file."""
+    model = parse(LINEAR.replace("float[N, 1] y", f"float[{shape}] y"))
+    with pytest.warns(UserWarning, match=f"with shape .{named}., but Tanh '.*.N,1.") as caught:
+        trainer = Trainer(model, loss="mse", **settings)
+    assert len(caught) == 1
+    right = Trainer(parse(LINEAR), loss="mse", **settings)
+    x, y = np.ones((5, 2), np.float32), np.zeros((5, 1), np.float32)
+    for one in (trainer, right):
+        one.fit(x, y, epochs=2, batch_size=2, verbose=0)
+    np.testing.assert_array_equal(trainer.predict(x), right.predict(x))
+    assert trainer.history.history == right.history.history
+    with pytest.warns(UserWarning, match="The computed shape is used") as caught:
         inspect(model)
+    assert len(caught) == 1
 
 
 def test_a_batch_that_only_the_declaration_leaves_open_names_the_node() -> None:
