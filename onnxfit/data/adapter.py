@@ -256,7 +256,7 @@ class DataAdapter:
             }
         inputs, labels = self._without_weightless(inputs, labels, weights)
         columns, scalars = self._convert_inputs(inputs, matched.inputs)
-        columns += self._convert_labels(labels)
+        columns += self._convert_labels(labels, rows)
         columns += [(name, in_c_order(array)) for name, array in weights.items()]
         return ConvertedData(rows, tuple(columns), tuple(scalars))
 
@@ -310,10 +310,15 @@ class DataAdapter:
             )
         return columns, scalars
 
-    def _convert_labels(self, labels: Mapping[str, Array]) -> list[tuple[str, Array]]:
-        """Return the labels under the names of the graph inputs that take them."""
+    def _convert_labels(self, labels: Mapping[str, Array], rows: int) -> list[tuple[str, Array]]:
+        """Return the labels under the names of the graph inputs that take them.
+
+        A single number is the label of the only row.
+        """
         columns = []
         for output, array in labels.items():
+            if not array.ndim and rows == 1:
+                array = array[None]
             if not array.ndim:
                 raise DataError(
                     f"{_label_name(output)} is a single number. Expected one label per row."

@@ -39,6 +39,14 @@ class TensorSpec:
         """The number of dimensions, or None if unknown."""
         return None if self.shape is None else len(self.shape)
 
+    def with_rows(self) -> TensorSpec:
+        """Return the spec with an axis of rows. A scalar belongs to the only row of a batch.
+
+        >>> str(TensorSpec("score", np.dtype("float32"), ()).with_rows())
+        'score: float32[1]'
+        """
+        return TensorSpec(self.name, self.dtype, (1,)) if self.shape == () else self
+
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Return whether an array of this shape fits.
 

@@ -46,7 +46,10 @@ class LossMeter:
     def targets(self) -> dict[str, OutputTarget]:
         """The labels that the loss needs, by output."""
         objectives = self._objectives.items()
-        return {name: OutputTarget(self._outputs[name], one.loss) for name, one in objectives}
+        return {
+            name: OutputTarget(self._outputs[name].with_rows(), one.loss)
+            for name, one in objectives
+        }
 
     def tracker(self) -> Tracker:
         """Return a new sum of losses."""
@@ -78,7 +81,7 @@ class LossMeter:
         for name, target in self.targets.items():
             y = self._outputs[name]
             graph.outputs.append(op.input(name, y.dtype, y.shape or ()).ir)
-            batch[target.input] = target.loss.target(y)
+            batch[target.input] = target.loss.target(target.output)
         for name in weights:
             batch[name] = TensorSpec(name, np.dtype(np.float32), ("batch",))
         add_loss_outputs(op, self._objectives, {}, batch)

@@ -19,6 +19,7 @@ from onnxfit.graph.model import (
     spec_of,
     specialize_shapes,
 )
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses import SoftTargets
 from onnxfit.penalties import Penalty
@@ -142,10 +143,12 @@ def _loss_terms(
     terms: list[Value] = []
     shared_terms: list[Value] = []
     for output, objective in objectives.items():
-        y_pred = op.wrap(outputs[output])
-        y_true = _labels_of(y_pred, batch)
-        weight = names.weight_of(output, weights)
-        value, count = _loss_of(objective, y_true, y_pred, weight, targets.get(output))
+        y_pred = _with_rows(op.wrap(outputs[output]))
+        y_true = _labels_of(output, y_pred, batch)
+        if spec_of(outputs[output]).shape == ():
+            y_true = _of_one_row(output, y_true)
+        weight, teacher = names.weight_of(output, weights), targets.get(output)
+        value, count = _loss_of(objective, output, y_true, y_pred, weight, teacher)
         if len(objectives) > 1:
             op.output(names.output_loss(output), value)
         if count is not None:
@@ -161,9 +164,15 @@ def _loss_terms(
     return terms, shared_terms
 
 
-def _labels_of(y_pred: Value, batch: Batch) -> Value:
+def _with_rows(y_pred: Value) -> Value:
+    """Return an output with an axis of rows. A scalar is the output of the only row of a batch."""
+    if y_pred.ir.shape is None or y_pred.rank:
+        return y_pred
+    return y_pred.op.Unsqueeze(y_pred, [0])
+
+
+def _labels_of(output: str, y_pred: Value, batch: Batch) -> Value:
     """Add the labels of an output as an input."""
-    output = y_pred.name
     spec = batch[names.target(output)]
     if y_pred.ir.shape is None or spec.shape is None:
         raise ModelError(
@@ -173,15 +182,28 @@ def _labels_of(y_pred: Value, batch: Batch) -> Value:
     return y_pred.op.input(names.target(output), spec.dtype, spec.shape)
 
 
+def _of_one_row(output: str, y_true: Value) -> Value:
+    """Return the labels of a scalar output, which has the label of the only row."""
+    rows = (y_true.shape or (None,))[0]
+    if isinstance(rows, int) and rows != 1:
+        raise SettingError(
+            f"Output {output!r} is one number for the whole batch, so it needs batches of one row,"
+            f" but got {rows} rows. Pass batch_size=1, or export the model with an output of shape"
+            " (batch,)."
+        )
+    return y_true.op.Reshape(y_true, [1])  # refuses other numbers of rows when the step runs
+
+
 def _loss_of(
     objective: Objective,
+    output: str,
     y_true: Value,
     y_pred: Value,
     sample_weight: Value | None,
     targets: SoftTargets | None,
 ) -> tuple[Value, Value | None]:
     """Return the loss of an output, and its divisor, as `Loss.reduce` does."""
-    op, output = y_pred.op, y_pred.name
+    op = y_pred.op
     try:
         with op.scope(scopes.loss_of(output)):
             return objective.loss.reduce(op, y_true, y_pred, sample_weight, targets)
@@ -189,9 +211,14 @@ def _loss_of(
         raise
     except ValueError as error:
         raise SettingError(
-            f"{type(objective.loss).__name__} does not accept output {spec_of(y_pred.ir)} with"
+            f"{type(objective.loss).__name__} does not accept output {_named(y_pred, output)} with"
             f" labels {spec_of(y_true.ir)}: {error}"
         ) from error
+
+
+def _named(y_pred: Value, output: str) -> TensorSpec:
+    spec = spec_of(y_pred.ir)
+    return TensorSpec(output, spec.dtype, spec.shape)
 
 
 def _times_share(op: GraphBuilder, term: Value, name: str) -> Value:
@@ -238,7 +265,7 @@ def add_metric_sums(op: GraphBuilder, recipe: Recipe) -> list[str]:
                     op,
                     loss,
                     y_true,
-                    op.wrap(outputs[metric.output]),
+                    _with_rows(op.wrap(outputs[metric.output])),
                     None if weight is None else op.wrap(weight),
                 )
         if sums is None:

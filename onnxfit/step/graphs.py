@@ -265,7 +265,7 @@ def add_loss(
         )
     op = GraphBuilder(work.graph)
     batch = {
-        names.target(name): objective.loss.target(outputs[name])
+        names.target(name): objective.loss.target(outputs[name].with_rows())
         for name, objective in objectives.items()
     }
     if sample_weight:

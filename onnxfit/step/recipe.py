@@ -287,7 +287,7 @@ class Recipe:
         """The labels that a batch needs, by output."""
         outputs = self.outputs
         return {
-            output: OutputTarget(outputs[output], objective.loss)
+            output: OutputTarget(outputs[output].with_rows(), objective.loss)
             for output, objective in self.objectives.items()
         }
 

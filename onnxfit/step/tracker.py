@@ -265,7 +265,8 @@ class Tracker:
             loss = self._losses[metric.output]
             labels, weights = loss.metric_labels(arrays[names.target(metric.output)], weight)
             labels = read_only(labels)
-            outputs = read_only(predictions[metric.output])
+            # A scalar is the output of the only row.
+            outputs = read_only(np.atleast_1d(predictions[metric.output]))
             row_weights = None
             if metric.metric.weighted and weights is not None:
                 row_weights = read_only(weights)
