@@ -124,3 +124,79 @@ class TestOperatorsThatStayTheSame:
         )
         (node,) = [n for n in normalize(model).graph if n.op_type == "ReduceMean"]
         assert len(node.inputs) == 2
+
+
+CHANNELS = 4
+OPERATORS = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power,
+    "PRelu": lambda x, s: np.where(x > 0, x, x * s),
+}  # fmt: skip
+SHAPES = [
+    ((2, CHANNELS, 3), 1, (CHANNELS,)),
+    ((2, CHANNELS, CHANNELS), 1, (CHANNELS,)),
+    ((2, CHANNELS, 5, CHANNELS), 1, (CHANNELS,)),
+    ((2, CHANNELS), 1, (CHANNELS,)),
+    ((2, CHANNELS, 3), 1, (1,)),
+    ((2, 3, CHANNELS, CHANNELS), 1, (3, CHANNELS)),
+    ((2, 3, CHANNELS), 2, (CHANNELS,)),
+]
+# The slopes of a PRelu belong to axis 1.
+ALIGNED = [
+    (op_type, *shapes)
+    for op_type in OPERATORS
+    for shapes in (SHAPES[:-2] if op_type == "PRelu" else SHAPES)
+]
+
+
+@pytest.mark.parametrize("opset", [3, 5, 6])
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+@pytest.mark.parametrize(("op_type", "shape", "axis", "second"), ALIGNED)
+def test_old_operators_broadcast_along_their_axis(
+    shape: tuple[int, ...],
+    axis: int,
+    second: tuple[int, ...],
+    op_type: str,
+    backend: str,
+    opset: int,
+) -> None:
+    """Opset 7 aligns the last axes; before, an axis said where the second input begins.
+
+    The gradient of the second input is that of the formula, by finite differences.
+    """
+    attributes = {} if op_type == "PRelu" else {"broadcast": 1, "axis": axis}
+    make = onnx.helper
+    graph = make.make_graph(
+        [make.make_node(op_type, ["x", "s"], ["y"], **attributes)],
+        "old",
+        [make.make_tensor_value_info("x", 1, shape), make.make_tensor_value_info("s", 1, second)],
+        [make.make_tensor_value_info("y", 1, shape)],
+        [
+            onnx.numpy_helper.from_array(
+                np.linspace(0.5, 1.5, np.prod(second)).reshape(second).astype(np.float32), "s"
+            )
+        ],
+    )
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", opset)], ir_version=3)
+    onnx.checker.check_model(model)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0.2, 1, shape)
+    x *= rng.choice([-1, 1], shape) if op_type == "PRelu" else 1
+    y = rng.normal(size=shape)
+    aligned = (*second, *[1] * (len(shape) - axis - len(second)))
+
+    def outputs(s: np.ndarray) -> np.ndarray:
+        return OPERATORS[op_type](x, s.reshape(aligned))
+
+    trainer = Trainer(model, loss="mse", optimizer=1.0, weights=["s"], backend=backend)
+    s = trainer.get_weights()["s"].astype(float)
+    x32, y32 = x.astype(np.float32), y.astype(np.float32)
+    np.testing.assert_allclose(trainer.predict_on_batch(x32), outputs(s), rtol=1e-5)
+
+    def loss(s: np.ndarray) -> float:
+        return float(((outputs(s) - y) ** 2).mean())
+
+    steps = 1e-6 * np.eye(s.size).reshape(-1, *second)
+    gradient = [(loss(s + step) - loss(s - step)) / 2e-6 for step in steps]
+    trainer.train_on_batch(x32, y32)
+    moved = s - trainer.get_weights()["s"]
+    np.testing.assert_allclose(moved.ravel(), gradient, rtol=1e-3, atol=1e-5)
