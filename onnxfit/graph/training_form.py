@@ -9,7 +9,7 @@ repeated bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -165,6 +165,30 @@ def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str)
                 if v is not None and v.name in model.graph.initializers
             )
     return [name for name in names if name]
+
+
+def unmeasured_batch_norms(model: ir.Model, measured: Collection[str]) -> list[str]:
+    """Return the BatchNormalizations that normalize by the batch in the file, and have the initial
+    statistics, means of 0 and variances of 1.
+
+    In evaluation, their outputs differ from those of the file.
+
+    - `measured`: the running statistics that training updates.
+    """
+    return [
+        node.name or node.outputs[0].name or ""
+        for node in model.graph
+        if node.op_type == "BatchNormalization"
+        and node.domain == ""
+        and _attribute(node, "training_mode", 0)
+        and not any(v is not None and v.name in measured for v in node.inputs[3:5])
+        and all(_consists_of(v, number) for v, number in zip(node.inputs[3:5], (0, 1)))
+    ]
+
+
+def _consists_of(value: ir.Value | None, number: float) -> bool:
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return tensor is not None and bool((tensor.numpy() == number).all())
 
 
 def constant_batch_norms(op: GraphBuilder, weights: Sequence[str], batch_norm: str) -> list[str]:

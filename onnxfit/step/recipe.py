@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.data.convert import is_float
-from onnxfit.errors import GradientError, ModelError, SettingError, listed_names
+from onnxfit.errors import GradientError, ModelError, SettingError, listed_names, warn_user
 from onnxfit.gradients import GradientSource, gradient_source
 from onnxfit.gradients.blocker import HALF_PRECISION
 from onnxfit.gradients.paths import reachable_values
@@ -30,7 +30,7 @@ from onnxfit.graph.quantized import quantized_weights
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.stop_gradients import stop_gradients
 from onnxfit.graph.trainable import TrainableModel
-from onnxfit.graph.training_form import updated_statistics
+from onnxfit.graph.training_form import unmeasured_batch_norms, updated_statistics
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
@@ -195,6 +195,7 @@ class Recipe:
             teacher=_teacher(distillation, normalized, list(objectives)),
         )
         trainable.check(recipe.weights, recipe.statistics)
+        _warn_of_unmeasured(normalized, recipe.statistics if trains else ())
         _refuse_reserved_names(recipe)
         if trains:
             check_gradient(recipe)
@@ -402,6 +403,22 @@ def _trained_weights(
             " from the target of adapters=, or add a loss to an output that depends on them."
         )
     return trained
+
+
+def _warn_of_unmeasured(model: ir.Model, measured: Collection[str]) -> None:
+    """Warn of BatchNormalizations whose outputs in evaluation differ from those of the file.
+
+    `measured` are the running statistics that training updates.
+    """
+    nodes = unmeasured_batch_norms(model, measured)
+    if nodes:
+        warn_user(
+            f"BatchNormalization {listed_names(map(repr, nodes))} normalizes by the batch in the"
+            " file (training_mode=1), and has the initial statistics 0 and 1. evaluate, predict and"
+            " the exported file normalize by these statistics, so their outputs differ from the"
+            " file's. Train its scale and bias with batch_norm='train', which measures the"
+            " statistics, or export the network with measured statistics."
+        )
 
 
 def _refuse_reserved_names(recipe: Recipe) -> None:

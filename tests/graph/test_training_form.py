@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import warnings
+from typing import Any
 
 import numpy as np
 import onnx.parser
@@ -221,3 +223,34 @@ def test_a_ratio_that_is_no_probability_is_refused(ratio: float) -> None:
     x = np.ones((2, 3), np.float32)
     with pytest.raises(ModelError, match="expected a number from 0 to 1"):
         Trainer(model, loss="mse").train_on_batch(x, x)
+
+
+BATCH_NORM = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[N, 3] x) => (float[N, 2] y)
+    <float[3] s = {{1, 1, 1}}, float[3] b = {{0, 0, 0}}, float[3] mean = {{0, 0, {mean}}},
+     float[3] var = {{1, 1, 1}}, float[3, 2] v = {{1, 2, 3, 4, 5, 6}}>
+    {{ n, m2, v2 = BatchNormalization<training_mode = 1>(x, s, b, mean, var)
+       y = MatMul(n, v) }}"""
+
+
+@pytest.mark.parametrize(
+    ("mean", "settings", "warns"),
+    [
+        (0, {"weights": ["v"]}, True),
+        (0, {"batch_norm": "frozen"}, True),
+        (0, {"loss": None}, True),  # it can only predict
+        (0, {}, False),  # training measures the statistics
+        (0.5, {"weights": ["v"]}, False),  # they have been measured
+    ],
+)
+def test_a_batch_norm_without_measured_statistics_warns(
+    mean: float, settings: dict[str, Any], warns: bool
+) -> None:
+    """The file normalizes by the batch; `predict` would use means of 0 and variances of 1."""
+    model = onnx.parser.parse_model(BATCH_NORM.format(mean=mean))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Trainer(model, **{"loss": "mse", **settings})
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == warns
+    assert all("normalizes by the batch in the file" in message for message in messages)
