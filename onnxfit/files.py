@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
+import platform
+import re
 import reprlib
+import shutil
 import stat
-import tempfile
 import time
 import uuid
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +28,9 @@ from onnxfit.errors import CheckpointError, OnnxfitError, SettingError, listed_n
 from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
+JOURNALS = ".onnxfit.*.ready"  # folders with new files that are complete and being moved
+NAMES = "names.json"  # in a journal: the files to move, and the files to delete
+SECONDS_OF_A_MOVE = 2.0  # after which a journal without a change belongs to a killed process
 CHECKPOINT_ENTRY = "onnxfit.json"  # in the zip archive of a checkpoint
 # suffix -> the format that a file of this name has in other programs
 FORMATS = {
@@ -87,7 +94,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
         if target.exists():
             require_regular_file(target)
         make_folder(target.parent)
-        temporary = target.with_name(TEMPORARY_NAME.format(uuid.uuid4().hex))
+        temporary = target.with_name(_temporary_name())
         try:
             with open(temporary, "xb", opener=_opener(target)) as file:
                 write(file)
@@ -97,6 +104,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        finally:
+            _writing.discard(temporary.name)
         _sync_folder(target.parent)
     except OSError as error:
         raise CheckpointError(
@@ -108,14 +117,16 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
 def write_folder(
     folder: str | os.PathLike[str], files: Mapping[str, bytes], stale: Iterable[str] = ()
 ) -> Path:
-    """Write several files to a folder; after an error, the old files are restored.
+    """Write several files to a folder: after an error or a kill, all are old or all are new.
 
     - `folder`: the folder. It is created if it is missing; its other files are not changed.
     - `files`: name -> contents. The last file is renamed last, so that it can describe the others.
     - `stale`: names of files to delete, if they exist.
 
-    Return `folder`, as a Path. All files are written under temporary names and flushed to the disk
-    before the first one is renamed. CheckpointError: the folder cannot be written.
+    Return `folder`, as a Path. All files are written into a temporary folder and flushed to the
+    disk before the first one is moved. If the process is killed while it moves them,
+    `finish_folder` moves the rest. CheckpointError: the folder cannot be written; the old files are
+    restored.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -125,16 +136,27 @@ def write_folder(
     """
     require_path(folder)
     folder = Path(folder)
+    names = [*files], [name for name in stale if name not in files]
     try:
         make_folder(folder)
-        with tempfile.TemporaryDirectory(prefix=TEMPORARY_NAME.format(""), dir=folder) as name:
-            new, old = Path(name, "new"), Path(name, "old")
-            new.mkdir()
-            old.mkdir()
+        finish_folder(folder)
+        remove_leftovers(folder)
+        temporary = folder / _temporary_name()
+        try:
+            temporary.mkdir()
             for file, contents in files.items():
-                write_atomically(new / file, partial(_write_bytes, contents))
-            _replace_files(folder, new, old, list(files), [f for f in stale if f not in files])
-        _sync_folder(folder)
+                write_atomically(temporary / "new" / file, partial(_write_bytes, contents))
+            (temporary / "old").mkdir()
+            text = json.dumps(names).encode()
+            write_atomically(temporary / NAMES, partial(_write_bytes, text))
+            journal = temporary.with_suffix(".ready")
+            os.rename(temporary, journal)
+            _sync_folder(folder)
+            temporary = journal
+            _replace_files(folder, journal, *names)
+            _sync_folder(folder)
+        finally:
+            _remove_journal(temporary)
     except OSError as error:
         raise CheckpointError(
             f"The folder {os.fspath(folder)!r} cannot be written: {error.strerror or error}."
@@ -142,14 +164,52 @@ def write_folder(
     return folder
 
 
+def finish_folder(folder: str | os.PathLike[str]) -> None:
+    """Finish the `write_folder` of a process that was killed while it moved the new files.
+
+    - `folder`: the folder. Call this before reading several files of it.
+
+    OSError or ValueError: the files cannot be moved, or the journal is damaged.
+    """
+    for journal in sorted(Path(folder).glob(JOURNALS)):
+        while _age(journal) < SECONDS_OF_A_MOVE:  # its process may be alive
+            time.sleep(0.05)
+        if journal.is_symlink() or not journal.is_dir():
+            continue
+        names, stale = json.loads((journal / NAMES).read_bytes())
+        for name in (*names, *stale):
+            if name != Path(name).name or name in ("", ".."):
+                raise ValueError(f"{str(journal)!r} names {name!r}, which is no file of the folder")
+        for name in names:
+            if (journal / "new" / name).exists():
+                os.replace(journal / "new" / name, Path(folder) / name)
+        for name in stale:
+            (Path(folder) / name).unlink(missing_ok=True)
+        _remove_journal(journal)
+
+
+def _remove_journal(journal: Path) -> None:
+    """Delete a temporary folder, which is no journal from the beginning of the deletion on."""
+    temporary = journal.with_suffix(".part")
+    if journal.exists():
+        os.rename(journal, temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+    _writing.discard(temporary.name)
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since the last change of a journal; infinity if it does not exist."""
+    times = [p.stat().st_mtime for p in (path, path / "new", path / "old") if p.exists()]
+    return time.time() - max(times) if times else math.inf
+
+
 def _write_bytes(contents: bytes, file: BinaryIO) -> None:
     file.write(contents)
 
 
-def _replace_files(
-    folder: Path, new: Path, old: Path, names: Sequence[str], stale: Sequence[str]
-) -> None:
-    """Move files from `new` to a folder; after an error, move the old files back from `old`."""
+def _replace_files(folder: Path, journal: Path, names: Sequence[str], stale: Sequence[str]) -> None:
+    """Move new files to a folder; after an error, move the old files back."""
+    new, old = journal / "new", journal / "old"
     done: list[str] = []
     try:
         for name in (*stale, *names):
@@ -161,11 +221,12 @@ def _replace_files(
             if name in names:
                 os.replace(new / name, folder / name)
     except BaseException:
-        for name in done:
+        # The new files go back, so that the journal can be finished at any time.
+        for name in reversed(done):
+            if name in names and not os.path.lexists(new / name):
+                os.replace(folder / name, new / name)
             if os.path.lexists(old / name):
                 os.replace(old / name, folder / name)
-            elif name in names and not os.path.lexists(new / name):
-                (folder / name).unlink()
         raise
 
 
@@ -250,19 +311,52 @@ def require_checkpoint_name(path: str | os.PathLike[str]) -> None:
     require_suffix(path, "a checkpoint of onnxfit", ".ckpt", instead)
 
 
+def _temporary_name() -> str:
+    """Return a name that tells which process writes the file."""
+    name = TEMPORARY_NAME.format(f"{_host()}-{os.getpid()}.{uuid.uuid4().hex}")
+    _writing.add(name)
+    return name
+
+
+def _host() -> str:
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+_writing: set[str] = set()  # the temporary names of this process
+
+
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:
-    """Delete the temporary files that killed processes left in a folder.
+    """Delete the temporary files and folders that killed processes left in a folder.
 
     - `folder`: the folder, without its subfolders.
-    - `seconds`: the minimum time since the last write, because another process may still be
-      writing a newer file.
+    - `seconds`: the minimum time since the last write if the process may still be running, because
+      it has another host or cannot be asked for.
     """
     for path in Path(folder).glob(TEMPORARY_NAME.format("*")):
         try:
-            if time.time() - path.stat().st_mtime >= seconds:
-                path.unlink()
+            if _is_left(path.name) or time.time() - path.stat().st_mtime >= seconds:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
         except OSError:
             pass  # another process deleted it, or this process has no permission
+
+
+def _is_left(name: str) -> bool:
+    """Return whether the process that wrote a temporary file has certainly ended."""
+    found = re.fullmatch(r"\.onnxfit\.([0-9a-f]{8})-(\d+)\.[0-9a-f]{32}\.part", name)
+    if os.name != "posix" or found is None or found[1] != _host():
+        return False
+    if int(found[2]) == os.getpid():  # in a container, perhaps that of an earlier process
+        return name not in _writing
+    try:
+        os.kill(int(found[2]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # a process of another user
+        return False
+    return False
 
 
 def _opener(target: Path) -> Callable[[str, int], int] | None:

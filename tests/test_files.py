@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,10 +16,17 @@ import numpy as np
 import pytest
 
 import onnxfit
+from onnxfit import files
 from onnxfit.callbacks import Callback, CSVLogger, JSONLLogger, ModelCheckpoint, PredictionWriter
 from onnxfit.cli import arrays
 from onnxfit.errors import CheckpointError
-from onnxfit.files import json_float, remove_leftovers, write_atomically, write_folder
+from onnxfit.files import (
+    finish_folder,
+    json_float,
+    remove_leftovers,
+    write_atomically,
+    write_folder,
+)
 from onnxfit.graph import tensors
 from onnxfit.graph.model_file import write_model
 from tests.models import linear
@@ -204,6 +212,126 @@ def test_a_folder_has_all_new_files_or_all_old_ones(
     with pytest.raises(CheckpointError, match="disk is broken"):
         write_folder(tmp_path, {"a": b"5", "b": b"6", "new": b"7"}, stale=["a", "stale", "absent"])
     assert _contents(tmp_path) == old
+
+
+CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
+
+
+def killed(number: int, write: Callable[[], object]) -> bool:
+    """Write in a child that ends before its given call of the system; whether it has ended there."""
+    child = os.fork()
+    if child:
+        return os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 9
+    calls = iter(range(1, 1000))
+
+    def counted(call: Callable[..., object]) -> Callable[..., object]:
+        def ending(*arguments: object, **settings: object) -> object:
+            if next(calls) == number:
+                os._exit(9)
+            return call(*arguments, **settings)
+
+        return ending
+
+    try:
+        for name in CALLS:
+            setattr(os, name, counted(getattr(os, name)))
+        write()
+    finally:
+        os._exit(0)
+
+
+def test_a_killed_write_leaves_all_old_files_or_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SECONDS_OF_A_MOVE", 0.0)
+    old = {"a": b"1", "b": b"2", "stale": b"3", "mine": b"4"}
+    new = {"a": b"5", "b": b"6", "new": b"7", "mine": b"4"}
+    changes = {name: new[name] for name in ("a", "b", "new")}
+    found = []
+    number, is_killed = 0, True
+    while is_killed:
+        number += 1
+        folder = tmp_path / str(number)
+        write_folder(folder, old)
+        is_killed = killed(number, lambda folder=folder: write_folder(folder, changes, ["stale"]))
+        finish_folder(folder)
+        remove_leftovers(folder)
+        found.append(_contents(folder))
+    assert found[0] == old
+    assert found[-1] == new
+    assert all(contents in (old, new) for contents in found)
+    assert number > 15
+
+
+def test_a_journal_names_only_files_of_its_folder(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    journal = tmp_path / "folder" / ".onnxfit.0.ready"
+    (journal / "new").mkdir(parents=True)
+    (journal / "names.json").write_text(json.dumps([[], ["../victim"]]))
+    for path in (journal, journal / "new"):
+        os.utime(path, (0, 0))
+    with pytest.raises(ValueError, match="no file of the folder"):
+        finish_folder(tmp_path / "folder")
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("folder", ["adapter", "training"])
+def test_an_export_over_an_older_one_is_old_or_new(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is killed after the first file has moved."""
+    monkeypatch.setattr(files, "SECONDS_OF_A_MOVE", 0.0)
+    adapters = onnxfit.LoRA(rank=1, alpha=1.0) if folder == "adapter" else None
+    new = onnxfit.Trainer(linear(features=2, w=2.0), loss="mse", adapters=adapters)
+    export = new.export_adapter if adapters is not None else new.export_training
+    read = onnxfit.LoRA.load if adapters is not None else onnxfit.Trainer.load
+    path = export(tmp_path / "a")
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_remove_journal", lambda journal: None)
+        patched.setattr(files, "_replace_files", lambda *_: None)
+        export(path)
+    (journal,) = path.glob(".onnxfit.*.ready")
+    read(path)
+    assert not journal.exists()
+
+
+def test_leftovers_of_a_process_that_has_ended_are_removed_at_once(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            write_atomically(tmp_path / "a", lambda file: os._exit(0))
+        os._exit(1)
+    os.waitpid(child, 0)
+    with open(tmp_path / ".onnxfit.0.part", "w"):
+        pass  # of a process that is not known
+    assert len(list(tmp_path.iterdir())) == 2
+
+    class Killed(Exception):
+        pass
+
+    def write(file: object) -> None:
+        remove_leftovers(tmp_path)  # another callback of this process
+        raise Killed if len(list(tmp_path.iterdir())) == 2 else AssertionError
+
+    with pytest.raises(Killed):
+        write_atomically(tmp_path / "b", write)
+    assert [path.name for path in tmp_path.iterdir()] == [".onnxfit.0.part"]
+
+
+@pytest.mark.parametrize("template", ["{epoch}.ckpt", "{epoch}/{step}/a.ckpt"])
+def test_a_checkpoint_removes_its_leftovers_at_the_next_run(template: str, tmp_path: Path) -> None:
+    folder = (tmp_path / template.format(epoch=1, step=1)).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            write_atomically(folder / "a", lambda file: os._exit(0))
+        os._exit(1)
+    os.waitpid(child, 0)
+    assert list(folder.glob("*.part")) or list(folder.glob(".*.part"))
+    fit(ModelCheckpoint(tmp_path / template))
+    assert not list(folder.glob(".*.part"))
 
 
 def test_a_folder_loses_stale_files_and_keeps_others(tmp_path: Path) -> None:

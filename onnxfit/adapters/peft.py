@@ -7,6 +7,7 @@ the base weights, which PEFT ignores.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -27,11 +28,12 @@ from onnxfit.files import (
     MAPPING,
     RATE,
     TEXT,
+    finish_folder,
     optional,
     read_regular_file,
     require_path,
     require_types,
-    write_atomically,
+    write_folder,
 )
 from onnxfit.graph.tensors import read_metadata, read_safetensors, write_safetensors
 
@@ -102,7 +104,7 @@ def scale_of(alpha: float, rank: int, scaling: str) -> float:
 
 
 def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matrices]) -> Path:
-    """Write a folder of adapters that PEFT reads; each of its files is replaced atomically.
+    """Write a folder of adapters that PEFT reads; both files are replaced, or none.
 
     - `adapters`: a mapping from module to matrices.
 
@@ -126,11 +128,10 @@ def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matric
             tensors[f"base_model.model.{module}.lora_magnitude_vector"] = one.magnitude
     sums = {module: one.checksum for module, one in adapters.items()}
     metadata = {"format": "pt", CHECKSUMS: json.dumps(sums)}
-    path = Path(folder)
-    write_atomically(path / TENSORS, lambda file: write_safetensors(file, tensors, metadata))
+    content = io.BytesIO()
+    write_safetensors(content, tensors, metadata)
     text = json.dumps(_config(adapters), indent=2).encode()
-    write_atomically(path / CONFIG, lambda file: file.write(text))
-    return path
+    return write_folder(folder, {TENSORS: content.getvalue(), CONFIG: text})
 
 
 def _config(adapters: Mapping[str, Matrices]) -> dict[str, Any]:
@@ -175,6 +176,12 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
             " code. Save the adapter again with PEFT's save_pretrained(folder), which writes"
             " safetensors."
         )
+    try:
+        finish_folder(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{str(path)!r} has a write that cannot be finished: {error}"
+        ) from None
     config = _read_config(path / CONFIG)
     try:
         data = read_regular_file(path / TENSORS)

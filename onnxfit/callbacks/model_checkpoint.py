@@ -196,6 +196,11 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
             folder, _ = file_template.split_path(folder)
         return Path(file_template.fill(folder, {}))
 
+    def _folders(self) -> list[Path]:
+        """Return the folders that may have files of the template."""
+        levels = len(Path(self.filepath).parent.parts) - len(self.folder.parts)
+        return [self.folder, *self.folder.glob("/".join(["*"] * levels) or "[]")]
+
     @property
     def last_path(self) -> str:
         """Path of the file that `save_last` writes, in `folder`."""
@@ -279,7 +284,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
             require_adapters(self.trainer.settings)
         self.monitor.start(self.trainer)
         if self.trainer.is_main:
-            remove_leftovers(Path(self.last_path).parent)
+            for folder in self._folders():
+                remove_leftovers(folder)
         # If the loaded state has the trainer's step, it was read from one of the files of that
         # step. Training resumes from that file, so it must not be deleted.
         resumed = self.written if self.step == self.trainer.global_step else []

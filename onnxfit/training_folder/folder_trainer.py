@@ -66,7 +66,8 @@ class FolderTrainer(SavedTrainer):
         The folder has train.onnx, evaluate.onnx and predict.onnx, the deployable model.onnx,
         state.safetensors and manifest.json: the page "The training folder" in docs describes them.
         `Trainer.load(folder)` and `import_state` read the training back. Other files in the folder
-        are not changed; after an error, the files of an earlier export are not changed either.
+        are not changed; after an error, the files of an earlier export are not changed either. If
+        the process is killed, the next call that reads or writes the folder finishes the change.
 
         - `folder`: the folder to write; it is created if it is missing.
         - `batch_size`: rows of each batch of the training step, which is then faster. None allows

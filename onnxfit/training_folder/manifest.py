@@ -18,6 +18,7 @@ from onnxfit.files import (
     MAPPING,
     TEXT,
     ValueType,
+    finish_folder,
     list_of,
     mapping_of,
     optional,
@@ -106,6 +107,12 @@ class FolderFiles:
 def is_training_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder with a manifest. SettingError: it is not a path."""
     require_path(path)
+    try:
+        finish_folder(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{os.fspath(path)!r} has a write that cannot be finished: {error}"
+        ) from None
     return (Path(path) / MANIFEST).is_file()
 
 
