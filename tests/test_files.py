@@ -353,3 +353,23 @@ def test_a_folder_in_the_place_of_a_file_is_kept(tmp_path: Path) -> None:
 
 def _contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (lambda path: onnxfit.Trainer(path, loss="mse"), "model.onnx"),
+        (onnxfit.Trainer.load, "a.ckpt"),
+        (lambda path: trainer().restore(path), "a.ckpt"),
+        (onnxfit.LoRA.load, "a.onnx_adapter"),
+    ],
+)
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_pipe_is_not_read(
+    read: Callable[[Path], object], name: str, is_link: bool, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / name
+    path.symlink_to("pipe") if is_link else os.mkfifo(path)
+    with pytest.raises(onnxfit.errors.OnnxfitError, match="not a regular file"):
+        read(path)

@@ -25,9 +25,9 @@ from flatbuffers.number_types import Int32Flags, Int64Flags
 from flatbuffers.table import Table
 from onnx import TensorProto
 
-from onnxfit.adapters.peft import Matrices, is_pair
+from onnxfit.adapters.peft import Matrices, is_pair, require_finite
 from onnxfit.errors import CheckpointError
-from onnxfit.files import require_path, write_atomically
+from onnxfit.files import read_regular_file, require_path, write_atomically
 
 Array = npt.NDArray[Any]
 
@@ -109,7 +109,7 @@ def read_onnx_adapter(path: str | os.PathLike[str]) -> dict[str, Matrices]:
     require_path(path)
     place = repr(os.fspath(path))
     try:
-        data = Path(path).read_bytes()
+        data = read_regular_file(Path(path))
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error.strerror or error}.") from None
     if data[4:8] != IDENTIFIER:
@@ -186,6 +186,7 @@ def _paired(place: str, tensors: Mapping[str, Array]) -> dict[str, Matrices]:
                 " called <weight>.lora_A and <weight>.lora_B, as trainer.export_adapter writes"
                 " them."
             )
+        require_finite(place, name, tensor)
         pairs.setdefault(match["weight"], {})[match["part"]] = _as_peft(tensor)
     if not pairs:
         raise CheckpointError(

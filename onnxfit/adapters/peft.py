@@ -63,6 +63,8 @@ DEFAULTS = {
     "use_dora": False,
     "alpha_pattern": None,
     "init_lora_weights": True,
+    "bias": "none",
+    "modules_to_save": None,
 }
 # prefixes of the values of PEFT's init_lora_weights with which PEFT changes the model's weight
 CHANGING_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
@@ -203,6 +205,7 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
                 f"{str(path / TENSORS)!r} contains {name!r}, which is not a LoRA matrix. Save the"
                 " adapter without biases and modules_to_save."
             )
+        require_finite(repr(str(path / TENSORS)), name, array)
         part = match["part"] or match["t"] or "magnitude"
         pairs.setdefault(match["module"], {})[part] = array
         if match["table"]:
@@ -233,6 +236,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if config["peft_type"] != "LORA":
         kind = config["peft_type"]
         raise CheckpointError(f"{str(path)!r} describes an adapter of type {kind}, expected LoRA.")
+    for setting, nothing in (("bias", "none"), ("modules_to_save", None)):
+        if config[setting] not in (nothing, []):
+            raise CheckpointError(
+                f"{str(path)!r} has {setting}={config[setting]!r}, expected {setting}={nothing!r}:"
+                " PEFT has trained tensors that are not LoRA matrices and would be ignored. Train"
+                " the adapter without them, or merge it in PEFT."
+            )
     start = config["init_lora_weights"]
     if isinstance(start, str) and start.lower().startswith(CHANGING_THE_BASE):
         raise CheckpointError(
@@ -273,6 +283,18 @@ def _matrices(
         checksum=checksum if isinstance(checksum, int) else None,
         magnitude=pair.get("magnitude"),
     )
+
+
+def require_finite(place: str, name: str, array: Array) -> None:
+    """Raise CheckpointError for a matrix with NaN or infinity.
+
+    - `place`: the file, for the message.
+    """
+    if not np.isfinite(array.astype(np.float32)).all():
+        raise CheckpointError(
+            f"{place} contains NaN or infinity in {name!r}, so every output would be NaN. Use an"
+            " adapter from before its training diverged."
+        )
 
 
 def is_pair(pair: Mapping[str, Array]) -> bool:

@@ -16,7 +16,7 @@ import onnx.checker
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, listed_names, nearest_name
-from onnxfit.files import kind_of_file
+from onnxfit.files import kind_of_file, require_regular_file
 from onnxfit.graph import tensors
 from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.completion import checkable, complete, complete_outputs
@@ -124,6 +124,7 @@ def _load(
             model, arrays = parse(data)
         elif isinstance(source, (str, os.PathLike)):
             description = str(Path(source))
+            require_regular_file(Path(description))
             with open(description, "rb") as file:
                 _refuse_other_kind(file, description)
             model, arrays = parse(description)

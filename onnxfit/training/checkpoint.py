@@ -41,8 +41,10 @@ from onnxfit.files import (
     list_of,
     mapping_of,
     optional,
+    read_regular_file,
     require_checkpoint_name,
     require_path,
+    require_regular_file,
     require_types,
     write_atomically,
 )
@@ -198,6 +200,8 @@ def load(
     else:
         name = os.fspath(_in_folder(Path(path)))
     try:
+        if file is None:
+            require_regular_file(Path(name))
         with zipfile.ZipFile(file or name) as archive:
             info, model, tensors, arrays = _read_archive(archive, name)
     except CheckpointError:
@@ -273,7 +277,7 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
     if world.is_main:
         try:
             name = os.fspath(_in_folder(Path(path)))
-            content = Path(name).read_bytes()
+            content = read_regular_file(Path(name))
         except FileNotFoundError:
             problem = f"The checkpoint {name!r} does not exist."
         except CheckpointError as error:

@@ -182,6 +182,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "expression": (with_config(alpha_pattern={"(a+)+b": 3}), "regular expressions"),
     "alpha of a module": (with_config(alpha_pattern={"fc1": "x"}), "has alpha = 'x'"),
     "residual": (with_config(init_lora_weights="pissa_niter_4"), "which changes the base weights"),
+    "biases": (with_config(bias="all"), "has bias='all'"),
+    "whole layers": (with_config(modules_to_save=["head"]), "has modules_to_save="),
+    "NaN": (
+        with_tensors({"base_model.model.fc0.lora_A.weight": np.full((2, 4), np.nan, np.float32)}),
+        "contains NaN or infinity in 'base_model.model.fc0.lora_A.weight'",
+    ),
     "other tensor": (
         with_tensors({"base_model.model.fc2.weight": np.zeros(3, np.float32)}),
         "which is not a LoRA matrix",
