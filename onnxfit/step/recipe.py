@@ -414,10 +414,9 @@ def _warn_of_unmeasured(model: ir.Model, measured: Collection[str]) -> None:
     if nodes:
         warn_user(
             f"BatchNormalization {listed_names(map(repr, nodes))} normalizes by the batch in the"
-            " file (training_mode=1), and has the initial statistics 0 and 1. evaluate, predict and"
-            " the exported file normalize by these statistics, so their outputs differ from the"
-            " file's. Train its scale and bias with batch_norm='train', which measures the"
-            " statistics, or export the network with measured statistics."
+            " file (training_mode=1) and has no measured statistics. evaluate, predict and export"
+            " use the statistics. Train with batch_norm='train', which measures them, or export the"
+            " network with measured statistics."
         )
 
 
