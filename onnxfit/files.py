@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import platform
@@ -15,10 +14,9 @@ import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,9 +26,6 @@ from onnxfit.errors import CheckpointError, OnnxfitError, SettingError, listed_n
 from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
-JOURNALS = ".onnxfit.*.ready"  # folders with new files that are complete and being moved
-NAMES = "names.json"  # in a journal: the files to move, and the files to delete
-SECONDS_OF_A_MOVE = 2.0  # after which a journal without a change belongs to a killed process
 CHECKPOINT_ENTRY = "onnxfit.json"  # in the zip archive of a checkpoint
 # suffix -> the format that a file of this name has in other programs
 FORMATS = {
@@ -94,7 +89,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
         if target.exists():
             require_regular_file(target)
         make_folder(target.parent)
-        temporary = target.with_name(_temporary_name())
+        temporary = target.with_name(temporary_name())
         try:
             with open(temporary, "xb", opener=_opener(target)) as file:
                 write(file)
@@ -105,129 +100,13 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
             temporary.unlink(missing_ok=True)
             raise
         finally:
-            _writing.discard(temporary.name)
-        _sync_folder(target.parent)
+            writing.discard(temporary.name)
+        sync_folder(target.parent)
     except OSError as error:
         raise CheckpointError(
             f"The file {os.fspath(path)!r} cannot be written: {error.strerror or error}."
         ) from error
     return path
-
-
-def write_folder(
-    folder: str | os.PathLike[str], files: Mapping[str, bytes], stale: Iterable[str] = ()
-) -> Path:
-    """Write several files to a folder: after an error or a kill, all are old or all are new.
-
-    - `folder`: the folder. It is created if it is missing; its other files are not changed.
-    - `files`: name -> contents. The last file is renamed last, so that it can describe the others.
-    - `stale`: names of files to delete, if they exist.
-
-    Return `folder`, as a Path. All files are written into a temporary folder and flushed to the
-    disk before the first one is moved. If the process is killed while it moves them,
-    `finish_folder` moves the rest. CheckpointError: the folder cannot be written; the old files are
-    restored.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = write_folder(f"{folder}/new", {"a.txt": b"a", "b.txt": b"b"})
-    ...     sorted(file.name for file in path.iterdir())
-    ['a.txt', 'b.txt']
-    """
-    require_path(folder)
-    folder = Path(folder)
-    names = [*files], [name for name in stale if name not in files]
-    try:
-        make_folder(folder)
-        finish_folder(folder)
-        remove_leftovers(folder)
-        temporary = folder / _temporary_name()
-        try:
-            temporary.mkdir()
-            for file, contents in files.items():
-                write_atomically(temporary / "new" / file, partial(_write_bytes, contents))
-            (temporary / "old").mkdir()
-            text = json.dumps(names).encode()
-            write_atomically(temporary / NAMES, partial(_write_bytes, text))
-            journal = temporary.with_suffix(".ready")
-            os.rename(temporary, journal)
-            _sync_folder(folder)
-            temporary = journal
-            _replace_files(folder, journal, *names)
-            _sync_folder(folder)
-        finally:
-            _remove_journal(temporary)
-    except OSError as error:
-        raise CheckpointError(
-            f"The folder {os.fspath(folder)!r} cannot be written: {error.strerror or error}."
-        ) from error
-    return folder
-
-
-def finish_folder(folder: str | os.PathLike[str]) -> None:
-    """Finish the `write_folder` of a process that was killed while it moved the new files.
-
-    - `folder`: the folder. Call this before reading several files of it.
-
-    OSError or ValueError: the files cannot be moved, or the journal is damaged.
-    """
-    for journal in sorted(Path(folder).glob(JOURNALS)):
-        while _age(journal) < SECONDS_OF_A_MOVE:  # its process may be alive
-            time.sleep(0.05)
-        if journal.is_symlink() or not journal.is_dir():
-            continue
-        names, stale = json.loads((journal / NAMES).read_bytes())
-        for name in (*names, *stale):
-            if name != Path(name).name or name in ("", ".."):
-                raise ValueError(f"{str(journal)!r} names {name!r}, which is no file of the folder")
-        for name in names:
-            if (journal / "new" / name).exists():
-                os.replace(journal / "new" / name, Path(folder) / name)
-        for name in stale:
-            (Path(folder) / name).unlink(missing_ok=True)
-        _remove_journal(journal)
-
-
-def _remove_journal(journal: Path) -> None:
-    """Delete a temporary folder, which is no journal from the beginning of the deletion on."""
-    temporary = journal.with_suffix(".part")
-    if journal.exists():
-        os.rename(journal, temporary)
-    shutil.rmtree(temporary, ignore_errors=True)
-    _writing.discard(temporary.name)
-
-
-def _age(path: Path) -> float:
-    """Return the seconds since the last change of a journal; infinity if it does not exist."""
-    times = [p.stat().st_mtime for p in (path, path / "new", path / "old") if p.exists()]
-    return time.time() - max(times) if times else math.inf
-
-
-def _write_bytes(contents: bytes, file: BinaryIO) -> None:
-    file.write(contents)
-
-
-def _replace_files(folder: Path, journal: Path, names: Sequence[str], stale: Sequence[str]) -> None:
-    """Move new files to a folder; after an error, move the old files back."""
-    new, old = journal / "new", journal / "old"
-    done: list[str] = []
-    try:
-        for name in (*stale, *names):
-            done.append(name)
-            if (folder / name).is_dir():
-                raise IsADirectoryError(errno.EISDIR, f"its entry {name!r} is a folder")
-            if os.path.lexists(folder / name):
-                os.replace(folder / name, old / name)
-            if name in names:
-                os.replace(new / name, folder / name)
-    except BaseException:
-        # The new files go back, so that the journal can be finished at any time.
-        for name in reversed(done):
-            if name in names and not os.path.lexists(new / name):
-                os.replace(folder / name, new / name)
-            if os.path.lexists(old / name):
-                os.replace(old / name, folder / name)
-        raise
 
 
 def kind_of_file(file: BinaryIO) -> str | None:
@@ -311,10 +190,10 @@ def require_checkpoint_name(path: str | os.PathLike[str]) -> None:
     require_suffix(path, "a checkpoint of onnxfit", ".ckpt", instead)
 
 
-def _temporary_name() -> str:
+def temporary_name() -> str:
     """Return a name that tells which process writes the file."""
     name = TEMPORARY_NAME.format(f"{_host()}-{os.getpid()}.{uuid.uuid4().hex}")
-    _writing.add(name)
+    writing.add(name)
     return name
 
 
@@ -322,7 +201,7 @@ def _host() -> str:
     return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
-_writing: set[str] = set()  # the temporary names of this process
+writing: set[str] = set()  # the temporary names of this process
 
 
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:
@@ -349,7 +228,7 @@ def _is_left(name: str) -> bool:
     if os.name != "posix" or found is None or found[1] != _host():
         return False
     if int(found[2]) == os.getpid():  # in a container, perhaps that of an earlier process
-        return name not in _writing
+        return name not in writing
     try:
         os.kill(int(found[2]), 0)
     except ProcessLookupError:
@@ -386,10 +265,10 @@ def make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, f"{str(folder)!r} is a file, not a folder")
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk. Systems other than POSIX do so automatically."""
     if os.name != "posix":
         return

@@ -16,17 +16,16 @@ import numpy as np
 import pytest
 
 import onnxfit
-from onnxfit import files
+from onnxfit import folders
 from onnxfit.callbacks import Callback, CSVLogger, JSONLLogger, ModelCheckpoint, PredictionWriter
 from onnxfit.cli import arrays
 from onnxfit.errors import CheckpointError
 from onnxfit.files import (
-    finish_folder,
     json_float,
     remove_leftovers,
     write_atomically,
-    write_folder,
 )
+from onnxfit.folders import finish_folder, write_folder
 from onnxfit.graph import tensors
 from onnxfit.graph.model_file import write_model
 from tests.models import linear
@@ -243,7 +242,7 @@ def killed(number: int, write: Callable[[], object]) -> bool:
 def test_a_killed_write_leaves_all_old_files_or_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "SECONDS_OF_A_MOVE", 0.0)
+    monkeypatch.setattr(folders, "SECONDS_OF_A_MOVE", 0.0)
     old = {"a": b"1", "b": b"2", "stale": b"3", "mine": b"4"}
     new = {"a": b"5", "b": b"6", "new": b"7", "mine": b"4"}
     changes = {name: new[name] for name in ("a", "b", "new")}
@@ -281,15 +280,15 @@ def test_an_export_over_an_older_one_is_old_or_new(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process is killed after the first file has moved."""
-    monkeypatch.setattr(files, "SECONDS_OF_A_MOVE", 0.0)
+    monkeypatch.setattr(folders, "SECONDS_OF_A_MOVE", 0.0)
     adapters = onnxfit.LoRA(rank=1, alpha=1.0) if folder == "adapter" else None
     new = onnxfit.Trainer(linear(features=2, w=2.0), loss="mse", adapters=adapters)
     export = new.export_adapter if adapters is not None else new.export_training
     read = onnxfit.LoRA.load if adapters is not None else onnxfit.Trainer.load
     path = export(tmp_path / "a")
     with monkeypatch.context() as patched:
-        patched.setattr(files, "_remove_journal", lambda journal: None)
-        patched.setattr(files, "_replace_files", lambda *_: None)
+        patched.setattr(folders, "_remove_journal", lambda journal: None)
+        patched.setattr(folders, "_replace_files", lambda *_: None)
         export(path)
     (journal,) = path.glob(".onnxfit.*.ready")
     read(path)

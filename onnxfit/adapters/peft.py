@@ -28,13 +28,12 @@ from onnxfit.files import (
     MAPPING,
     RATE,
     TEXT,
-    finish_folder,
     optional,
     read_regular_file,
     require_path,
     require_types,
-    write_folder,
 )
+from onnxfit.folders import finish_folder, write_folder
 from onnxfit.graph.tensors import read_metadata, read_safetensors, write_safetensors
 
 Array = npt.NDArray[Any]

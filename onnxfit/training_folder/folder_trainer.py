@@ -14,7 +14,8 @@ import onnx
 from onnxfit.data.order import checked_batch_size
 from onnxfit.environment import versions
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, listed_names
-from onnxfit.files import require_path, write_folder
+from onnxfit.files import require_path
+from onnxfit.folders import write_folder
 from onnxfit.graph import names
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments

@@ -18,7 +18,6 @@ from onnxfit.files import (
     MAPPING,
     TEXT,
     ValueType,
-    finish_folder,
     list_of,
     mapping_of,
     optional,
@@ -27,6 +26,7 @@ from onnxfit.files import (
     require_regular_file,
     require_types,
 )
+from onnxfit.folders import finish_folder
 
 FORMAT = "onnxfit-training-folder"
 VERSION = 1
