@@ -23,7 +23,7 @@ from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
-from onnxfit.graph.sequences import unroll_sequences
+from onnxfit.graph.sequences import forget_element_sizes, unroll_sequences
 from onnxfit.graph.shared_tensors import Contents, include_shared, replace_tensors, to_proto
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.subgraphs import subgraph_protos, subgraphs_of
@@ -174,13 +174,15 @@ def _inferred(proto: onnx.ModelProto) -> ir.Model:
 
 def _infer_by_onnx(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(f"The model's shapes are inconsistent: {str(error).strip()}") from None
     except MemoryError:
         raise ModelError(
             "The model's sizes are too large: memory ran out during shape inference."
         ) from None
+    forget_element_sizes(inferred.graph)
+    return inferred
 
 
 def _set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:

@@ -7,8 +7,12 @@ tensors instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import onnx
 import onnx_ir as ir
 
+from onnxfit.graph.subgraphs import graph_protos
 from onnxfit.graph.values import GraphBuilder, Value
 
 # Operators whose output is a sequence; Identity's output is one if its input is one.
@@ -141,3 +145,31 @@ def _position(node: ir.Node, index: int, last: int) -> int | None:
         # SequenceInsert may append: `last` is the length, and -1 is before the last element.
         position += last if node.op_type == "SequenceInsert" else last + 1
     return position if 0 <= position <= last else None
+
+
+def forget_element_sizes(graph: onnx.GraphProto) -> None:
+    """Make the symbolic sizes of sequence elements unknown, in place.
+
+    ONNX's inference names an unknown size of the elements once, and gives that name to each element
+    that is read, although elements may differ in size. onnxruntime shares memory between values
+    whose sizes have the same names, and gradients assume that such values do not broadcast. Names
+    of the graph's own inputs, such as the batch size, are kept.
+    """
+    types = [
+        value.type for g in graph_protos(graph) for value in (*g.input, *g.output, *g.value_info)
+    ]
+    elements = (t for t in types if not t.HasField("tensor_type"))
+    symbols = {dim.dim_param for t in elements for dim in _dims(t)} - {""}
+    symbols -= {dim.dim_param for value in graph.input for dim in _dims(value.type)}
+    if symbols:
+        for dim in (dim for t in types for dim in _dims(t) if dim.dim_param in symbols):
+            dim.ClearField("dim_param")
+
+
+def _dims(type_: onnx.TypeProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    """Yield the sizes of a tensor, or of the tensors in a sequence or optional."""
+    kind = type_.WhichOneof("value")
+    if kind == "tensor_type":
+        yield from type_.tensor_type.shape.dim
+    elif kind in ("sequence_type", "optional_type"):
+        yield from _dims(getattr(type_, kind).elem_type)

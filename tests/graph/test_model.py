@@ -55,6 +55,20 @@ class TestNormalizing:
             onnx.reference.ReferenceEvaluator(work).run(None, feeds)[0], expected[0]
         )
 
+    def test_elements_of_a_sequence_share_no_unknown_size(self) -> None:
+        # Parts of two rows: the last part of an odd number of rows has one.
+        model = parse(
+            """<ir_version: 10, opset_import: ["": 21]> g (float[N, M] x) => (float[R, M] y)
+            <int64 two = {2}, int64 first = {0}, int64 last = {-1}>
+            { s = SplitToSequence(x, two) a = SequenceAt(s, first) b = SequenceAt(s, last)
+            y = Mul(a, b) }"""
+        )
+        values = {v.name: v for node in normalize(read_model(model)).graph for v in node.outputs}
+        for name in ("a", "b"):
+            rows, columns = values[name].shape
+            assert rows == ir.SymbolicDim(None)
+            assert columns == "M"  # of the input, the same in all parts
+
     def test_static_shapes_reach_every_value(self) -> None:
         model = parse(
             '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, H, W] x) => (float[N, K] y)'

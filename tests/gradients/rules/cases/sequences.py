@@ -11,6 +11,7 @@ CASES = [
     Case("SplitToSequence rows", A, "s = SplitToSequence<keepdims=0>(a) u = SequenceAt(s, i) v = SequenceAt(s, j) y = Mul(u, v)", f"{ONE}, int64 j = {{-1}}"),
     Case("SplitToSequence rows kept", A, "s = SplitToSequence<axis=-1>(a) y = SequenceAt(s, i)", ONE),
     Case("SplitToSequence pieces", "float[5,2] a", "s = SplitToSequence(a, n) u = SequenceAt(s, i) v = SequenceAt(s, j) w = ReduceSum<keepdims=0>(v) y = Mul(u, w)", f"int64 n = {{2}}, {ONE}, int64 j = {{-1}}"),
+    Case("SplitToSequence pieces that broadcast", "float[5,2] a", "s = SplitToSequence(a, n) u = SequenceAt(s, i) v = SequenceAt(s, j) y = Mul(u, v)", f"int64 n = {{2}}, {ONE}, int64 j = {{-1}}"),
     Case("SplitToSequence sizes", "float[2,5] a", "s = SplitToSequence<axis=1>(a, n) u = SequenceAt(s, i) v = SequenceAt(s, j) y = Tanh(u) z = Exp(v)", f"int64[3] n = {{2, 1, 2}}, {BACK}, int64 j = {{1}}"),
     Case("SplitToSequence int32", "float[5,2] a", "s = SplitToSequence(a, n) y = SequenceAt(s, i)", "int32[2] n = {2, 3}, int32 i = {1}"),
     Case("SplitToSequence computed sizes", "float[4,2] a, float[1,3] b", "n = Shape(b) s = SplitToSequence(a, n) y = SequenceAt(s, i)", BACK, frozen=("b",)),
