@@ -101,8 +101,8 @@ ROWS = {
 }
 # onnxruntime leaves memory unwritten for the first, and no opposite scores are both probabilities
 NOT_RUN = {("one", "PROBIT"), ("opposite", "PROBIT")}
-# which forgot the transform: what is written out is what later ones compute
-if Version(onnxruntime.__version__) < Version("1.20"):
+# older versions forget the transform; what is written out is what later ones compute
+if Version(onnxruntime.__version__) < Version("1.27"):
     NOT_RUN.add(("one", "LOGISTIC"))
 
 
