@@ -55,10 +55,14 @@ EXACT: dict[str, Any] = {
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
+def _name(case: Any) -> str:
+    """The class of an estimator or the function of a check."""
+    case = getattr(case, "func", case)
+    return getattr(case, "__name__", type(case).__name__)
+
+
 _names, _cases = parametrize_with_checks([OnnxRegressor(), OnnxClassifier()]).args
-SCIKIT_LEARNS_CHECKS = pytest.mark.parametrize(
-    _names, list(_cases), ids=lambda case: getattr(case, "func", case).__class__.__name__
-)
+SCIKIT_LEARNS_CHECKS = pytest.mark.parametrize(_names, list(_cases), ids=_name)
 
 
 # The array API, and pandas in some environments, are not installed: scikit-learn warns that it skips
