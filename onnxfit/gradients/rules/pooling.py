@@ -23,7 +23,7 @@ from onnxfit.gradients.building import (
     axis_size,
     trailing_size,
 )
-from onnxfit.gradients.rules.convolution import ConvSpec, padding, transposed_conv
+from onnxfit.gradients.rules.convolution import ConvSpec, crop, padding, transposed_conv
 from onnxfit.gradients.table import decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -45,12 +45,22 @@ def average_pool(
 
     Elements that a window of ceil_mode covers behind the padding do not count.
     """
-    windows = _windows(op, x, y, auto_pad, kernel_shape, pads, strides, dilations)
+    spec = ConvSpec.of(len(kernel_shape), strides, dilations)
+
+    def first_element(numbers: Value, axis: int) -> Value:
+        taps, stride = kernel_shape[axis], spec.strides[axis]
+        means = op.AveragePool(numbers, auto_pad=auto_pad, kernel_shape=[taps], strides=[stride])
+        return op.Slice(means, [0], [1], [2]) - (taps - 1) / 2
+
+    part = crop(op, spec, auto_pad, x, y, kernel_shape, first_element)
+    pixels = x if part is None else part.part()
+    windows = _windows(op, pixels, y, auto_pad, kernel_shape, pads, strides, dilations)
     counts = [
         w.counts(op, bool(count_include_pad), len(windows) - 1 - i, dy.dtype)
         for i, w in enumerate(windows)
     ]
-    return _sum_gradient(op, dy / functools.reduce(operator.mul, counts), x, windows)
+    dx = _sum_gradient(op, dy / functools.reduce(operator.mul, counts), pixels, windows)
+    return dx if part is None else part.gradient(dx)
 
 
 @gradient("LpPool")
@@ -60,9 +70,19 @@ def lp_pool(
     pads: Ints | None, strides: Ints | None,
 ) -> Value:  # fmt: skip
     """y = (sum of |x|^p)^(1/p), so dx = sign(x) |x|^(p-1) dy / y^(p-1)."""
-    windows = _windows(op, x, y, auto_pad, kernel_shape, pads, strides, dilations)
-    factor = _signed_power(op, x, p - 1)
-    return factor * _sum_gradient(op, _divided_by_power(op, dy, y, p - 1), x, windows)
+    spec = ConvSpec.of(len(kernel_shape), strides, dilations)
+
+    def first_element(numbers: Value, axis: int) -> Value:
+        taps, stride = kernel_shape[axis], spec.strides[axis]
+        sums = op.LpPool(numbers, auto_pad=auto_pad, kernel_shape=[taps], p=1, strides=[stride])
+        return op.Slice(sums, [0], [1], [2]) / taps - (taps - 1) / 2
+
+    part = crop(op, spec, auto_pad, x, y, kernel_shape, first_element)
+    pixels = x if part is None else part.part()
+    windows = _windows(op, pixels, y, auto_pad, kernel_shape, pads, strides, dilations)
+    sums = _sum_gradient(op, _divided_by_power(op, dy, y, p - 1), pixels, windows)
+    dx = _signed_power(op, pixels, p - 1) * sums
+    return dx if part is None else part.gradient(dx)
 
 
 @gradient("GlobalAveragePool")

@@ -15,13 +15,16 @@ learning", chapter 4)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from onnxfit.gradients.building import MICROSOFT, Ints, spatial_shape
 from onnxfit.gradients.rules.convolution.spec import (
     ConvSpec,
     apply_conv,
+    crop,
     crop_like,
     padding,
     with_rank,
@@ -32,7 +35,7 @@ from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradi
 from onnxfit.graph.inference import like
 from onnxfit.graph.values import GraphBuilder, Value
 
-__all__ = ["ConvSpec", "conv", "padding", "transposed_conv"]
+__all__ = ["ConvSpec", "conv", "crop", "padding", "transposed_conv"]
 
 
 @gradient("Conv")
@@ -42,6 +45,25 @@ def conv(
 ) -> Gradients:  # fmt: skip
     spec = ConvSpec.of(w.rank - 2, strides, dilations, group)
     kernel = spatial_shape(w) or op.shape(w, 2)
+
+    def first_element(numbers: Value, axis: int) -> Value:
+        one = op.constant(np.ones(1, np.float32))
+        others = op.Slice(op.shape(w, 2), [axis], [axis + 1]) - 1
+        first_tap = op.Reshape(op.Pad(one, op.Concat([0], others, axis=0)), [1, 1, -1])
+        read = op.Conv(numbers, first_tap, auto_pad=auto_pad, strides=[spec.strides[axis]])
+        return op.Slice(read, [0], [1], [2])
+
+    part = crop(op, spec, auto_pad, x, y, kernel, first_element)
+    if part is not None:
+        of_x, *others = _conv_gradients(op, part.part(), w, y, dy, spec, auto_pad, pads, kernel)
+        return (lambda: part.gradient(of_x()), *others)
+    return _conv_gradients(op, x, w, y, dy, spec, auto_pad, pads, kernel)
+
+
+def _conv_gradients(
+    op: GraphBuilder, x: Value, w: Value, y: Value, dy: Value, spec: ConvSpec, auto_pad: str,
+    pads: Ints | None, kernel: Ints | Value,
+) -> tuple[Callable[[], Value], ...]:  # fmt: skip
     all_pads = padding(op, spec, auto_pad, pads, x, y, kernel)
     if isinstance(all_pads, Value):
         computed = all_pads

@@ -38,6 +38,18 @@ CASES = [
     Case("Conv 1-D same", "float[2,2,7] a, float[3,2,4] b", 'y = Conv<auto_pad="SAME_UPPER">(a, b)'),
     Case("Conv 1-D dilated causal", f"{X1}, {W1}", "y = Conv<dilations=[2], pads=[4,0]>(a, b)"),
     Case("Conv 1-D groups", "float[2,4,5] a, float[2,2,3] b", "y = Conv<group=2, pads=[1,1]>(a, b)"),
+    # Strides above the kernel: onnxruntime leaves out elements at both ends, others than the reference does.
+    *(
+        Case(f"Conv same, stride {stride}, size {size}, {pad}, kernel {k}", f"float[2,2,{size}] a, float[3,2,{k}] b", f'y = Conv<strides=[{stride}], auto_pad="SAME_{pad}">(a, b)', single=True)
+        for pad in ("UPPER", "LOWER")
+        for stride, size, k in ((2, 4, 1), (3, 3, 1), (4, 4, 1), (4, 7, 1), (5, 5, 1), (5, 5, 2), (6, 6, 2))
+    ),
+    *(
+        Case(f"Conv same, cropped {pad}{group}", f"float[2,2,5,4] a, float[2,{channels},2,1] b", f'y = Conv<strides=[5,2], auto_pad="SAME_{pad}"{group}>(a, b)', single=True)
+        for pad in ("UPPER", "LOWER")
+        for group, channels in (("", 2), (", group=2", 1))
+    ),
+    Case("Conv same, one axis padded, one cropped", "float[1,2,6,5] a, float[2,2,3,2] b", 'y = Conv<strides=[2,5], auto_pad="SAME_UPPER">(a, b)', single=True),
     Case("Conv 3-D", f"{X3}, {W3}", "y = Conv(a, b)"),
     Case("Conv 3-D strided", f"{X3}, {W3}, float[2] c", "y = Conv<strides=[2,1,2], pads=[1,0,0,1,1,0], dilations=[1,2,1]>(a, b, c)"),
     Case("Conv 3-D same", f"{X3}, {W3}", 'y = Conv<auto_pad="SAME_LOWER", strides=[2,2,2]>(a, b)'),
