@@ -28,6 +28,7 @@ INTERNAL = {
     "onnxfit.__main__": "runs the command line",
     "onnxfit.environment": "plumbing",
     "onnxfit.files": "plumbing",
+    "onnxfit.folders": "plumbing",
     "onnxfit.imports": "plumbing",
     "onnxfit.registry": "plumbing",
 }

@@ -11,6 +11,8 @@ import onnx_ir as ir
 from onnxfit.errors import ModelError, warn_user
 from onnxfit.graph.inference import infer_outputs
 
+MADE_UP = "unk__"  # ONNX's inference names sizes that it does not know so; equal names mean nothing
+
 
 @dataclass(frozen=True, eq=False)
 class WrongDeclaration:
@@ -44,7 +46,8 @@ def wrong_declarations(
     - `declared`: the declared shapes of its outputs.
     """
     first = [v.shape[0] for v in graph.inputs if v.shape]
-    batch = {size.value for size in first if isinstance(size, ir.SymbolicDim)} - {None}
+    names = {size.value for size in first if isinstance(size, ir.SymbolicDim)} - {None}
+    batch = {name for name in names if name and not name.startswith(MADE_UP)}
     found = []
     for value in graph.outputs:
         node = value.producer()
