@@ -50,7 +50,7 @@ test-quick: .venv-dev/installed  ## run a sample of the tests, in under a minute
 test-others: test-oldest test-newest test-builder  ## test the oldest and newest packages, and the builder
 
 test-oldest: .venv-oldest/installed
-	ONNXFIT_KERNELS=off ONNXFIT_TEST_WITHOUT=torch .venv-oldest/bin/python $(pytest) -m "not builder" --quick
+	ONNXFIT_KERNELS=off ONNXFIT_TEST_WITHOUT=torch .venv-oldest/bin/python $(pytest) -m "not builder" --quick --ignore tests/runtime/kernels
 
 test-newest: .venv-newest/installed
 	ONNXFIT_TEST_WITHOUT=torch .venv-newest/bin/python $(pytest) -m "not builder" --quick

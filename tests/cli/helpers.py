@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from click.testing import CliRunner, Result
 from onnxfit.cli import job, main
 
 ROOT = Path(__file__).resolve().parents[2]
+# click before 8.2 mixes both outputs unless it is told not to
+SEPARATE = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 
 ROWS = 70  # not a multiple of the batch size
@@ -27,7 +30,7 @@ def write_csv(path: str, header: str, table: Any) -> None:
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+    return CliRunner(**SEPARATE).invoke(main, [str(a) for a in arguments])
 
 
 def done(*arguments: object) -> str:

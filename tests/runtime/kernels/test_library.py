@@ -198,6 +198,7 @@ def test_without_the_library_nothing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "operators.so")
+    monkeypatch.delenv(library.SWITCH, raising=False)
     library.usable_library.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
