@@ -42,8 +42,9 @@ class OperatorsHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def _compile(self) -> Path:
         build = Path(self.root, "build", "operators")
-        for of_other_tools in ("CMakeCache.txt", "CMakeFiles/rules.ninja"):
-            Path(build, of_other_tools).unlink(missing_ok=True)
+        # It names the CMake and Ninja of the last build, which pip may have removed since. The
+        # compiled files stay.
+        Path(build, "CMakeCache.txt").unlink(missing_ok=True)
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         source = Path(self.root, "kernels")
         configure = ["cmake", "-S", str(source), "-B", str(build), *generator]
