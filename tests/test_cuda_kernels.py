@@ -42,7 +42,9 @@ def network(text: str, opset: int = 17, **shapes: tuple[int, ...]) -> onnx.Model
     model = onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]> g {text}")
     rng = np.random.default_rng(0)
     for name, shape in shapes.items():
-        array = rng.normal(size=shape).astype(np.float32) / 3
+        array = (rng.normal(size=shape) / 3).astype(
+            np.float32
+        )  # in this order: numpy 1 widens scalars
         model.graph.initializer.append(from_array(array, name))
     return model
 
