@@ -243,7 +243,7 @@ class TestModels:
             <opset_import: ["": 17, "own": 1], domain: "own"> round (a) => (b) { b = own.round(a) }"""
         )
         proto.ir_version = 7  # before functions came, so that ONNX's checker does not look at them
-        with pytest.raises(ModelError, match=r"is inconsistent: .*own::round"):
+        with pytest.raises(ModelError, match=r"in a cycle: own::round -> own::round"):
             Trainer(proto, loss="mse")
 
     def test_a_negative_size_is_an_open_one(self) -> None:
@@ -277,7 +277,7 @@ class TestModels:
             g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { h = MatMul(x, w)  y = local.f(h) }
             <domain: "local", opset_import: ["": 17, "local": 1]> f (a) => (b) { b = local.f(a) }"""
         )
-        with pytest.raises(ModelError, match=r"Cycle|recursive"):
+        with pytest.raises(ModelError, match=r"in a cycle: local::f -> local::f"):
             Trainer(hostile, loss="mse")
 
     def test_a_chain_of_doublings_is_looked_at_once(self) -> None:

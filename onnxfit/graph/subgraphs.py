@@ -38,8 +38,8 @@ def graph_protos(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from graph_protos(inner)
 
 
-def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of its subgraphs, each before the nodes inside it."""
+def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph or function, each before the nodes inside it."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 
 import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.shared_tensors import shared_bytes
-from onnxfit.graph.subgraphs import subgraph_protos
+from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 
 # By field of a TensorProto: its entries per element, for types stored without raw_data. Types of
 # half a byte are packed in other ways.
@@ -41,7 +42,8 @@ def require_valid(model: onnx.ModelProto, description: str) -> None:
     """Raise ModelError for a damaged model, or one newer than the installed onnx.
 
     Names must be text, element types must exist, tensors must have as much data as their sizes
-    need, and must not be in other files. `description` is the model in messages.
+    need, and must not be in other files. No function may call itself. `description` is the model in
+    messages.
     """
     _require_text(
         description, (model.producer_name, model.domain, *(o.domain for o in model.opset_import))
@@ -58,8 +60,26 @@ def require_valid(model: onnx.ModelProto, description: str) -> None:
             ),
         )
         _require_nodes(description, function.node, in_function=True)
+    _refuse_recursion(model, description)
     _require_graph(description, model.graph)
     _require_known_versions(model, description)
+
+
+def _refuse_recursion(model: onnx.ModelProto, description: str) -> None:
+    """Refuse functions that call themselves: onnx 1.19 crashes while it inlines them."""
+    calls = {
+        (f.domain, f.name, f.overload): {
+            (node.domain, node.op_type, node.overload) for node in nodes_of(f)
+        }
+        for f in model.functions
+    }
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        names = " -> ".join(f"{domain}::{name}" for domain, name, _ in error.args[1])
+        raise ModelError(
+            f"{description} has functions that call each other in a cycle: {names}."
+        ) from None
 
 
 def require_bodies(graph: ir.Graph) -> None:
