@@ -247,6 +247,8 @@ class TestModels:
     @pytest.mark.parametrize("opset", [22, 23, 24, 25])
     def test_a_file_of_a_later_opset_trains(self, opset: int) -> None:
         normed = "n = LayerNormalization(x, s)" if opset < 23 else "n = RMSNormalization(x, s)"
+        if opset > onnx.defs.onnx_opset_version():
+            pytest.skip(f"onnx {onnx.__version__} does not read opset {opset}")
         body = (
             "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {0.5, -0.5}, float[2] s = {1,"
             f" 1}}> {{ {normed} y = MatMul(n, w) }}"

@@ -13,7 +13,7 @@ from onnxfit.errors import GradientError
 from onnxfit.gradients import BlockedError, Blocker, backward, gradient_source
 from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
-from tests.gradients.rules.cases import Case, families
+from tests.gradients.rules.cases import OLDER, Case, families
 
 BLOCKED = """<ir_version: 10, opset_import: ["": 21, "my.domain": 1]>
     g (float[2] x, float[2] w) => (float[2] y, float loss) {
@@ -64,7 +64,7 @@ def with_sum_as_loss(case: Case, shapes: str) -> ir.Model:
 def test_blockers_are_those_of_the_gradient_that_is_built(family: str, shapes: str) -> None:
     """`blockers` calls each rule on its own, and only one of the nodes that look alike."""
     for case in families()[family]:
-        if case.domains:
+        if case.domains or (OLDER and case.body.startswith("y = GroupNormalization")):
             continue  # the type of an output is unknown before its operator is decomposed
         model = with_sum_as_loss(case, shapes)
         found = backward.blockers(model.clone(), "loss", case.wrt)

@@ -42,7 +42,12 @@ def oldest(body: str, opset: int, *, inputs: str = "float[2,4,4,4] x") -> int:
             22,
         ),
         ("y = Swish(x)", 24, 24),
-        ("k = Constant<value_ints = [1]>() y, i = TopK(x, k)", 24, 13),
+        pytest.param(
+            "k = Constant<value_ints = [1]>() y, i = TopK(x, k)",
+            24,
+            13,
+            marks=pytest.mark.skipif(NEWEST < 25, reason="onnx 1.19 infers no type of TopK"),
+        ),
         ('y = Cast<to = 1, round_mode = "up">(x)', 24, 24),
         ("y = CumProd(x, x)", 26, 26),
         ("y = Mod(x, x)", 28, 28),  # the floor of a quotient of floats

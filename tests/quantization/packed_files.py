@@ -16,8 +16,10 @@ from packaging.version import Version
 Array = npt.NDArray[Any]
 K, N, BLOCK = 40, 6, 16  # the last block has 8 numbers
 BLOCKS = 3
-IS_LATER = Version(onnxruntime.__version__) >= Version("1.20")  # has kernels for 8 bits
-later = pytest.mark.skipif(not IS_LATER, reason="onnxruntime 1.19 has no such kernel")
+IS_LATER = Version(onnxruntime.__version__) >= Version("1.22")  # has kernels for 8 bits
+later = pytest.mark.skipif(
+    not IS_LATER, reason=f"onnxruntime {onnxruntime.__version__} has no such kernel"
+)
 ZEROS = ("absent", "packed", "float")
 FORMS = [
     *((4, zeros) for zeros in ZEROS),

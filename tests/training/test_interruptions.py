@@ -106,7 +106,18 @@ def test_a_fit_interrupted_anywhere_resumes_exactly(
         trainer.restore(beginning)
         with pytest.raises(KeyboardInterrupt), at_line(number, interrupt):
             trainer.fit(X, Y, **FIT)
+        if has_ended(trainer, expected):
+            continue  # the last lines of `fit` run after its end, and there is nothing to resume
         np.testing.assert_equal(resumed(trainer, tmp_path / "a"), expected, err_msg=str(number))
+
+
+def has_ended(trainer: Trainer, expected: tuple[Any, ...]) -> bool:
+    """Return whether an interrupted fit had come to its end."""
+    try:
+        np.testing.assert_equal(result(trainer), expected)
+    except AssertionError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("stateful", [True, False])

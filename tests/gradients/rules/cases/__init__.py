@@ -24,15 +24,17 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnxruntime.capi import onnxruntime_pybind11_state as C
+from packaging.version import Version
 
 from onnxfit.errors import GradientError
 from onnxfit.gradients.backward import gradients
@@ -40,6 +42,8 @@ from onnxfit.gradients.blocker import refuse
 from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
 
+# Their onnxruntime has no Conv in float64, and their reference evaluator errs in some operators.
+OLDER = Version(onnx.__version__) < Version("1.20")
 Arrays = dict[str, np.ndarray[Any, Any]]
 Run = Callable[[Mapping[str, np.ndarray[Any, Any]]], Arrays]
 
@@ -295,7 +299,7 @@ def _in_float64(
     except GradientError:
         raise
     except Exception as error:  # the operator is for float32 only
-        raise AssertionError(f"no judge: {error}") from error
+        no_judge(str(error))
     causes = []
     for runs in ("onnxruntime", "reference"):
         try:
@@ -305,7 +309,14 @@ def _in_float64(
             return graph, found
         except Exception as error:  # no kernel for float64
             causes.append(f"{runs}: {error}")
-    raise AssertionError("no judge: " + "; ".join(causes))
+    no_judge("; ".join(causes))
+
+
+def no_judge(causes: str) -> NoReturn:
+    """Fail, as nothing computes a case in float64; skip where only older packages do not."""
+    if OLDER:
+        pytest.skip(f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}: {causes}")
+    raise AssertionError(f"no judge: {causes}")
 
 
 @lru_cache(maxsize=1)
