@@ -160,8 +160,8 @@ def conditions(plan: Plan, results: Results) -> list[str]:
     return [
         *lines,
         f"median (quartiles) of {plan.rounds} rounds of {plan.seconds:g} s; fewer, but three at"
-        f" least, where they took more than {plan.budget:g} s; {MORE} times as many for onnxfit,"
-        " the C++ operators, PyTorch eager and PyTorch compiled",
+        f" least, where they took more than {plan.budget:g} s; {MORE} times as many for onnxfit"
+        " with and without the C++ operators, PyTorch eager and PyTorch compiled",
     ]
 
 

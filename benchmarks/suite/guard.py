@@ -29,7 +29,7 @@ BOUNDS = {
 def ratios(workload: str, rows: dict[str, Row]) -> list[tuple[str, float, float]]:
     """What is judged: a title, the figure, its bound."""
     to_torch, to_step = BOUNDS[workload]
-    ours, theirs = rows["onnxfit-fast"], rows["torch"]
+    ours, theirs = rows["onnxfit"], rows["torch"]
     return [
         (f"{workload}: onnxfit's step / PyTorch's", ours.step.ratios(theirs.step)[1], to_torch),
         (f"{workload}: fit per batch / bare step", ours.fit.median / ours.step.median, to_step),
@@ -62,7 +62,7 @@ def main() -> None:
     room = parser.parse_args().room
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(
-            ["onnxfit-fast", "torch"],
+            ["onnxfit", "torch"],
             rounds=2,
             seconds=0.06,
             budget=0.5,

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from contenders import DEFAULT, ENTRIES, FAST, HALF, IN_PLACE, RIVALS
+from contenders import DEFAULT, ENTRIES, HALF, IN_PLACE, PLAIN, RIVALS
 from measure import Row
 from sentences import KINDS, Record, half_sentence, overall, short, summary
 from workloads import WORKLOADS
@@ -112,7 +112,7 @@ def fastest(rows: Sequence[Row], kind: str, names: Sequence[str] | None = None) 
 
 
 def ours(rows: Sequence[Row], kind: str) -> Row | None:
-    """onnxfit with ONNX's operators, at its better number of threads."""
+    """onnxfit as it is installed, at its better number of threads."""
     return fastest(rows, kind, [DEFAULT])
 
 
@@ -131,7 +131,7 @@ def headline(races: Sequence[Sequence[Row]]) -> list[Record]:
                 continue
             low, ratio, high = getattr(us, kind).ratios(getattr(them, kind))
             eager = fastest(rows, kind, ["torch"])
-            half, fast = fastest(rows, kind, [HALF]), fastest(rows, kind, [FAST])
+            half, plain = fastest(rows, kind, [HALF]), fastest(rows, kind, [PLAIN])
             beside = getattr(us, kind).ratios(getattr(eager, kind))[1] if eager else math.nan
             found.append(
                 {
@@ -139,8 +139,8 @@ def headline(races: Sequence[Sequence[Row]]) -> list[Record]:
                     "onnxfit_us": 1e6 * getattr(us, kind).median, "onnxfit_threads": us.threads,
                     "pytorch": them.contender, "pytorch_us": 1e6 * getattr(them, kind).median, "pytorch_threads": them.threads,
                     "ratio": ratio, "ratio_low": low, "ratio_high": high, "eager_ratio": beside,
-                    "fast_us": 1e6 * getattr(fast, kind).median if fast else math.nan, "fast_threads": fast.threads if fast else "",
-                    "fast_ratio": getattr(fast, kind).ratios(getattr(them, kind))[1] if fast else math.nan,
+                    "plain_us": 1e6 * getattr(plain, kind).median if plain else math.nan, "plain_threads": plain.threads if plain else "",
+                    "plain_ratio": getattr(plain, kind).ratios(getattr(them, kind))[1] if plain else math.nan,
                     "bf16_us": 1e6 * getattr(half, kind).median if half else math.nan, "bf16_threads": half.threads if half else "",
                 }
             )  # fmt: skip
@@ -161,14 +161,14 @@ def headline_table(records: Sequence[Record]) -> str:
                 f"{item['ratio']:.2f} ({item['ratio_low']:.2f} .. {item['ratio_high']:.2f})",
                 f"{item['eager_ratio']:.2f}",
                 f"≤ {bar:.2f}, {verdict(item['ratio'], bar)}" if is_step else "",
-                _beside(item, "fast"),
-                "" if math.isnan(item["fast_ratio"]) else f"{item['fast_ratio']:.2f}",
+                _beside(item, "plain"),
+                "" if math.isnan(item["plain_ratio"]) else f"{item['plain_ratio']:.2f}",
                 _beside(item, "bf16"),
             ]
         )
     head = [
         "", "onnxfit, µs (threads)", "PyTorch, µs (threads)", "PyTorch is", "onnxfit / PyTorch (quartiles)", "onnxfit / eager PyTorch", "bar",
-        "onnxfit, C++ operators, µs (threads)", "onnxfit, C++ operators / PyTorch",
+        "without C++ operators, µs (threads)", "without C++ operators / PyTorch",
         "PyTorch eager, bf16 autocast, µs (threads)",
     ]  # fmt: skip
     return table(head, body)

@@ -35,10 +35,10 @@ def overall(headline: Sequence[Record]) -> str:
         f"the worst ratio of onnxfit's time to that of the fastest PyTorch is {worst},"
         f" the geometric mean over {over} is {mean:.2f}"
     )
-    fast = with_fast(headline)
-    if fast:
-        worst, mean = _worst_and_mean(fast, "fast_ratio")
-        text += f"; with the C++ operators, the worst is {worst}, the mean is {mean:.2f}"
+    plain = without_operators(headline)
+    if plain:
+        worst, mean = _worst_and_mean(plain, "plain_ratio")
+        text += f"; without the C++ operators, the worst is {worst}, the mean is {mean:.2f}"
     return f"{text}; everything is computed in float32"
 
 
@@ -53,9 +53,9 @@ def _worst_and_mean(headline: Sequence[Record], key: str) -> tuple[str, float]:
     return f"{float(worst[key]):.2f} ({place})", mean
 
 
-def with_fast(headline: Sequence[Record]) -> list[Record]:
-    """Those that the C++ operators were measured on."""
-    return [item for item in headline if not math.isnan(float(item.get("fast_ratio", math.nan)))]
+def without_operators(headline: Sequence[Record]) -> list[Record]:
+    """Those that were measured without the C++ operators, too."""
+    return [item for item in headline if not math.isnan(float(item.get("plain_ratio", math.nan)))]
 
 
 def half_sentence(headline: Sequence[Record], absent: Mapping[str, str]) -> str:
@@ -77,13 +77,12 @@ def half_sentence(headline: Sequence[Record], absent: Mapping[str, str]) -> str:
 
 def short(headline: Sequence[Record]) -> str:
     """The sentence that the README has. Figures may be text, as in the CSV files."""
-    measured = with_fast(headline)
-    if not measured:
-        return "training with the C++ operators was not measured"
-    _, mean = _worst_and_mean(measured, "fast_ratio")
-    networks = len({network_of(item) for item in measured})
+    if not headline:
+        return "training was not measured"
+    _, mean = _worst_and_mean(headline, "ratio")
+    networks = len({network_of(item) for item in headline})
     return (
-        f"training takes {span([float(item['fast_ratio']) for item in measured])} of the time of the"
+        f"training takes {span([float(item['ratio']) for item in headline])} of the time of the"
         f" fastest PyTorch (eager or compiled), {mean:.2f} on average over {networks}"
         f" network{'s' * (networks > 1)}"
     )
@@ -92,14 +91,15 @@ def short(headline: Sequence[Record]) -> str:
 def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
     """The sentence above the tables. Figures may be text, as in the CSV files."""
     parts = []
-    times, fast = _ranges(headline, "ratio"), _ranges(with_fast(headline), "fast_ratio")
+    times = _ranges(headline, "ratio")
+    plain = _ranges(without_operators(headline), "plain_ratio")
     if times:
         parts.append(
             "the time of training, divided by that of the fastest PyTorch (eager or compiled, one"
             f" thread or all), is {times}"
         )
-    if fast:
-        parts.append(f"with its C++ operators, it is {fast}")
+    if plain:
+        parts.append(f"without its C++ operators, it is {plain}")
     peaks = {(item["workload"], item["contender"]): float(item["peak_memory"]) for item in once}
 
     def memory(contender: str) -> list[float]:

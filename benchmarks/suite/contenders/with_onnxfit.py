@@ -12,9 +12,7 @@ from contenders.contender import Contender, Refused, first_losses, over
 
 
 class Onnxfit(Contender):
-    def __init__(
-        self, backend: str = "full", gradient: str = "onnx", kernels: bool = False
-    ) -> None:
+    def __init__(self, backend: str = "full", gradient: str = "onnx", kernels: bool = True) -> None:
         self.backend, self.gradient, self.kernels = backend, gradient, kernels
 
     def load(self) -> None:
