@@ -19,7 +19,7 @@ TORCH ?= torch==2.13.0
 
 # One process for each core, and so one thread in each for PyTorch and onnxruntime (tests/one_thread.py).
 pytest = -m pytest --numprocesses auto --dist worksteal $(ARGS)
-test test-quick test-oldest test-newest test-builder: export OMP_NUM_THREADS = 1
+test test-all test-quick test-oldest test-newest test-builder: export OMP_NUM_THREADS = 1
 
 # Python compiles what is imported; pip would compile all, which takes half a minute for an environment with torch.
 pip_install = -m pip install --disable-pip-version-check --no-compile $$(test -t 1 || echo --quiet)
@@ -29,7 +29,7 @@ benching := .venv-bench/bin/python
 distributing := .venv-dist/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
+.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -39,7 +39,11 @@ help:
 demo: .venv-demo/installed  ## train a small network on digits from a .onnx file
 	$(demo) examples/digits.py
 
-test: .venv-dev/installed  ## run every test, doctest, example and README snippet
+test: .venv-dev/installed  ## run the tests, doctests, examples and README snippets
+	$(dev) $(pytest) -m "not builder" $(if $(ARGS),,--sample)
+
+# `make test` runs a sample of the tests with the mark `table`; `make test-all` runs all of their cases.
+test-all: .venv-dev/installed
 	$(dev) $(pytest) -m "not builder"
 
 test-quick: .venv-dev/installed  ## run a sample of the tests, in under a minute

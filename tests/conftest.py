@@ -15,7 +15,12 @@ import pytest
 from onnxfit.gradients import table
 from tests.builds import HAS_BUILDER
 from tests.one_thread import use_one_thread
-from tests.samples import ONE_CASE_IN, quick_sample
+from tests.samples import (
+    ONE_CASE_IN,
+    ONE_CASE_OF_A_TABLE_IN,
+    in_sample_of_table,
+    quick_sample,
+)
 
 hypothesis.settings.register_profile("local", deadline=None)
 # no clock, no dice: a red run can be repeated
@@ -56,6 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"a sample in less than a minute: of each test the case with the smallest checksum of"
         f" its name, and one in {ONE_CASE_IN} of the others; no slow files",
     )
+    parser.addoption(
+        "--sample",
+        action="store_true",
+        help=f"one case in {ONE_CASE_OF_A_TABLE_IN} of each test with the mark `table`, by checksum",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,9 +73,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("builder"):
                 item.add_marker(pytest.mark.skip(reason="onnxruntime has no gradient builder"))
-    if not config.getoption("--quick"):
+    names = [item.nodeid for item in items]
+    if config.getoption("--quick"):
+        kept = quick_sample(names)
+    elif config.getoption("--sample"):
+        tables = {item.nodeid for item in items if item.get_closest_marker("table")}
+        kept = {name for name in names if name not in tables or in_sample_of_table(name)}
+    else:
         return
-    kept = quick_sample([item.nodeid for item in items])
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 

@@ -1,5 +1,5 @@
-"""The tests that `--quick` runs. Checksums of their names choose the cases, so that they are the same
-on every machine.
+"""The tests that `--quick` and `--sample` run. Checksums of their names choose the cases, so that
+they are the same on every machine.
 """
 
 import zlib
@@ -24,10 +24,17 @@ LEFT_OUT_OF_QUICK = (
     "tests/training/test_survival.py",
 )
 ONE_CASE_IN = 50  # of a test with many cases; of every test at least one
+# `--sample`, as `make test` has it: of tests with the mark `table`, which have the most cases
+ONE_CASE_OF_A_TABLE_IN = 3
 
 
 def checksum(name: str) -> int:
     return zlib.crc32(name.encode())
+
+
+def in_sample_of_table(name: str) -> bool:
+    """Return whether `--sample` runs this case of a test with the mark `table`."""
+    return not checksum(name) % ONE_CASE_OF_A_TABLE_IN
 
 
 def first_cases(names: Collection[str]) -> set[str]:

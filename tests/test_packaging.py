@@ -243,8 +243,10 @@ TARGETS = set(
     re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 )
 
-# help lists itself in its first line, python only says that there is none, test-others has its parts
-UNLISTED = {"help", "python", "screenshots", "test-oldest", "test-newest", "test-builder"}
+# help lists itself in its first line, python only says that there is none, test-others has its
+# parts, and test-all is a longer test
+PARTS = {"test-oldest", "test-newest", "test-builder"}
+UNLISTED = {"help", "python", "screenshots", "test-all", *PARTS}
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -311,6 +311,7 @@ def test_an_update_by_hand_is_an_update_in_training(optimizer: Optimizer, shape)
         np.testing.assert_allclose(array, slots[f"w/{name}"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.table
 @every_optimizer
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(

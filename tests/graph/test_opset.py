@@ -148,6 +148,7 @@ ALIGNED = [
 ]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("opset", [3, 5, 6])
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
 @pytest.mark.parametrize(("op_type", "shape", "axis", "second"), ALIGNED)

@@ -84,6 +84,7 @@ def with_gradients(case: Case, feeds: Arrays, half: ir.DataType | None) -> Array
     return runner(finish(op), "onnxruntime")({**feeds, **arriving})
 
 
+@pytest.mark.table
 @half_types
 @pytest.mark.parametrize("case", CASES, scope="module")
 def test_outputs_and_gradients_differ_from_float32_by_rounding(case: Case, precision: str) -> None:

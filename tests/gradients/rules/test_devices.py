@@ -32,6 +32,7 @@ def cases_with_forms(device: str) -> list[Any]:
     ]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("device", "case"), [p for d in WITH_FORMS for p in cases_with_forms(d)])
 @pytest.mark.parametrize("shapes", ["static", "any"])
 def test_the_forms_for_a_device_meet_the_judges(device: str, case: Case, shapes: str) -> None:

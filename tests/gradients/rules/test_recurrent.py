@@ -233,6 +233,7 @@ def test_the_gradient_meets_central_differences_of_the_definition(case: Case) ->
     judged(case)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("case", ids(RUNNABLE))
 def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case) -> None:
     _, arriving, expected = judged(case)

@@ -47,6 +47,7 @@ def test_the_gradient_meets_central_differences_in_float64(case: Case) -> None:
     judged(case)
 
 
+@pytest.mark.table
 @every_case
 @pytest.mark.parametrize("shapes", ["static", "batch", "any"])
 def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case, shapes: str) -> None:
@@ -60,6 +61,7 @@ def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case, shapes: str)
         assert found[f"{name}_grad"].dtype == np.float32
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     "case", [p for p in CASES if p.values[0].twice and not p.values[0].single], scope="module"
 )
