@@ -471,8 +471,8 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
     def _begin_fit(self, state: FitState, history: History) -> None:
         """Install the state, the callbacks and the history of a new fit."""
         self.history = history
-        self.stop_training = False
-        self.stop_reason = None
+        self.stop_training = state.position.stop
+        self.stop_reason = state.position.stop_reason
         self.last_losses.clear()
         self._fit_state = state
         self._pending_fit = PendingFit()

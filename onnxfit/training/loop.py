@@ -46,8 +46,12 @@ class FitState:
             self.position = Position(self.last_epoch)
             self.callback_states = self.callbacks.state_dict()
 
-    def resume_position(self) -> Position:
-        """Return the position from which a checkpoint written now resumes."""
+    def resume_position(self, stop: bool, stop_reason: str | None) -> Position:
+        """Return the position from which a checkpoint written now resumes.
+
+        - `stop`, `stop_reason`: the trainer's. They are decisions about a running epoch, so a
+          position between two fits has neither.
+        """
         if self.position.nothing_to_resume:
             return self.position
         data_epoch, data_batch = self.batches.data_position
@@ -56,6 +60,8 @@ class FitState:
             data_epoch=data_epoch,
             data_batch=data_batch,
             batch_size=self.batches.data.batch_size,
+            stop=stop,
+            stop_reason=stop_reason,
         )
 
 
@@ -141,9 +147,12 @@ class FitLoop:
         state.position.warn_of_other_order()
         if state.pending.undelivered and not state.pending.position.batch:
             logs = self._deliver()
+        # An epoch in which training was stopped still needs its validation and its end.
+        ends_first = state.position.stop and (state.position.batch or state.position.trained)
         for epoch in range(first, epochs):
-            if self.trainer.stop_training and self.is_stopping:
+            if self.trainer.stop_training and self.is_stopping and not ends_first:
                 break
+            ends_first = False
             logs = self.epoch(epoch)
         state.last_epoch = state.position.epoch
         state.position = Position()

@@ -30,6 +30,8 @@ POSITION_TYPES = {
     "trained": FLAG,
     "batch_size": optional(POSITIVE_COUNT),
     "order": POSITIVE_COUNT,
+    "stop": FLAG,
+    "stop_reason": optional(TEXT),
 }
 # The events that are delivered to loggers when a fit resumes: names of hooks.
 DELIVERED_HOOKS = ("on_epoch_end", "on_train_batch_end")
@@ -63,12 +65,14 @@ class Position:
     batch_size: int | None = None  # rows of a batch, None if the data determines it
     # version of the function that orders shuffled rows
     order: int = field(default=ORDER_VERSION, compare=False)
+    stop: bool = False  # a callback has stopped the fit, and its last epoch still runs
+    stop_reason: str | None = None
 
     @classmethod
     def restored(cls, values: Sequence[Any]) -> Position:
         """Return the position of a checkpoint. In older checkpoints the last fields are absent."""
         position = cls(*values)
-        if len(values) < len(POSITION_TYPES):
+        if len(values) <= list(POSITION_TYPES).index("order"):
             position.order = 1
         return position
 

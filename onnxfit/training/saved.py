@@ -356,7 +356,8 @@ class SavedTrainer(GeneratingTrainer):
         if fit.position.batch and not sums:
             sums = self._sums_of_epoch(fit)
         callbacks = fit.callbacks.state_dict() if fit.running else fit.callback_states
-        return PendingFit(fit.resume_position(), sums, undelivered, callbacks)
+        position = fit.resume_position(self.stop_training, self.stop_reason)
+        return PendingFit(position, sums, undelivered, callbacks)
 
     def _sums_of_epoch(self, fit: FitState) -> Mapping[str, Any]:
         """Return the sums of the running epoch; {}, with a warning, if ranks did not share them."""

@@ -207,6 +207,32 @@ def test_a_checkpoint_of_a_validation_does_not_train_the_epoch_again(tmp_path: P
     np.testing.assert_equal(resumed.get_state(), whole.get_state())
 
 
+@pytest.mark.parametrize("saves", ["on_test_begin", "on_test_batch_end", "on_test_end"])
+@pytest.mark.parametrize("stops", ["on_epoch_begin", "on_train_batch_end", "on_test_begin"])
+def test_a_checkpoint_of_a_validation_keeps_a_stop(stops: str, saves: str, tmp_path: Path) -> None:
+    """The epoch gets its end, and no other epoch follows it."""
+
+    def stop(*_: object) -> None:
+        if trainer.epoch == 1:
+            trainer.stop_training, trainer.stop_reason = True, "enough"
+
+    def interrupt(*_: object) -> None:
+        if trainer.epoch == 1:
+            trainer.save(tmp_path / "c")
+            raise Interrupted
+
+    data = {"validation_data": (X, Y), "epochs": 4}
+    trainer = new()
+    whole = fit(trainer, LambdaCallback(**{stops: stop}), **data)
+    trainer = new()
+    with pytest.raises(Interrupted):
+        fit(trainer, LambdaCallback(**{stops: stop}), LambdaCallback(**{saves: interrupt}), **data)
+    resumed = fit(Trainer.load(tmp_path / "c"), **data)
+    assert (resumed.epoch, resumed.stop_reason) == (whole.epoch, whole.stop_reason) == (2, "enough")
+    assert resumed.history.history == whole.history.history
+    np.testing.assert_equal(resumed.get_state(), whole.get_state())
+
+
 def test_the_rest_of_an_epoch_needs_batches_of_the_same_size(tmp_path: Path) -> None:
     trainer = new()
     with pytest.raises(Interrupted):

@@ -8,7 +8,9 @@ from dataclasses import astuple
 import pytest
 
 from onnxfit.errors import SettingError
-from onnxfit.training.position import PendingFit, Position
+from onnxfit.training.position import POSITION_TYPES, PendingFit, Position
+
+BEFORE_ORDER = list(POSITION_TYPES).index("order")
 
 
 def test_other_batches_are_refused_within_a_data_epoch_alone() -> None:
@@ -43,8 +45,9 @@ def test_the_order_of_rows_has_a_version() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Position.restored(astuple(now)).warn_of_other_order()
-        Position.restored(astuple(Position(epoch=2))[:-1]).warn_of_other_order()
+        Position.restored(astuple(now)[: BEFORE_ORDER + 1]).warn_of_other_order()
+        Position.restored(astuple(Position(epoch=2))[:BEFORE_ORDER]).warn_of_other_order()
     with pytest.warns(
         UserWarning, match="after 3 batches.*start the next epoch with initial_epoch=3"
     ):
-        Position.restored(astuple(now)[:-1]).warn_of_other_order()
+        Position.restored(astuple(now)[:BEFORE_ORDER]).warn_of_other_order()
