@@ -50,10 +50,14 @@ class PredictionWriter(Callback):
 
     def on_predict_end(self, logs: Logs) -> None:
         batch = self._written
+        while self._path(batch).exists():
+            batch += 1
         try:
-            while self._path(batch).exists():
+            # The last file goes first. A call that does not finish then leaves no gap, behind which
+            # the next call would find no files.
+            while batch > self._written:
+                batch -= 1
                 self._path(batch).unlink()
-                batch += 1
         except OSError as error:
             raise CheckpointError(
                 f"PredictionWriter cannot delete {str(self._path(batch))!r}, a file of an earlier"
