@@ -62,12 +62,18 @@ def read_regular_file(path: Path) -> bytes:
 # ---------------------------------------------------------------------- writing
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
+def write_atomically(
+    path: str | os.PathLike[str],
+    write: Callable[[BinaryIO], object],
+    replaced: Path | None = None,
+) -> Path:
     """Write a file atomically: at any time, either the old or the complete new file exists.
 
     - `path`: the file. Missing parent folders are created; a link stays a link.
     - `write`: called with a temporary file in the same folder, open for binary writing. The
       temporary file is then flushed to the disk and renamed.
+    - `replaced`: a file of another name that gives its permissions to the new one; None for the
+      old file.
 
     Return `path`, as a Path. After that, the file and its name survive a power cut. A replaced file
     keeps its permissions, and a new file follows the umask. CheckpointError: the file cannot be
@@ -91,7 +97,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
         make_folder(target.parent)
         temporary = target.with_name(temporary_name())
         try:
-            with open(temporary, "xb", opener=_opener(target)) as file:
+            with open(temporary, "xb", opener=_opener(replaced or target)) as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())

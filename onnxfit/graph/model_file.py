@@ -7,8 +7,11 @@ and a computed tensor, such as a merged weight, is in memory only while it is wr
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,9 +47,9 @@ def write_model(
 ) -> Path:
     """Write a .onnx file atomically and return its path.
 
-    More than 2 GB of tensors are written to the file `<path>.data` next to it. That file is written
-    first: a model that was trained further has the same graph, so graph and data still match after
-    an interruption.
+    More than 2 GB of tensors are written to the file `<path>.data` next to it. If an older model
+    may need that file, they are written to `<path>.onnxfit-1.data`, and the older file is deleted
+    once the .onnx file is replaced. At any time, the .onnx file and its data therefore match.
 
     - `path`: the file to write; an existing one is replaced.
     - `model`: the model. Its tensors may refer to arrays.
@@ -58,12 +61,32 @@ def write_model(
     if not is_large(model):
         return write_atomically(path, lambda file: _write_message(file, model))
     path = Path(path)
-    data = path.with_name(f"{path.name}.data")
+    old = _data_files(path)
+    data = path.with_name(_free_name(path) if path.exists() else f"{path.name}.data")
     whole_bytes = [t for t in model.graph.initializer if ir.DataType(t.data_type).bitwidth >= 8]
     own = {tensor.name for tensor in whole_bytes if contents_of(tensor) is None}
     bare, tensors = detached(model, initializer_arrays(model, own.intersection(weights)), data.name)
-    write_atomically(data, lambda file: write_tensors(file, tensors))
-    return write_atomically(path, lambda file: _write_message(file, bare))
+    newest = old[-1] if old else None
+    write_atomically(data, lambda file: write_tensors(file, tensors), replaced=newest)
+    write_atomically(path, lambda file: _write_message(file, bare))
+    for other in old:
+        if other != data:
+            with suppress(OSError):  # another program may have it open; the next call deletes it
+                other.unlink()
+    return path
+
+
+def _free_name(path: Path) -> str:
+    """Return a name that no file has, for the tensors of the model `path`."""
+    names = chain([f"{path.name}.data"], (f"{path.name}.onnxfit-{n}.data" for n in count(1)))
+    return next(name for name in names if not os.path.lexists(path.with_name(name)))
+
+
+def _data_files(path: Path) -> list[Path]:
+    """Return the files with tensors of models `path`, the newest last."""
+    pattern = re.compile(rf"{re.escape(path.name)}(\.onnxfit-\d+)?\.data")
+    files = [file for file in path.parent.glob("*.data") if pattern.fullmatch(file.name)]
+    return sorted(files, key=lambda file: file.lstat().st_mtime_ns)
 
 
 @dataclass(frozen=True, eq=False)

@@ -132,7 +132,9 @@ class SavedTrainer(GeneratingTrainer):
         """Return the original model with the trained weights, for inference; write it to `path`.
 
         `averaged=True` uses the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. If the
-        model is larger than 2 GB, its tensors are in a file `<path>.data` next to it. With several
+        model is larger than 2 GB, its tensors are in a file `<path>.data` next to it. If an older
+        model uses that file, the tensors are in `<path>.onnxfit-1.data`, and the older file is
+        deleted at the end, so that the model at `path` can be read at any time. With several
         processes, only rank 0 writes. CheckpointError: the file cannot be written.
 
         With more than 512 MB of tensors and a `path`, the tensors go from memory to the file one by
