@@ -19,7 +19,8 @@ from onnxfit.adapters.requantizing import repacked_weights
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
-from onnxfit.graph.model import as_tensors, inline_functions, with_references, with_tensors
+from onnxfit.graph.functions import inline_functions
+from onnxfit.graph.model import as_tensors, with_references, with_tensors
 from onnxfit.graph.shared_tensors import ComputedTensors, Contents, array_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.values import GraphBuilder

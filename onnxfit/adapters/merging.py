@@ -13,7 +13,8 @@ from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import SettingError, listed_names
-from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
+from onnxfit.graph.functions import inline_functions
+from onnxfit.graph.model import as_tensors, with_tensors
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.tensors import initializer_arrays

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
 import onnx.shape_inference
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
@@ -20,8 +19,10 @@ from onnxfit.errors import ModelError
 from onnxfit.graph.classical import remove_zip_maps
 from onnxfit.graph.declarations import correct_declarations, wrong_declarations
 from onnxfit.graph.fold import fold_shapes
+from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
+from onnxfit.graph.packed_sizes import require_packed_sizes
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import forget_element_sizes, unroll_sequences
 from onnxfit.graph.shared_tensors import Contents, include_shared, replace_tensors, to_proto
@@ -52,7 +53,8 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
 
     - `oldest`: the oldest opset of the result, OPSET or later.
 
-    Raises ModelError if the model is inconsistent or its opset cannot be converted.
+    Raises ModelError if the model is inconsistent, packed weights have wrong sizes, or its opset
+    cannot be converted.
     """
     proto = large_tensors_as_inputs(model)
     remove_zip_maps(proto)
@@ -69,6 +71,7 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
     if unroll_sequences(work):
         work = infer_shapes(work)
     restore_initializers(work.graph, model)
+    require_packed_sizes(work.graph)
     # The converter drops metadata, in which exporters record the weights.
     work.graph.metadata_props.update({e.key: e.value for e in model.graph.metadata_props})
     for info in model.graph.value_info:
@@ -76,20 +79,6 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
             metadata = {entry.key: entry.value for entry in info.metadata_props}
             work.graph.initializers[info.name].metadata_props.update(metadata)
     return work
-
-
-def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its functions inlined.
-
-    A model without functions is returned itself. Raises ModelError if a function cannot be inlined.
-    """
-    if not model.functions:
-        return model
-    try:
-        return onnx.inliner.inline_local_functions(model)
-    # ValidationError or RuntimeError, for functions that call themselves or lack an opset import
-    except Exception as error:
-        raise ModelError(f"The model's functions cannot be inlined: {str(error).strip()}") from None
 
 
 def _clear_negative_sizes(model: onnx.ModelProto) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx.checker
+import onnx.shape_inference
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, listed_names, nearest_name
@@ -21,7 +22,9 @@ from onnxfit.graph import tensors
 from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.completion import checkable, complete, complete_outputs
 from onnxfit.graph.external_data import load_external_data
+from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.lean_reading import with_shared, without_contents
+from onnxfit.graph.packed_sizes import has_packed_weights, require_packed_sizes
 from onnxfit.graph.shared_tensors import Contents, ir_tensor, shared_arrays, shared_bytes
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import detached, is_detachable, is_external, nbytes
@@ -155,7 +158,21 @@ def _load(
         # Opsets 18 to 20 have a GroupNormalization that ONNX withdrew and runtimes still run.
         if "GroupNormalization is deprecated" not in str(error):
             raise ModelError(f"{description} is not a valid ONNX model: {error}") from None
+    _check_packed_weights(model, small)
     return model, description, arrays
+
+
+def _check_packed_weights(model: onnx.ModelProto, small: onnx.ModelProto) -> None:
+    """Raise ModelError for packed weights of the wrong size. `small` has no large tensors."""
+    if not has_packed_weights(model):
+        return
+    try:
+        inferred = onnx.shape_inference.infer_shapes(inline_functions(small))
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelError(f"The model's shapes are inconsistent: {str(error).strip()}") from None
+    work = to_ir(inferred)
+    restore_initializers(work.graph, model)
+    require_packed_sizes(work.graph)
 
 
 def _parse(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
@@ -190,15 +207,10 @@ def _parse_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProt
     if isinstance(source, str) and size:  # its tensors may be in other files
         model = without_contents(source)
         size = sum(nbytes(t) for t in model.graph.initializer if is_external(t))
-        shares = size > tensors.MAX_COPIED_BYTES or _has_packed_weights(model)
+        shares = size > tensors.MAX_COPIED_BYTES or has_packed_weights(model)
         return with_shared(source) if shares else _parse(source)
     model, arrays = _parse(source)
-    return with_shared(source) if _has_packed_weights(model) else (model, arrays)
-
-
-def _has_packed_weights(model: onnx.ModelProto) -> bool:
-    """Return whether a kernel of the model packs its own copy of a weight."""
-    return any(node.op_type == "MatMulNBits" for node in nodes_of(model.graph))
+    return with_shared(source) if has_packed_weights(model) else (model, arrays)
 
 
 def _refuse_other_kind(file: BinaryIO, description: str) -> None:

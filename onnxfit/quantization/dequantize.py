@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
-from onnxfit.graph.model import inline_functions
+from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.names import unused
 from onnxfit.graph.reading import load_model, to_ir
 from onnxfit.graph.subgraphs import nodes_of

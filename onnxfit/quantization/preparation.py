@@ -11,7 +11,7 @@ import onnx.shape_inference
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
 from onnxfit.graph.completion import opset_of
-from onnxfit.graph.model import inline_functions
+from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.operator_versions import lower_opset, set_opset
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import ModelSource, load_model

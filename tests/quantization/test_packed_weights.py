@@ -385,17 +385,29 @@ def computed_scales() -> onnx.ModelProto:
 
 REFUSED = {
     "groups": (with_groups, r"index \(g_idx\)"),
-    "2 bits": (lambda: with_attribute("bits", 2), "bits is 2, expected 4 or 8"),
+    "2 bits": (
+        lambda: with_tensor(with_attribute("bits", 2), "q", np.zeros((N, BLOCKS, 4), np.uint8)),
+        "bits is 2, expected 4 or 8",
+    ),
     "bits of text": (lambda: with_attribute("bits", "x"), "bits is 0"),
-    "no K": (lambda: with_attribute("K", -3), "it has N=6, K=-3 and block_size=16"),
-    "another K": (lambda: with_attribute("K", 64), "'q' has 144 bytes, expected 192"),
-    "large K": (lambda: with_attribute("K", 2**62), "'q' has 144 bytes"),
+    "no K": (lambda: with_attribute("K", -3), "has K=-3, N=6, block_size=16, bits=4"),
+    "another K": (
+        lambda: with_attribute("K", 64),
+        "'q' of MatMulNBits 'multiply' have 144 elements.* require 192",
+    ),
+    "large K": (
+        lambda: with_attribute("K", 2**62),
+        "'q' of MatMulNBits 'multiply' have 144 elements",
+    ),
     "half precision": (of_half_precision, "'s' is float16, expected float"),
     "NaN": (
         lambda: with_tensor(packed_file(), "s", np.full((N, BLOCKS), np.nan, np.float32)),
         "'s' contains NaN",
     ),
-    "text": (lambda: with_tensor(packed_file(), "s", np.array(["a"], object)), "'s' is string"),
+    "text": (
+        lambda: with_tensor(packed_file(), "s", np.array(["a"] * N * BLOCKS, object)),
+        "'s' is string",
+    ),
     "signed": (
         lambda: with_tensor(packed_file(), "q", np.zeros((N, BLOCKS, 8), np.int8)),
         "'q' is int8, expected uint8",

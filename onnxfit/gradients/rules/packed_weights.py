@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.blocker import FITTING, TYPED
+from onnxfit.gradients.blocker import TYPED
 from onnxfit.gradients.building import (
     MICROSOFT,
     axis_size,
@@ -28,7 +28,6 @@ from onnxfit.gradients.building import (
     pad_axis,
     require_ints,
     reshape_like,
-    static_size,
 )
 from onnxfit.gradients.notes import noted
 from onnxfit.gradients.rules.indexing import gather
@@ -84,16 +83,6 @@ def _int_attribute(node: ir.Node, name: str, default: int | None) -> int | None:
     if attribute is None:
         return default
     return attribute.value if attribute.type == ir.AttributeType.INT else None
-
-
-def _require_sizes(packed: Value, bytes_: int, scales: Value, blocks: int) -> None:
-    """Raise NoGradientError if weights or scales of known size do not fit the attributes."""
-    for name, value, count in (("packed weights", packed, bytes_), ("scales", scales, blocks)):
-        size = static_size(value)
-        if size is not None and size != count:
-            raise NoGradientError(
-                f"its {name} have {size} numbers, but its attributes require {count}", FITTING
-            )
 
 
 # Blocks
@@ -168,8 +157,6 @@ def matmul_of_bits(
         )
     require_ints(1, K=K, N=N, block_size=block_size, bits=bits)
     blocks = _Blocks(N, K, block_size)
-    bytes_ = N * blocks.count * (block_size * bits // 8)
-    _require_sizes(b, bytes_, scales, N * blocks.count)
     q = _PackedIntegers(blocks, _when_it_runs(op, b, dy), zero_points, bits)
     scale = op.Reshape(scales, int_vector(op, -1))
 
@@ -317,7 +304,6 @@ def matmul_of_4_bit_floats(
         )
     require_ints(1, K=K, N=N, block_size=block_size)
     blocks = _Blocks(1, N * K, block_size)
-    _require_sizes(b, -(-N * K // 2), absmax, blocks.count)
     table = NF4 if quant_type else FP4
     byte = np.arange(256)
     pairs = op.constant(np.stack([table[byte >> 4], table[byte & 15]], axis=1), a.dtype)
