@@ -138,6 +138,11 @@ def check_fixed(
     assert fixed.shape is not None
     each = fixed.shape[0]
     assert isinstance(each, int)
+    if not each:
+        raise DataError(
+            f"The batch dimension of input {fixed} is 0, so its batches have no rows. Export the"
+            " model with a batch dimension of any size, or of at least 1."
+        )
     needed = each * ranks
     size = min(batch_size, rows)
     remainder = rows % needed

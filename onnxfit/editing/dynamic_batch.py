@@ -165,7 +165,13 @@ def _fixed_rows(graph: ir.Graph, axes: Mapping[str, int]) -> int | None:
         size = value.shape[axes[name]] if name in axes and value.shape else None
         if isinstance(size, int) and size >= 0:
             sizes[name] = size
-    if len(set(sizes.values())) > 1 or 0 in sizes.values():
+    empty = next((name for name, size in sizes.items() if size == 0), None)
+    if empty is not None:
+        raise ModelError(
+            f"The batch size of input {empty!r} is 0, along axis {axes[empty]}, so the model cannot"
+            " be run. Export it with a batch size of at least 1."
+        )
+    if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size} along axis {axes[name]}" for name, size in sizes.items())
         raise ModelError(
             f"The inputs have different batch sizes: {listed}. If the batch of an input is not axis"

@@ -8,6 +8,7 @@ compute; onnxruntime computes, but only inside a session, after the gradient has
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.spec import known_sizes
-from onnxfit.graph.subgraphs import subgraphs_of
+from onnxfit.graph.subgraphs import graph_protos, nodes_of, subgraphs_of
 
 Array = npt.NDArray[Any]
 MAX_FOLDED_ELEMENTS = 1024  # elements of a value that is computed: shapes and axes, not weights
+MAX_LENGTH = 2**24  # of a vector whose numbers ONNX's inference may propagate
 RANDOM = {
     "Bernoulli",
     "Multinomial",
@@ -31,8 +34,45 @@ RANDOM = {
 }
 
 
+# Operators whose output can be much larger than their inputs -> the inputs that decide its size
+SIZE_INPUTS: dict[str, tuple[int, ...]] = {
+    "BlackmanWindow": (0,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "OneHot": (1,),
+    "Pad": (1,),
+    "Range": (0, 1, 2),
+    "Resize": (2, 3),
+    "Tile": (1,),
+}
+
 _INTEGERS = {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL}
 _ANY_TYPE = {"Cast", "Constant", "Identity"}  # operators that are also computed for floats
+
+
+def makes_long_vectors(graph: onnx.GraphProto) -> bool:
+    """Return whether a constant makes the output of an operator such as Expand very long."""
+    constants: dict[str, onnx.TensorProto] = {}
+    for inner in graph_protos(graph):
+        constants.update({tensor.name: tensor for tensor in inner.initializer})
+        for node in inner.node:
+            tensors = [a.t for a in node.attribute if a.HasField("t")]
+            constants.update(zip(node.output, tensors if node.op_type == "Constant" else ()))
+    return any(
+        _has_large_number(constants[node.input[position]])
+        for node in nodes_of(graph)
+        for position in SIZE_INPUTS.get(node.op_type, ())
+        if position < len(node.input) and node.input[position] in constants
+    )
+
+
+def _has_large_number(tensor: onnx.TensorProto) -> bool:
+    if math.prod(tensor.dims) > MAX_FOLDED_ELEMENTS:
+        return False  # tensors of sizes are small
+    array = array_of(tensor)
+    return array.dtype.kind in "iuf" and bool(np.any(np.abs(array.astype(float)) > MAX_LENGTH))
 
 
 def fold_shapes(model: ir.Model) -> None:
@@ -75,7 +115,9 @@ def computed_values(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
     feeds = _constant_inputs(node)
     if feeds is None or not (feeds or node.op_type == "Constant"):
         return None
-    if any(np.prod(_sizes(v) or [0]) > MAX_FOLDED_ELEMENTS for v in node.outputs):
+    if node.op_type in SIZE_INPUTS:
+        infer_outputs(graph, node)  # the output could be too large to be computed
+    if any(math.prod(_sizes(v) or [0]) > MAX_FOLDED_ELEMENTS for v in node.outputs):
         return None
     # The reference may differ from onnxruntime in details of an operator, so only arithmetic of
     # shapes is computed.
@@ -97,7 +139,8 @@ def _computed_sizes(node: ir.Node) -> list[Array] | None:
     if sizes is None:
         return None
     if node.op_type == "Size":
-        return [np.array(np.prod(sizes, dtype=np.int64))]
+        size = math.prod(sizes)
+        return [np.array(size, np.int64)] if size < 2**63 else None
     start = node.attributes["start"].as_int() if "start" in node.attributes else 0
     end = node.attributes["end"].as_int() if "end" in node.attributes else None
     return [np.array(sizes[start:end], np.int64)]

@@ -18,7 +18,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 from onnxfit.errors import ModelError
 from onnxfit.graph.classical import remove_zip_maps
 from onnxfit.graph.declarations import correct_declarations, wrong_declarations
-from onnxfit.graph.fold import fold_shapes
+from onnxfit.graph.fold import fold_shapes, makes_long_vectors
 from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
@@ -162,8 +162,10 @@ def _inferred(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _infer_by_onnx(model: onnx.ModelProto) -> onnx.ModelProto:
+    # ONNX propagates the numbers of a vector as a list of its length, even if all are unknown.
+    data_prop = not makes_long_vectors(model.graph)
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=data_prop)
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(f"The model's shapes are inconsistent: {str(error).strip()}") from None
     except MemoryError:

@@ -128,6 +128,13 @@ def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:
         list(make(three_batches(), inputs=FIXED).batches(0))
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_batch_dimension_of_0_has_no_rows(rows: int) -> None:
+    fixed = TensorSpec("x", np.dtype(np.float32), (0, 4))
+    with pytest.raises(DataError, match=r"batch dimension of input x: float32\[0, 4\] is 0"):
+        check_fixed(fixed, rows, 4, False, "training")
+
+
 def test_a_fixed_batch_dimension_that_is_met() -> None:
     for data in (
         make(X[:8], Y[:8], inputs=FIXED, batch_size=4),

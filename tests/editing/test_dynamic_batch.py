@@ -232,6 +232,12 @@ def test_an_error_names_the_node_in_the_way(name: str) -> None:
     assert len(str(info.value).splitlines()) <= 4
 
 
+def test_a_batch_of_no_rows_cannot_be_changed() -> None:
+    text = "(float[0, 3] x) => (float[0, 3] y) { y = Relu(x) }"
+    with pytest.raises(ModelError, match="batch size of input 'x' is 0, along axis 0"):
+        dynamic_batch(model_of(text, 1))
+
+
 def test_several_inputs_and_their_axes() -> None:
     two = "(float[1, 3] a, float[1, 3] b) => (float[1, 3] y) { y = Add(a, b) }"
     mended = dynamic_batch(model_of(two, 1), name="N")
