@@ -16,6 +16,7 @@ from typing import BinaryIO
 from onnxfit.errors import CheckpointError
 from onnxfit.files import (
     make_folder,
+    read_regular_file,
     remove_leftovers,
     require_path,
     sync_folder,
@@ -91,7 +92,7 @@ def finish_folder(folder: str | os.PathLike[str]) -> None:
             time.sleep(0.05)
         if journal.is_symlink() or not journal.is_dir():
             continue
-        names, stale = json.loads((journal / NAMES).read_bytes())
+        names, stale = json.loads(read_regular_file(journal / NAMES))
         for name in (*names, *stale):
             if name != Path(name).name or name in ("", ".."):
                 raise ValueError(f"{str(journal)!r} names {name!r}, which is no file of the folder")

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import onnxfit
 from onnxfit import folders
 from onnxfit.callbacks import Callback, CSVLogger, JSONLLogger, ModelCheckpoint, PredictionWriter
 from onnxfit.cli import arrays
+from onnxfit.cli.job import read_options
 from onnxfit.errors import CheckpointError
 from onnxfit.files import (
     json_float,
@@ -26,6 +28,7 @@ from onnxfit.files import (
     write_atomically,
 )
 from onnxfit.folders import finish_folder, write_folder
+from tests.cli.helpers import refused
 from tests.models import linear
 
 
@@ -357,14 +360,59 @@ def _contents(folder: Path) -> dict[str, bytes]:
         (onnxfit.Trainer.load, "a.ckpt"),
         (lambda path: trainer().restore(path), "a.ckpt"),
         (onnxfit.LoRA.load, "a.onnx_adapter"),
+        (lambda path: fit_on(path), "x.npy"),
+        (lambda path: fit_on(path), "x.npz"),
+        (lambda path: command("predict", model(path), "-d", path), "x.npy"),
+        (lambda path: command("predict", model(path), "-d", path), "x.npz"),
+        (lambda path: command("predict", model(path), "-d", path), "x.csv"),
+        (lambda path: command("predict", path, "-d", path), "model.onnx"),
+        (lambda path: command("fit", model(path), "-d", "x.npy", "--config", path), "config.json"),
+        (lambda path: command("fit", model(path), "-d", "x.npy", "--config", path), "config.yaml"),
+        (lambda path: onnxfit.TextLoader(path, length=4), "x.npy"),
+        (lambda path: parquet(path), "x.parquet"),
+        (lambda path: parquet(path), "x.arrow"),
+        (lambda path: image(path), "images/class/a.png"),
     ],
 )
 @pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.skipif(os.name != "posix", reason="named pipes are those of POSIX")
 def test_a_pipe_is_not_read(
     read: Callable[[Path], object], name: str, is_link: bool, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     path = tmp_path / name
-    path.symlink_to("pipe") if is_link else os.mkfifo(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(tmp_path / "pipe") if is_link else os.mkfifo(path)
     with pytest.raises(onnxfit.errors.OnnxfitError, match="not a regular file"):
         read(path)
+
+
+def test_a_pipe_beside_the_options_of_a_training_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    (tmp_path / "b.json").mkdir()
+    with pytest.raises(CheckpointError, match="has no saved options"):
+        read_options(tmp_path)
+
+
+def model(path: Path) -> Path:
+    """A model in the folder of a file."""
+    onnx.save(linear(), path.with_name("m.onnx"))
+    return path.with_name("m.onnx")
+
+
+def fit_on(path: Path) -> None:
+    trainer().fit(path, np.ones((4, 1), np.float32), epochs=1, verbose=0)
+
+
+def command(*arguments: object) -> None:
+    raise onnxfit.errors.OnnxfitError(refused(*arguments))
+
+
+def parquet(path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    onnxfit.ParquetLoader(path, ["x"])
+
+
+def image(path: Path) -> None:
+    pytest.importorskip("PIL")
+    next(iter(onnxfit.ImageFolder(path.parents[1], size=(4, 4))))

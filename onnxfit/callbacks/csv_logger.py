@@ -14,7 +14,13 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.write_guard import WriteGuard
 from onnxfit.errors import SettingError
-from onnxfit.files import COUNT, append_whole, json_float, write_atomically
+from onnxfit.files import (
+    COUNT,
+    append_whole,
+    json_float,
+    read_regular_file,
+    write_atomically,
+)
 from onnxfit.registry import check_arguments
 
 __all__ = ["CSVLogger", "JSONLLogger"]
@@ -82,7 +88,7 @@ class _FileLogger(StatefulCallback):
         A last line without a line end is left out: the process was killed while writing it.
         """
         try:
-            text = self.filename.read_bytes().decode() if self.filename.exists() else ""
+            text = read_regular_file(self.filename).decode() if self.filename.exists() else ""
             # Only "\n" ends a line: names may contain the other separators that splitlines knows.
             lines = list(io.StringIO(text))
             if lines and not lines[-1].endswith("\n"):

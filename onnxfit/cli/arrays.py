@@ -23,7 +23,7 @@ import onnx
 from onnxfit.data.mapped import map_array
 from onnxfit.data.npy import READ_ERRORS, read_header
 from onnxfit.errors import DataError, listed_names, warn_user
-from onnxfit.files import write_atomically
+from onnxfit.files import require_regular_file, write_atomically
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
@@ -98,6 +98,7 @@ def read(paths: Sequence[str], request: DataRequest) -> Data:
         )
     read_file = _read_csv if kinds == {".csv"} else _read_npz
     try:
+        require_regular_file(Path(paths[0]))
         return read_file(paths[0], request)
     except DataError:
         raise

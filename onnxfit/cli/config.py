@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError
+from onnxfit.files import read_regular_file
 
 MAX_DEPTH = 20  # of lists and mappings in YAML
 MAX_CHARACTERS = 3000  # of a number in YAML; Python refuses to print much longer integers
@@ -48,13 +49,13 @@ def read(path: Path) -> dict[str, Any]:
     SettingError: the file has other contents. InstallationError: YAML needs PyYAML, which is not
     installed.
     """
-    text = path.read_bytes()
     try:
+        text = read_regular_file(path)
         if path.suffix == ".json":
             contents = json.loads(text)
         else:
             contents = _load_yaml(text, path)
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingError(
             f"{str(path)!r} cannot be read: {' '.join(str(error).split())}"
         ) from None

@@ -29,7 +29,7 @@ from onnxfit.cli import arrays, ranks, settings
 from onnxfit.cli.models import require_loss
 from onnxfit.cli.options import print_figures
 from onnxfit.errors import CheckpointError, SettingError
-from onnxfit.files import require_suffix, write_atomically
+from onnxfit.files import read_regular_file, require_suffix, write_atomically
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
@@ -127,12 +127,12 @@ def read_options(path: Path) -> tuple[Options, bool]:
     candidates = []
     for options_path in sorted(folder.glob("*.json")):
         try:
-            contents = json.loads(options_path.read_bytes())
+            contents = json.loads(read_regular_file(options_path))
             layout = _layout(contents["options"], folder)
             if contents["onnxfit"] == "fit" and (path.is_dir() or layout.matches(path)):
                 options = {**contents["options"], "checkpoint": layout.path}
                 candidates.append((options_path, options, bool(contents["finished"])))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue  # not a file of `onnxfit fit`
     if len(candidates) != 1:
         problem = "has no saved options"

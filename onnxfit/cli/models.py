@@ -32,7 +32,7 @@ WITHOUT_CODE: dict[str, Any] = {"loss": None, "penalty": None, "optimizer": "sgd
 
 def is_checkpoint(path: str | Path) -> bool:
     """Return whether a file is a checkpoint (a zip archive), as opposed to a model."""
-    return zipfile.is_zipfile(path)
+    return Path(path).is_file() and zipfile.is_zipfile(path)
 
 
 def model_of(path: str) -> onnx.ModelProto:

@@ -13,6 +13,7 @@ from onnxfit.data.batch import Array
 from onnxfit.data.convert import as_array
 from onnxfit.data.optional import import_optional
 from onnxfit.errors import DataError, listed_names
+from onnxfit.files import require_regular_file
 
 
 class ColumnFile(ABC):
@@ -131,6 +132,7 @@ def column_files(
                 f"The suffix of {str(path)!r} is unknown. Expected one of {', '.join(FORMATS)}."
             )
         with file_errors(path):
+            require_regular_file(path)
             file = FORMATS[path.suffix](path)
         missing = [name for name in columns if name not in file.names]
         if missing:

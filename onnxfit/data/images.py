@@ -21,7 +21,7 @@ from onnxfit.data.optional import import_optional
 from onnxfit.data.order import batch_indices, permutation
 from onnxfit.data.source import Splittable
 from onnxfit.errors import DataError, SettingError, listed_names
-from onnxfit.files import require_path
+from onnxfit.files import require_path, require_regular_file
 from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["ImageFolder"]
@@ -237,6 +237,7 @@ class ImageFolder(Loader, Splittable):
         """Return a file's image as a Pillow image with the loader's number of channels."""
         images = import_optional("PIL.Image", "images", "Pillow")
         try:
+            require_regular_file(path)
             with images.open(path, formats=FORMATS) as file:
                 # A palette may have transparent colours.
                 image = file.convert("RGBA") if file.mode == "P" else file

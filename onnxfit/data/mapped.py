@@ -22,6 +22,7 @@ from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource
 from onnxfit.data.structure import common_rows, select_rows
 from onnxfit.errors import DataError
+from onnxfit.files import require_regular_file
 
 __all__ = ["MappedSource"]
 
@@ -113,12 +114,14 @@ def _map(path: Path) -> Any:
 
 def map_array(path: Path) -> Array:
     """Return the array of a .npy file, mapped read-only. One of READ_ERRORS: it is damaged."""
+    require_regular_file(path)
     with path.open("rb") as file:
         return _map_at(path, file, path.stat().st_size)
 
 
 def _map_archive(path: Path) -> dict[str, Array]:
     """Return the arrays of a .npz by name. Each array is a .npy file inside the archive."""
+    require_regular_file(path)
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         return {
             member.filename.removesuffix(".npy"): _map_member(path, file, member)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import safetensors
 
 from onnxfit.errors import CheckpointError, listed_names
-from onnxfit.files import require_path
+from onnxfit.files import read_regular_file, require_path
 from onnxfit.graph import names
 from onnxfit.graph.tensors import read_safetensors, write_safetensors
 from onnxfit.step.recipe import Recipe
@@ -117,7 +117,7 @@ def read_state(
                 f"{name!r} has {size} bytes, but the tensors of this training need {expected} bytes"
                 " and a header. It is the state of another model or optimizer, or is incomplete."
             )
-        arrays = read_safetensors(Path(path).read_bytes())
+        arrays = read_safetensors(read_regular_file(Path(path)))
     except FileNotFoundError:
         raise CheckpointError(f"The file {name!r} does not exist.") from None
     except CheckpointError:
