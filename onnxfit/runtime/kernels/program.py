@@ -8,11 +8,12 @@ numbers, then come outputs, then temporary blocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Union
 
 import onnx
+
+from onnxfit.graph.match import Match, Pattern
 
 # Operators of ONNX that are one instruction, and the number of their inputs.
 OPERATORS = {
@@ -32,10 +33,8 @@ OPERATORS = {
     "Sigmoid": 1,
     "HardSigmoid": 1,  # its instruction reads the two attributes as scalars
 }
-# A tree of operators. A letter is a variable for a value; s and t are scalars.
-Pattern = Union[str, tuple["str | Pattern", ...]]
-# Several operators that are one instruction: their tree, and the operands of the instruction. A
-# larger tree comes first.
+# Several operators that are one instruction: their tree, and the operands of the instruction. The
+# variables s and t are scalars. A larger tree comes first.
 PATTERNS: dict[str, tuple[Pattern, str]] = {
     "NORMALIZED_STEP": (
         ("Sub", "a", ("Div", ("Mul", "s", "b"), ("Add", ("Sqrt", "c"), "t"))),
@@ -48,7 +47,6 @@ PATTERNS: dict[str, tuple[Pattern, str]] = {
 }
 _NAMES = (*OPERATORS, "SCALE_ADD", "SUB_SCALED", "AVERAGE", "AVERAGE_OF_SQUARES", "NORMALIZED_STEP")
 CODES = {name: code for code, name in enumerate(_NAMES)}
-_COMMUTATIVE = {"Add", "Mul"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,13 @@ def _select(
     inner = {name: node for name, node in producers.items() if uses[name] == 1}
     for name in outputs:
         inner.pop(name, None)
+
+    def look(name: str) -> tuple[str, Sequence[str]] | None:
+        return (inner[name].op_type, inner[name].input) if name in inner else None
+
+    def fits(variable: str, name: str) -> bool:
+        return is_scalar(name) == (variable in "st")
+
     contained: set[str] = set()
     instructions = []
     for node in reversed(nodes):
@@ -112,48 +117,11 @@ def _select(
             continue
         instruction = Instruction(node.op_type, result, node.input)
         for name, (pattern, variables) in PATTERNS.items():
-            match = _Match(inner, is_scalar)
-            if match.node(pattern, node):
+            match = Match(look, fits)
+            if match.node(pattern, node.op_type, node.input):
                 operands = [match.values[variable] for variable in variables]
                 instruction = Instruction(name, result, operands)
-                contained |= match.contained
+                contained.update(match.contained)
                 break
         instructions.append(instruction)
     return instructions[::-1]
-
-
-class _Match:
-    """The values that the variables of a pattern stand for, and the results inside the tree."""
-
-    def __init__(
-        self, inner: Mapping[str, onnx.NodeProto], is_scalar: Callable[[str], bool]
-    ) -> None:
-        self._inner = inner
-        self._is_scalar = is_scalar
-        self.values: dict[str, str] = {}
-        self.contained: set[str] = set()
-
-    def node(self, pattern: Pattern, node: onnx.NodeProto) -> bool:
-        """Return whether a node is the root of a tree of this pattern."""
-        op_type, *operands = tuple(pattern)
-        if node.op_type != op_type:
-            return False
-        orders = [list(node.input)]
-        if op_type in _COMMUTATIVE:
-            orders.append(orders[0][::-1])
-        for order in orders:
-            before = dict(self.values), set(self.contained)
-            if all(map(self._value, operands, order)):
-                return True
-            self.values, self.contained = before
-        return False
-
-    def _value(self, pattern: Pattern, value: str) -> bool:
-        if isinstance(pattern, str):
-            fits = self._is_scalar(value) == (pattern in "st")
-            return fits and self.values.setdefault(pattern, value) == value
-        node = self._inner.get(value)
-        if node is None or not self.node(pattern, node):
-            return False
-        self.contained.add(value)
-        return True
