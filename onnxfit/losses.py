@@ -8,13 +8,20 @@ the ends of ranges; the class documents any bound that this needs.
 Several losses have a setting `from_logits`. True reads the output as logits (raw scores, any
 number), False as probabilities. None, the default, lets the graph decide: a Softmax or Sigmoid at
 its end, also before operators that only move or scale numbers, means probabilities; an Add, Gemm,
-MatMul, Conv or LogSoftmax means logits. For any other graph, CrossEntropy and Focal expect logits,
-BinaryCrossEntropy and KLDivergence probabilities, as in Keras. `Trainer.summary()` shows the
-decision. A setting that contradicts the graph is followed, with a UserWarning.
+MatMul, Conv or LogSoftmax means logits. The activation may be spelled in other operators, such as
+Exp, ReduceSum and Div, or 1 / (1 + Exp). A HardSigmoid, or a Clip to numbers from 0 to 1, means
+probabilities, too. For any other graph, CrossEntropy and Focal expect logits, BinaryCrossEntropy
+and KLDivergence probabilities, as in Keras. `Trainer.summary()` shows the decision, and the nodes.
+A setting that contradicts the graph is followed, with a UserWarning. Where the graph does not show
+what the output is, `fit` and `evaluate` compare the numbers of the first batch with the setting,
+and warn once: of scores that are all from 0 to 1 and sum to 1 in each row of classes, and of
+probabilities outside of 0 to 1.
 
 If the graph shows the Sigmoid or Softmax that computes probabilities, the loss computes from its
 input, as in Keras. So a probability that is rounded to 0 or 1 has the same loss and gradient as its
-logits. Without such an operator, a probability is raised to 1e-30, and has no gradient there.
+logits. Operators that move, join or cast probabilities may follow. A Clip may follow, too: the
+model then has no gradient beyond the bounds of the Clip. Without such an activation, a probability
+is raised to 1e-30, and has no gradient there.
 """
 
 from __future__ import annotations
@@ -50,16 +57,19 @@ from onnxfit.graph.labels import (
     label_numbers,
     refuse_where,
 )
-from onnxfit.graph.opset import OPSET
-from onnxfit.graph.probabilities import (
+from onnxfit.graph.logarithms import (
     Source,
-    any_number_operator,
-    decide_logits,
     log_probabilities_of,
     log_softmax,
+    log_softmax_of,
     logits_of,
-    probability_operator,
     softplus,
+)
+from onnxfit.graph.opset import OPSET
+from onnxfit.graph.probabilities import (
+    any_number_operator,
+    decide_logits,
+    probability_operator,
     without_mask,
 )
 from onnxfit.graph.spec import Dim, TensorSpec
@@ -1308,7 +1318,7 @@ class NLL(ClassLoss):
                 f"needs log-probabilities, but the model's output comes from a {operator}. Use"
                 " CrossEntropy, or end the model with LogSoftmax.",
             )
-        return -self.pick(op, y_pred, y_true)
+        return -self.pick(op, _log_scores(op, y_pred), y_true)
 
 
 @dataclass(frozen=True)
@@ -1593,6 +1603,14 @@ def _scores(loss: Any, op: GraphBuilder, y_pred: Value) -> Value | None:
     return y_pred if _takes_logits(loss, y_pred) else _of_source(op, y_pred, logits_of)
 
 
+def _log_scores(op: GraphBuilder, y_pred: Value) -> Value:
+    """An output of scores. A log-softmax that the graph spells is computed from its own scores: the
+    logarithm of a Softmax is infinite where the Softmax is rounded to 0.
+    """
+    found = _of_source(op, y_pred, log_softmax_of)
+    return y_pred if found is None else found
+
+
 def _logs(op: GraphBuilder, p: Value) -> Value:
     """The logarithms of probabilities, from the input of the Softmax or Sigmoid if there is one."""
     logs = _of_source(op, p, log_probabilities_of)
@@ -1602,7 +1620,9 @@ def _logs(op: GraphBuilder, p: Value) -> Value:
 
 def _log_probabilities(loss: Any, op: GraphBuilder, y_pred: Value, axis: int) -> Value:
     """The log-probabilities of an output, for a loss with `from_logits`."""
-    return log_softmax(op, y_pred, axis) if _takes_logits(loss, y_pred) else _logs(op, y_pred)
+    if _takes_logits(loss, y_pred):
+        return log_softmax(op, _log_scores(op, y_pred), axis)
+    return _logs(op, y_pred)
 
 
 def _class_divergence(
@@ -1665,7 +1685,7 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
             f"expects logits, but the model's output comes from a {operator}. Set"
             f" from_logits=False, or train the model without the {operator}."
         )
-    elif not logits and op_type in ("Add", "Conv", "Gemm", "MatMul"):
+    elif not (logits or operator) and op_type in ("Add", "Conv", "Gemm", "MatMul"):
         text = (
             f"expects probabilities, but the model's output comes from a {op_type}, whose result"
             " may be any number. Set from_logits=True."

@@ -26,7 +26,7 @@ from onnxfit.errors import (
     listed_names,
     warn_user,
 )
-from onnxfit.graph.probabilities import log_softmax
+from onnxfit.graph.logarithms import log_softmax
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import (
     ChecksArguments,

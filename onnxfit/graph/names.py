@@ -123,6 +123,11 @@ def log_probabilities(output: str) -> str:
     return f"train/log_probabilities/{output}"
 
 
+def log_softmax(output: str) -> str:
+    """Return the name of an output that is a log-softmax, computed from its scores."""
+    return f"train/log_softmax/{output}"
+
+
 def gradient_norm(weight: str) -> str:
     """Return the name of the L2 norm of a weight's gradient before clipping."""
     return f"{GRADIENT_NORM}/{weight}"

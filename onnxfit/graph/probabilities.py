@@ -1,20 +1,22 @@
-"""Decide from the graph whether a model's output is probabilities or logits.
-
-For probabilities, `logits_of` and `log_probabilities_of` find the input of the Sigmoid or Softmax.
-The logarithm computed from it is exact where the probability is rounded to 0 or 1.
-"""
+"""Decide from the graph whether a model's output is probabilities or logits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Union
 
-import numpy as np
 import onnx_ir as ir
 
-from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.graph.activations import (
+    LOG_SOFTMAX,
+    SIGMOID,
+    SOFTMAX,
+    FoundActivation,
+    activation_of,
+    node_of,
+    number_of,
+)
 
 # Operators that move, copy, round or average numbers: their result is probabilities if their first
 # input is, and any number if that is.
@@ -38,6 +40,7 @@ MOVING = {
     "Reshape",
     "Resize",
     "Slice",
+    "SpaceToDepth",
     "Split",
     "Squeeze",
     "Tile",
@@ -45,22 +48,12 @@ MOVING = {
     "Unsqueeze",
     "Upsample",
 }
-# Operators with one input of data and one output, which only move numbers
-ONLY_MOVING = {
-    "Flatten",
-    "Gather",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-}
-# The same, for probabilities only
-PRESERVING = {*MOVING, "Clip", "Div"}
 # Operators whose result may be any number
 ANY_NUMBER = {"Add", "Conv", "ConvTranspose", "Gemm", "LogSoftmax", "MatMul"}
 ARITHMETIC = {"Add", "Div", "Mul", "Sub"}
+# Operators that bound a value by numbers. An output between 0 and 1 is a probability.
+BOUNDING = {"Clip", "HardSigmoid", "Max", "Min", "Relu"}
+MAX_SHOWN = 2  # nodes that a reason lists
 MAX_DEPTH = 8  # sums and products between an output and the operators that bound it
 ROUNDING = 1e-6
 
@@ -82,26 +75,32 @@ def decide_logits(setting: bool | None, value: ir.Value, default: bool) -> Logit
 
     >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float[N, 2] y)'
     >>> model = ir.from_onnx_text(text + " { s = Softmax(x) y = Identity(s) }")
-    >>> decide_logits(None, model.graph.outputs[0], True)
-    LogitsDecision(logits=False, reason='a Softmax node computes the output')
+    >>> decide_logits(None, model.graph.outputs[0], True).reason
+    'a Softmax node computes the output through an Identity node'
     """
     if setting is not None:
         return LogitsDecision(bool(setting), f"from_logits={setting} was given")
-    operator = _probabilities(value)
-    if operator is not None:
-        return LogitsDecision(False, _computed_by(*operator))
-    node = _any_number(value)
-    if node is not None:
-        return LogitsDecision(True, _computed_by(node.op_type, node))
+    bounded = _probabilities(value)
+    if bounded is not None and bounded.activation is not None:
+        return LogitsDecision(False, _description(bounded.activation, bounded.path))
+    found = _any_number(value)
+    if found is not None:
+        return LogitsDecision(True, _description(*found))
     return LogitsDecision(
         default, "the default of the loss, because the graph does not show what the output is"
     )
 
 
-def probability_operator(value: ir.Value | None) -> str | None:
-    """Return the operator, Sigmoid or Softmax, that makes a value probabilities, or None.
+def is_explained(value: ir.Value | None) -> bool:
+    """Return whether the graph shows whether a value is probabilities or may be any number."""
+    return _probabilities(value) is not None or _any_number(value) is not None
 
-    Converters of classical models write the operator in other operators; it is found there too.
+
+def probability_operator(value: ir.Value | None) -> str | None:
+    """Return the operator that makes a value probabilities, such as "Softmax", or None.
+
+    The name is the same if other operators spell the activation. Another operator that bounds the
+    value, such as HardSigmoid or Clip, has its own name.
 
     >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 1] x) => (float[N, 2] y) {'
     >>> text += "one = Constant<value_float=1.0>() p = Sigmoid(x) q = Sub(one, p)"
@@ -109,8 +108,8 @@ def probability_operator(value: ir.Value | None) -> str | None:
     >>> probability_operator(model.graph.outputs[0])
     'Sigmoid'
     """
-    operator = _probabilities(value)
-    return None if operator is None else operator[0]
+    bounded = _probabilities(value)
+    return None if bounded is None or bounded.activation is None else bounded.activation.operator
 
 
 def without_mask(value: ir.Value) -> ir.Value:
@@ -123,128 +122,39 @@ def without_mask(value: ir.Value) -> ir.Value:
 
 def any_number_operator(value: ir.Value | None) -> str | None:
     """Return the operator after which a value may be any number; None if unknown."""
-    node = _any_number(value)
-    return None if node is None else node.op_type
-
-
-def logits_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
-    """Return z if `value` is the sigmoid of z, else None.
-
-    Between the Sigmoid and `value`, operators may move numbers or change their float type; z has
-    been through the same operators.
-
-    - `op`: builder of the graph of `value`.
-
-    >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float[N, 2] y)'
-    >>> model = ir.from_onnx_text(text + " { s = Sigmoid(x) y = Identity(s) }")
-    >>> logits_of(GraphBuilder(model.graph), model.graph.outputs[0]).ir.producer().inputs[0].name
-    'x'
-    """
-    node = _own_node(op, value)
-    if node is None or value is None:
-        return None
-    first = node.inputs[0] if node.inputs else None
-    if node.op_type == "Sigmoid" and first is not None:
-        return op.wrap(first)
-    if node.op_type == "Reciprocal":  # 1 / (1 + e^u)
-        exponent = _exponent_beside_one(first)
-        return None if exponent is None else -op.wrap(exponent)
-    return _moved(op, node, logits_of)
-
-
-def log_probabilities_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
-    """Return the logarithm of probabilities, computed without them; None if the graph shows none.
-
-    The arguments are those of `logits_of`. Besides a Softmax or Sigmoid, `value` may be 1 minus a
-    Sigmoid, a Concat of probabilities, or a Softmax that is spelled out.
-    """
-    logits = logits_of(op, value)
-    if logits is not None:
-        return -softplus(op, -logits)
-    node = _own_node(op, value)
-    if node is None:
-        return None
-    first = node.inputs[0] if node.inputs else None
-    if node.op_type == "Softmax" and first is not None:
-        return log_softmax(op, op.wrap(first), node.attributes.get_int("axis", -1))
-    if node.op_type == "Exp" and first is not None:
-        return op.wrap(first)
-    if node.op_type == "Div" and _computes(first, "Exp") and _sums(node.inputs[1], first):
-        assert first is not None
-        exponential, total = first.producer(), node.inputs[1]
-        assert exponential is not None
-        assert exponential.inputs[0] is not None
-        assert total is not None
-        return op.wrap(exponential.inputs[0]) - op.Log(op.wrap(total))
-    if node.op_type == "Sub" and _is_one(first):
-        logits = logits_of(op, node.inputs[1])
-        return None if logits is None else -softplus(op, logits)
-    if node.op_type == "Concat":
-        parts = [log_probabilities_of(op, part) for part in node.inputs]
-        known = [part for part in parts if part is not None]
-        axis = node.attributes.get_int("axis")
-        return op.Concat(*known, axis=axis) if len(known) == len(parts) else None
-    return _moved(op, node, log_probabilities_of)
-
-
-Source = Callable[[GraphBuilder, Union[ir.Value, None]], Union[Value, None]]
-
-
-def _moved(op: GraphBuilder, node: ir.Node, source: Source) -> Value | None:
-    """Return what `source` gives for the input of a node that moves numbers, moved as well."""
-    result = node.outputs[0]
-    if node.op_type == "Cast":
-        types = [v.dtype for v in (node.inputs[0], result) if v is not None]
-        if not all(dtype is not None and dtype.is_floating_point() for dtype in types):
-            return None
-    elif node.op_type not in ONLY_MOVING:
-        return None
-    before = source(op, node.inputs[0])
-    if before is None:
-        return None
-    others = [None if value is None else op.wrap(value) for value in node.inputs[1:]]
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    moved: Value = getattr(op, node.op_type)(before, *others, **attributes)
-    moved.ir.shape = result.shape  # inference may not know the sizes of a Reshape
-    return moved
-
-
-def _own_node(op: GraphBuilder, value: ir.Value | None) -> ir.Node | None:
-    """Return the operator of ONNX that computes a value in the graph of `op`; None for another."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.domain == "" and node.graph is op.graph else None
-
-
-def _exponent_beside_one(value: ir.Value | None) -> ir.Value | None:
-    """Return u if a value is 1 + e^u, else None."""
-    summands = _summands(value)
-    for one, other in (summands, summands[::-1]) if len(summands) == 2 else ():
-        if _is_one(one) and _computes(other, "Exp"):
-            node = None if other is None else other.producer()
-            return None if node is None else node.inputs[0]
-    return None
+    found = _any_number(value)
+    return None if found is None else found[0].operator
 
 
 @dataclass(frozen=True)
 class _Bounded:
     """A bound of a value without negative elements.
 
-    `largest` bounds the elements. `operator` and `node` made them probabilities; both are None for
-    a constant.
+    - `largest`: a bound of the elements.
+    - `activation`: what makes the elements probabilities, or at least bounds them; None for a
+      constant.
+    - `path`: the nodes between the activation and the value.
     """
 
     largest: float
-    operator: str | None = None
-    node: ir.Node | None = None
+    activation: FoundActivation | None = None
+    path: tuple[ir.Node, ...] = ()
+
+    def through(self, node: ir.Node, largest: float | None = None) -> _Bounded:
+        """Return the bound of the result of a node."""
+        return replace(
+            self,
+            largest=self.largest if largest is None else largest,
+            path=(*self.path, node),
+        )
 
 
-def _probabilities(value: ir.Value | None) -> tuple[str, ir.Node] | None:
-    """Return the operator that makes a value probabilities, and its node."""
+def _probabilities(value: ir.Value | None) -> _Bounded | None:
+    """Return the bound of a value that is probabilities, else None."""
     bounded = _bounded(value, MAX_DEPTH)
-    if bounded is None or bounded.operator is None or bounded.node is None:
+    if bounded is None or bounded.activation is None or bounded.largest > 1 + ROUNDING:
         return None
-    is_probable = bounded.largest <= 1 + ROUNDING
-    return (bounded.operator, bounded.node) if is_probable else None
+    return bounded
 
 
 def _bounded(value: ir.Value | None, depth: int) -> _Bounded | None:
@@ -253,49 +163,98 @@ def _bounded(value: ir.Value | None, depth: int) -> _Bounded | None:
     if tensor is not None:
         number = float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else -1.0
         return _Bounded(number) if number >= 0 else None
-    node = None if value is None else value.producer()
-    if node is None or node.domain != "" or not depth:
+    node = node_of(value)
+    if node is None or not depth:
         return None
-    operator = _softmax_or_sigmoid(node)
-    if operator is not None:
-        return _Bounded(1.0, operator, node)
-    if node.op_type in PRESERVING:
-        return _quotient(node, depth) if node.op_type == "Div" else _bounded(node.inputs[0], depth)
+    activation = activation_of(value)
+    if activation is not None and activation.operator in (SIGMOID, SOFTMAX):
+        return _Bounded(1.0, activation)
+    if node.op_type == "Div":
+        return _quotient(node, depth)
+    if node.op_type in MOVING:
+        bounded = _bounded(node.inputs[0], depth)
+        return None if bounded is None else bounded.through(node)
     if node.op_type == "Sub" and _is_constant(node.inputs[0]):
-        other = _probabilities(node.inputs[1])
-        return _Bounded(1.0, *other) if other else None  # 1 - p, the first of two classes
+        other = _probabilities(node.inputs[1])  # 1 - p, the first of two classes
+        return None if other is None else other.through(node, 1.0)
+    if node.op_type in BOUNDING:
+        return _between_bounds(node, depth)
     return _combined(node, depth - 1)
 
 
-def _softmax_or_sigmoid(node: ir.Node) -> str | None:
-    """Return "Softmax" or "Sigmoid" if a node computes one, perhaps spelled out."""
-    first = node.inputs[0] if node.inputs else None
-    if node.op_type in ("Sigmoid", "Softmax"):
-        return node.op_type
-    if node.op_type == "Reciprocal" and any(_computes(v, "Exp") for v in _summands(first)):
-        return "Sigmoid"  # 1 / (1 + e^(-x))
-    if node.op_type == "Exp" and _computes(first, "LogSoftmax"):
-        return "Softmax"
-    if node.op_type == "Div" and _computes(first, "Exp") and _sums(node.inputs[1], first):
-        return "Softmax"  # e^x / sum e^x
-    return None
+def _between_bounds(node: ir.Node, depth: int) -> _Bounded | None:
+    """Return the bound of a node that bounds a value by numbers from below and from above."""
+    first, low, high = bounds_of(node)
+    if first is None:  # the bounds are unknown
+        inner = _bounded(node.inputs[0], depth) if node.op_type == "Clip" else None
+        return None if inner is None else inner.through(node)
+    inner = _bounded(first, depth)
+    if inner is not None and inner.activation is not None and high > 0:
+        return inner.through(node, min(inner.largest, high))
+    if low < 0 or math.isinf(high):
+        return None
+    return _Bounded(high, FoundActivation(node.op_type, first, (node,)))
+
+
+def bounds_of(node: ir.Node) -> tuple[ir.Value | None, float, float]:
+    """Return the value that a node bounds, and the least and the greatest number of the result.
+
+    The value is None if the numbers are unknown. Of nested bounds, it is the innermost value.
+
+    - `node`: a node of a type in `BOUNDING`.
+    """
+    low, high = -math.inf, math.inf
+    inputs = list(node.inputs)
+    first = inputs[0]
+    if node.op_type == "HardSigmoid":
+        return first, 0.0, 1.0
+    if node.op_type == "Relu":
+        low = 0.0
+    elif node.op_type == "Clip":
+        limits = [number_of(v) if v is not None else default for v, default in _limits(inputs)]
+        if None in limits:
+            return None, low, high
+        low, high = (limit for limit in limits if limit is not None)
+    elif node.op_type in ("Max", "Min"):
+        numbers = [number_of(v) for v in inputs]
+        data = [v for v, number in zip(inputs, numbers) if number is None]
+        if len(inputs) != 2 or len(data) != 1:
+            return None, low, high
+        first = data[0]
+        (number,) = (number for number in numbers if number is not None)
+        low, high = (number, high) if node.op_type == "Max" else (low, number)
+    inner = node_of(first)
+    if inner is not None and inner.op_type in BOUNDING - {"HardSigmoid"}:
+        innermost, lowest, highest = bounds_of(inner)
+        if innermost is not None:
+            return innermost, min(max(lowest, low), high), min(max(highest, low), high)
+    return first, low, high
+
+
+def _limits(inputs: Sequence[ir.Value | None]) -> list[tuple[ir.Value | None, float]]:
+    """Return the inputs of a Clip that are its bounds, each with the bound of an absent input."""
+    low, high = (*inputs[1:], None, None)[:2]
+    return [(low, -math.inf), (high, math.inf)]
 
 
 def _quotient(node: ir.Node, depth: int) -> _Bounded | None:
     """Return the bound of a Div, assumed to normalize unless it divides by a constant."""
     first, second = node.inputs
-    if _computes(first, "Add"):
+    add = node_of(first)
+    if add is not None and add.op_type == "Add":
         # Converters add a small number to the divisor, so that it is never 0.
-        summand = _probabilities(_summands(first)[0])
+        summand = _probabilities(add.inputs[0])
         if summand is not None:
-            return _Bounded(1.0, *summand)
+            return summand.through(node, 1.0)
     bounded = _bounded(first, depth)
-    if bounded is None or bounded.operator is None:
+    if bounded is None or bounded.activation is None:
         return None
     divisor = _bounded(second, depth)
-    if bounded.largest > 1 and divisor is not None and divisor.operator is None:
-        return replace(bounded, largest=bounded.largest / max(divisor.largest, ROUNDING))
-    return replace(bounded, largest=min(bounded.largest, 1.0))
+    if bounded.largest > 1 and divisor is not None and divisor.activation is None:
+        return bounded.through(node, bounded.largest / max(divisor.largest, ROUNDING))
+    if bounded.activation.operator in BOUNDING and divisor is None:
+        return None  # a quotient of any two numbers
+    return bounded.through(node, min(bounded.largest, 1.0))
 
 
 def _combined(node: ir.Node, depth: int) -> _Bounded | None:
@@ -306,41 +265,50 @@ def _combined(node: ir.Node, depth: int) -> _Bounded | None:
     bounds = []
     for value in inputs:
         bounded = _bounded(value, depth)
-        if bounded is None or (node.op_type == "Concat" and bounded.operator is None):
+        if bounded is None or (node.op_type == "Concat" and bounded.activation is None):
             return None
         bounds.append(bounded)
-    source = next((one for one in bounds if one.operator is not None), None)
+    source = next((one for one in bounds if one.activation is not None), None)
     if source is None:
         return None
     numbers = [one.largest for one in bounds]
     if node.op_type == "MatMul":
         # The rows of a Softmax sum up to 1, so the product is a weighted mean.
-        if not _computes(node.inputs[0], "Softmax"):
+        mixture = activation_of(node.inputs[0])
+        if mixture is None or mixture.operator != SOFTMAX:
             return None
-        return replace(source, largest=numbers[1])
+        return source.through(node, numbers[1])
     largest = {
         "Mul": math.prod(numbers),
         "Mean": sum(numbers) / len(numbers),
         "Concat": max(numbers),
         "Where": max(numbers),
     }.get(node.op_type, sum(numbers))
-    return replace(source, largest=largest)
+    return source.through(node, largest)
 
 
-def _any_number(value: ir.Value | None) -> ir.Node | None:
-    """Return the node whose result may be any number, if only changes of shape follow it."""
-    node = None if value is None else value.producer()
-    while node is not None and node.domain == "" and node.op_type in {*MOVING, "Where"}:
-        first = node.inputs[node.op_type == "Where"] if node.inputs else None
-        node = None if first is None else first.producer()
-    if node is None or node.domain != "" or node.op_type not in ANY_NUMBER:
+def _any_number(value: ir.Value | None) -> tuple[FoundActivation, tuple[ir.Node, ...]] | None:
+    """Return what computes a value that may be any number, and the nodes after it.
+
+    Only changes of shape may follow.
+    """
+    path: list[ir.Node] = []
+    node = node_of(value)
+    while node is not None and node.op_type in {*MOVING, "Where"}:
+        value = node.inputs[node.op_type == "Where"] if node.inputs else None
+        path.insert(0, node)
+        node = node_of(value)
+    activation = activation_of(value)
+    if activation is not None and activation.operator == LOG_SOFTMAX:
+        return activation, tuple(path)
+    if node is None or node.op_type not in ANY_NUMBER or node.inputs[0] is None:
         return None
     # Sums and averages of probabilities, such as a mixture, may be probabilities themselves.
     if node.op_type == "Add" and _adds_probabilities(node):
         return None
     if node.op_type in ("Gemm", "MatMul") and all(_probabilities(v) for v in node.inputs[:2]):
         return None
-    return node
+    return FoundActivation(node.op_type, node.inputs[0], (node,)), tuple(path)
 
 
 def _adds_probabilities(node: ir.Node) -> bool:
@@ -368,45 +336,24 @@ def _is_constant(value: ir.Value | None) -> bool:
     return value is not None and ir.convenience.get_const_tensor(value) is not None
 
 
-def _is_one(value: ir.Value | None) -> bool:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return tensor is not None and bool((tensor.numpy() == 1).all())
+def _description(activation: FoundActivation, path: Sequence[ir.Node]) -> str:
+    """Return which nodes compute the output, and which only pass it on."""
+    first, last = activation.nodes[0], activation.nodes[-1]
+    if first is last:
+        text = f"{_named(last)} computes the output"
+    else:
+        text = (
+            f"{len(activation.nodes)} nodes from {_named(first)} to {_named(last)} compute the"
+            f" output as a {activation.operator}"
+        )
+    if not path:
+        return text
+    shown = [*map(_named, path[:MAX_SHOWN])]
+    if len(path) > MAX_SHOWN:
+        shown[-1:] = [f"{len(path) - MAX_SHOWN + 1} more nodes"]
+    return f"{text} through {' and '.join(shown)}"
 
 
-def _computes(value: ir.Value | None, op_type: str) -> bool:
-    """Return whether an operator of this type computes a value."""
-    node = None if value is None else value.producer()
-    return node is not None and (node.op_type, node.domain) == (op_type, "")
-
-
-def _sums(value: ir.Value | None, summed: ir.Value | None) -> bool:
-    """Return whether a ReduceSum over `summed` computes a value."""
-    node = None if value is None else value.producer()
-    return node is not None and node.op_type == "ReduceSum" and node.inputs[0] is summed
-
-
-def _summands(value: ir.Value | None) -> tuple[ir.Value | None, ...]:
-    """Return the inputs of the Add that computes a value; () if no Add does."""
-    node = None if value is None else value.producer()
-    if node is None or (node.op_type, node.domain) != ("Add", ""):
-        return ()
-    return tuple(node.inputs)
-
-
-def _computed_by(op_type: str, node: ir.Node) -> str:
-    name = f"{op_type} node {node.name!r}" if node.name else f"a {op_type} node"
-    return f"{name} computes the output"
-
-
-def softplus(op: GraphBuilder, x: Value) -> Value:
-    """Return log(1 + e^x), with the exact gradient 1/2 at 0, for any gradient of |x| there."""
-    size = abs(x)
-    return 0.5 * (x + size) + op.Log(1 + op.Exp(-size))
-
-
-def log_softmax(op: GraphBuilder, x: Value, axis: int) -> Value:
-    """Return the logarithm of the softmax of `x` along an axis."""
-    if x.dtype == np.float32:
-        return op.LogSoftmax(x, axis=axis)
-    # onnxruntime's gradient of LogSoftmax is float32 only.
-    return x - op.ReduceLogSumExp(x, [axis], keepdims=1)
+def _named(node: ir.Node) -> str:
+    article = "an" if node.op_type[0] in "AEIOU" else "a"
+    return f"{node.op_type} node {node.name!r}" if node.name else f"{article} {node.op_type} node"

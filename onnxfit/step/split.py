@@ -23,10 +23,9 @@ from onnxfit.gradients import Pullback
 from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names, scopes
 from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.logarithms import log_probabilities_of, log_softmax_of, logits_of
 from onnxfit.graph.model import complete_shapes, model_errors, spec_of
 from onnxfit.graph.opset import OPSET
-from onnxfit.graph.probabilities import log_probabilities_of as log_of
-from onnxfit.graph.probabilities import logits_of
 from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.finish import finish, prune
 from onnxfit.step.forward import (
@@ -39,6 +38,13 @@ from onnxfit.step.loss_scale import scale_input, unscaled
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
+# What a loss computes with instead of an output: the name of that value, and the function that
+# finds it in the graph
+EXACT = (
+    (names.logits, logits_of),
+    (names.log_probabilities, log_probabilities_of),
+    (names.log_softmax, log_softmax_of),
+)
 # these run in the forward pass, so no tensor is kept only for its sizes
 SIZE_OPERATORS = {"Shape", "Size"}
 FOUR_BITS = {ir.DataType.INT4, ir.DataType.UINT4}
@@ -49,8 +55,8 @@ class SplitStep:
     """The forward and the backward pass of a model.
 
     `forward` computes the model's `outputs`, the next running statistics, and the values in `kept`.
-    Probabilities whose logits or logarithms it computes too have no gradient: a loss computes with
-    those, as `graph.probabilities` says.
+    Outputs whose logits or logarithms it computes too have no gradient: a loss computes with those,
+    as `graph.logarithms` says.
     `backward` reads `kept` and the gradients of the outputs, and computes the other gradients.
     Inputs and weights of the model in `kept` are not outputs of `forward`: its caller has them.
     """
@@ -69,14 +75,14 @@ def split_step(
     batch: Batch,
     outputs: Sequence[str],
     wrt: Sequence[str],
-    probabilities: Sequence[str] = (),
+    scored: Sequence[str] = (),
 ) -> SplitStep:
     """Split the step for batches of these shapes into forward and backward pass.
 
     `outputs` are computed; those that depend on `wrt`, names of weights and inputs, are
-    differentiated. A loss reads those in `probabilities` as probabilities.
+    differentiated. The loss of those in `scored` computes with logits or logarithms.
     """
-    return divide(join_passes(recipe, batch, outputs, wrt, probabilities))
+    return divide(join_passes(recipe, batch, outputs, wrt, scored))
 
 
 @dataclass(frozen=True)
@@ -123,10 +129,10 @@ def join_passes(
     batch: Batch,
     outputs: Sequence[str],
     wrt: Sequence[str],
-    probabilities: Sequence[str] = (),
+    scored: Sequence[str] = (),
 ) -> JoinedPasses:
     """Return both passes of the step as one graph; the arguments are as for `split_step`."""
-    pullback, statistics, logarithms = _pullback(recipe, batch, outputs, wrt, probabilities)
+    pullback, statistics, logarithms = _pullback(recipe, batch, outputs, wrt, scored)
     TopologicalSortPass()(pullback.model)
     graph = pullback.model.graph
     outputs = (*outputs, *logarithms.values())
@@ -166,17 +172,17 @@ def _pullback(
     batch: Batch,
     outputs: Sequence[str],
     wrt: Sequence[str],
-    probabilities: Sequence[str],
+    scored: Sequence[str],
 ) -> tuple[Pullback, list[str], dict[str, str]]:
     """Return both passes as one graph, its outputs that are next running statistics, and a mapping
-    from `probabilities` to the outputs with their logits or logarithms.
+    from outputs in `scored` to the outputs with their logits or logarithms.
     """
     op, statistics = training_forward(recipe, batch)
     by_name = {v.name: v for v in op.graph.outputs}
     op.graph.outputs[:] = [by_name[name] for name in outputs]
     logarithms = {}
-    for name in probabilities:
-        for name_of, find in ((names.logits, logits_of), (names.log_probabilities, log_of)):
+    for name in scored:
+        for name_of, find in EXACT:
             value = find(op, by_name[name])
             if value is not None:
                 logarithms[name] = op.output(name_of(name), value).name
@@ -296,7 +302,7 @@ def loss_graph(
         if y.name == name:
             op.graph.outputs.append(source.ir)
         else:
-            op.output(name, op.Sigmoid(source) if y.name == names.logits(name) else op.Exp(source))
+            op.output(name, _restored(op, name, source))
     wrt = [_name(v) for v in op.graph.inputs if is_float(v)]
     targets = soft_targets(op, recipe, batch)
     add_loss_outputs(op, recipe.objectives, {}, batch, targets, shared=shared)
@@ -311,6 +317,13 @@ def loss_graph(
         for source, name in gradients.items()
     }
     return finish(op), outputs_of_loss
+
+
+def _restored(op: GraphBuilder, output: str, source: Value) -> Value:
+    """Return the output whose logits or logarithms a value is."""
+    if source.name == names.log_softmax(output):
+        return op.Identity(source)
+    return op.Sigmoid(source) if source.name == names.logits(output) else op.Exp(source)
 
 
 def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:

@@ -84,4 +84,6 @@ def test_the_reason_names_the_node() -> None:
     model = ir.from_onnx_text(f"{HEAD} {{ {PROBABILITIES['Identity']} }}")
     model.graph.node(1).name = "classes"
     decision = decide_logits(None, model.graph.outputs[0], True)
-    assert decision.reason == "Softmax node 'classes' computes the output"
+    assert decision.reason == (
+        "Softmax node 'classes' computes the output through an Identity node"
+    )

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
+from onnxfit.losses import NLL
 from onnxfit.runtime.backends.backend import Array, Backend
 from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
 from onnxfit.runtime.backends.inputs import share_of_rows, write_batch, write_scalars
@@ -252,17 +253,17 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
     """
     outputs = [v.name or "" for v in recipe.model.graph.outputs]
     needed = recipe.loss_outputs or outputs
-    probabilities = [
+    scored = [
         output
         for output, objective in recipe.objectives.items()
-        if getattr(objective.loss, "from_logits", None) is False
+        if hasattr(objective.loss, "from_logits") or isinstance(objective.loss, NLL)
     ]
     return split.split_step(
         recipe,
         shapes,
         [name for name in outputs if name in needed],
         recipe.weights,
-        probabilities,
+        scored,
     )
 
 
