@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names
 from onnxfit.graph.model import tensor_outputs
-from onnxfit.graph.probabilities import LogitsDecision, decide_logits
+from onnxfit.graph.probabilities import LogitsDecision, decide_logits, is_explained
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses import NLL, Loss, LossLike, get_loss
@@ -34,12 +34,14 @@ class Objective:
     """One output's loss and its weight in the sum.
 
     `decision` tells whether the loss reads the output as logits, for a loss with `from_logits`; the
-    loss has the decision as its setting.
+    loss has the decision as its setting. `is_explained` tells whether the graph shows what the
+    output is, if that matters to the loss.
     """
 
     loss: Loss
     weight: float = 1.0
     decision: LogitsDecision | None = None
+    is_explained: bool = True
 
 
 @dataclass(frozen=True)
@@ -197,12 +199,14 @@ def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
     # constructed, because a subclass's constructor may take other arguments than the fields.
     loss = copy.copy(loss)
     vars(loss).pop("_has_warned", None)
+    if isinstance(loss, NLL):
+        return Objective(loss, weight, is_explained=is_explained(output))
     if not hasattr(loss, "from_logits"):
         return Objective(loss, weight)
     decision = decide_logits(loss.from_logits, output, loss.assumes_logits)
     if loss.from_logits is None:
         object.__setattr__(loss, "from_logits", decision.logits)
-    return Objective(loss, weight, decision)
+    return Objective(loss, weight, decision, is_explained(output))
 
 
 # ---------------------------------------------------------------------- metrics

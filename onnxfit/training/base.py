@@ -31,6 +31,7 @@ from onnxfit.training.adapting import SingleBatches
 from onnxfit.training.frozen import FrozenTensors
 from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.hints import CheckedAttributes
+from onnxfit.training.output_check import OutputCheck
 from onnxfit.training.position import PendingFit
 from onnxfit.training.ranked import RankedTrainer
 from onnxfit.training.ranks import require_rows_for_ranks, require_same_weights
@@ -93,6 +94,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._learning_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self._learning_rate or 0.0)
         self._frozen_tensors = FrozenTensors(backend.state)
+        self._output_check = OutputCheck(recipe.objectives)
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
         self._pending_fit = PendingFit()  # from which the next fit resumes
         self._training = TrainingGuard()

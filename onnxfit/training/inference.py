@@ -191,6 +191,8 @@ class InferenceTrainer(BaseTrainer):
             loss = math.nan
             this_batch = Tracker(self.objectives, []) if exchanges else None
             if batch.rows:
+                if self._output_check.pending:
+                    self._check_outputs(batch)
                 result = self._backend.evaluate(batch, outputs=bool(self._recipe.metrics))
                 loss = tracker.update(result, batch)
                 if this_batch is not None:
@@ -207,6 +209,12 @@ class InferenceTrainer(BaseTrainer):
         results = tracker.results()
         callbacks.on_test_end(scalar_logs(results))
         return results
+
+    def _check_outputs(self, batch: Batch) -> None:
+        """Warn if the outputs of the first batch contradict their losses."""
+        if batch.rows and self.is_main:
+            inputs = batch.only(self._recipe.input_names)
+            self._output_check.check(self._backend.predict(inputs))
 
     def _loss_of_all(self, tracker: Tracker, loss: float) -> float:
         """Return the loss of a batch of all ranks, from the trackers of the ranks' shares."""

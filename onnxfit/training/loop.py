@@ -200,8 +200,8 @@ class FitLoop:
                 callbacks.on_train_batch_begin(index, Logs())
                 self._agree("on_train_batch_begin")
             learning_rate = trainer.learning_rate
-            if batch.rows == 1 and not state.met_single_row:
-                self._warn_of_single_row(batch)
+            if batch.rows == 1 or trainer._output_check.pending:
+                self._check_batch(batch)
             with self._advancing:
                 loss = trainer._step(batch, learning_rate, tracker)
                 state.batches.advance()
@@ -310,6 +310,13 @@ class FitLoop:
         state.current_event = None
         self._agree(event["hook"])
         return logs
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Warn of the first batch of one row, and of outputs that contradict their losses."""
+        if batch.rows == 1 and not self.state.met_single_row:
+            self._warn_of_single_row(batch)
+        if self.trainer._output_check.pending:
+            self.trainer._check_outputs(batch)
 
     def _warn_of_single_row(self, batch: Batch) -> None:
         """Warn if BatchNormalization gets a batch of one row, which has no variance."""
