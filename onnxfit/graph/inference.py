@@ -80,6 +80,11 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
         function(node)
 
 
+def has_inference(graph: ir.Graph, node: ir.Node) -> bool:
+    """Return whether `infer_outputs` knows the operator of a node."""
+    return (node.domain, node.op_type) in INFERENCES or schema_of(node, graph) is not None
+
+
 # --------------------------------------------------------------------------------------------------
 # Functions to register
 

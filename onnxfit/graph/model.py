@@ -20,7 +20,7 @@ from onnxfit.graph.classical import remove_zip_maps
 from onnxfit.graph.declarations import correct_declarations, wrong_declarations
 from onnxfit.graph.fold import fold_shapes, makes_long_vectors
 from onnxfit.graph.functions import inline_functions
-from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
+from onnxfit.graph.inference import InputsError, has_inference, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.packed_sizes import require_packed_sizes
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
@@ -227,11 +227,20 @@ def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) ->
     if changed and not _has_static_shapes(model.graph):
         # ONNX's inference of a whole model goes into subgraphs and follows the names of sizes.
         proto = _to_proto(model)
-        del proto.graph.value_info[:]
+        _forget_inferred(model.graph, proto.graph)
         model = _inferred(proto)
         _fold(model, shapes)
     require_steps(model.graph)
     return model
+
+
+def _forget_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    """Remove the types and shapes of values from `proto`, except where nothing can infer them."""
+    unknown = [node for node in graph if not has_inference(graph, node)]
+    names = {value.name for node in unknown for value in node.outputs}
+    kept = [info for info in proto.value_info if info.name in names]
+    del proto.value_info[:]
+    proto.value_info.extend(kept)
 
 
 def _fold(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -77,6 +77,15 @@ class TestNormalizing:
         special = specialize_shapes(normalize(read_model(model)), {"x": (5, 3, 4, 2)})
         assert [list(v.shape) for v in special.graph.outputs] == [[5, 24]]
 
+    def test_the_declared_type_of_an_unknown_operator_is_kept(self) -> None:
+        model = parse("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+            g (float[N, 3] x) => (float[N, K] y) <float[N, 3] t, float[1] w = {2}>
+            { t = com.microsoft.CDist<metric = "euclidean">(x, x)  s = Mul(t, w)  y = Flatten(s) }""")
+        special = specialize_shapes(normalize(read_model(model)), {"x": (3, 3)})
+        values = {value.name: value for node in special.graph for value in node.outputs}
+        assert {values[name].dtype for name in ("t", "s", "y")} == {ir.DataType.FLOAT}
+        assert len(values["s"].shape) == 2
+
     def test_the_parts_of_a_split_have_the_rank_of_the_whole(self) -> None:
         text = (
             '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x, int64[2] k) => (float[N, A]'
