@@ -96,6 +96,8 @@ class Trainer(FolderTrainer):
       gradient, as after PyTorch's `detach`. An output keeps the gradient of its own loss.
     - `freeze_rows`: weight or pattern -> rows that keep their values, such as an embedding's row 0
       for padding: `{"emb.weight": [0]}`.
+    - `fixed_inputs`: input -> its value in all batches, an array, or a number that fills its shape:
+      `{"sr": 16000, "state": 0}`. The input is then no part of the data; an export still has it.
     - `distribute`: the processes that train together, each on its share of every batch: "auto" for
       the processes that mpiexec started together; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None for this process alone.
@@ -154,6 +156,7 @@ class Trainer(FolderTrainer):
         dynamic_batch: bool = False,
         stop_gradients: Sequence[str] | str | None = None,
         freeze_rows: Mapping[str, Sequence[int]] | None = None,
+        fixed_inputs: Mapping[str, Any] | None = None,
         distribute: Any = "auto",
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,

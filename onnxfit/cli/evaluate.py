@@ -20,6 +20,7 @@ __all__ = ["evaluate"]
 @options.label
 @options.loss
 @options.metrics
+@options.fixed_input
 @options.batch_size
 @options.device
 @config_option
@@ -30,6 +31,7 @@ def evaluate(
     label: tuple[str, ...],
     loss: tuple[str, ...],
     metrics: tuple[str, ...],
+    fixed_inputs: tuple[str, ...],
     batch_size: int,
     device: str,
     as_json: bool,
@@ -47,8 +49,10 @@ def evaluate(
         trainer_settings["loss"] = settings.parse_loss(loss)
     if metrics:
         trainer_settings["metrics"] = settings.parse_metrics(metrics)
+    if fixed_inputs:
+        trainer_settings["fixed_inputs"] = settings.parse_fixed_inputs(fixed_inputs)
     make_trainer = Trainer.load if is_checkpoint(model) else Trainer
     trainer = require_loss(make_trainer(model, **trainer_settings))
-    request = arrays.DataRequest(arrays.inputs_of(trainer.model), list(trainer.objectives), label)
+    request = arrays.DataRequest(trainer.inputs, list(trainer.objectives), label)
     figures = trainer.evaluate(*arrays.read(data, request), batch_size=batch_size)
     options.print_figures(figures, as_json)

@@ -127,6 +127,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     is_flag=True,
     help="Allow any batch size if MODEL has a fixed one.",
 )
+@options.fixed_input
 @click.option(
     "--stop-gradient",
     "stop_gradients",

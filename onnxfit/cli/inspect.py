@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from onnxfit.cli import options
+from onnxfit.cli import options, settings
 from onnxfit.gradients import SOURCES
 from onnxfit.training.inspection import inspect as inspect_file
 
@@ -31,8 +31,15 @@ __all__ = ["inspect"]
     show_default=True,
     help="The source of the gradients.",
 )
+@options.fixed_input
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def inspect(model: str, weights: tuple[str, ...], gradient: str, as_json: bool) -> None:
+def inspect(
+    model: str,
+    weights: tuple[str, ...],
+    gradient: str,
+    fixed_inputs: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """List every operator of MODEL, how it is differentiated, and what blocks the gradient.
 
     Exit code 1 if the model cannot be trained.
@@ -41,7 +48,8 @@ def inspect(model: str, weights: tuple[str, ...], gradient: str, as_json: bool) 
     onnxfit inspect model.onnx
     onnxfit inspect model.onnx -w 'head.*' --json
     """
-    report = inspect_file(model, list(weights) or None, gradient=gradient)
+    fixed = settings.parse_fixed_inputs(fixed_inputs)
+    report = inspect_file(model, list(weights) or None, gradient=gradient, fixed_inputs=fixed)
     if as_json:
         click.echo(json.dumps({**asdict(report), "trains": report.trains}, indent=2))
     else:

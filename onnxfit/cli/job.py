@@ -222,9 +222,7 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
     if fit_options["checkpoint"]:
         layout = CheckpointLayout(fit_options["checkpoint"])
     trainer = _loaded(start, fit_options) if start else _trainer(fit_options)
-    request = arrays.DataRequest(
-        arrays.inputs_of(trainer.model), list(trainer.objectives), fit_options["label"]
-    )
+    request = arrays.DataRequest(trainer.inputs, list(trainer.objectives), fit_options["label"])
     data = arrays.read(fit_options["data"], request)
     validation = None
     if fit_options["validation_data"]:
@@ -270,6 +268,7 @@ def trainer_settings(fit_options: Options) -> dict[str, Any]:
         "quantization": settings.parse_quantization(
             *(fit_options[name] for name in ("quantization", "float_model", "teacher"))
         ),
+        "fixed_inputs": settings.parse_fixed_inputs(fit_options["fixed_inputs"]),
         **{name: fit_options[name] for name in TRAINER_OPTIONS},
     }
 

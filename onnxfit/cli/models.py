@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import onnx
 from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import DataAdapter
 from onnxfit.errors import DataError, ModelError, SettingError
+from onnxfit.graph.caches import without_caches
 from onnxfit.graph.model_file import write_model
 from onnxfit.graph.names import LOSS
 from onnxfit.graph.reading import load_model, to_ir
@@ -24,6 +26,7 @@ from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import join_batches
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
+from onnxfit.training.fixed_inputs import with_fixed_inputs
 
 # A checkpoint contains no code, so it cannot restore losses or optimizers of the user's own
 # classes. With these settings instead, every checkpoint can be read.
@@ -51,6 +54,20 @@ def model_of(path: str) -> onnx.ModelProto:
     del model.graph.output[:]
     model.graph.output.extend(tensors)
     return model
+
+
+def model_for_data(path: str, fixed_inputs: Mapping[str, Any] | None) -> onnx.ModelProto:
+    """Return the model of `model_of` without caches and without fixed inputs.
+
+    - `fixed_inputs`: input -> value, which replaces the value in a checkpoint.
+    """
+    fixed = dict(fixed_inputs or {})
+    if is_checkpoint(path):
+        fixed = {
+            **(checkpoint.load(path, WITHOUT_CODE).settings.get("fixed_inputs") or {}),
+            **fixed,
+        }
+    return with_fixed_inputs(without_caches(model_of(path)), fixed)
 
 
 def write_edited(source: str, output: Path, model: onnx.ModelProto) -> None:

@@ -75,6 +75,16 @@ device = click.option(
     help="The device that computes: cpu, cuda, cuda:N, webgpu, openvino, ..., if the installed"
     " onnxruntime supports it.",
 )
+fixed_input = click.option(
+    "--fixed-input",
+    "fixed_inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help=(
+        "Give the input NAME of the model the same VALUE in all batches: a number that fills its"
+        " shape, a [list] or a .npy file. The data then needs no such input. May be repeated."
+    ),
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from onnxfit.cli import arrays, models, options
+from onnxfit.cli import arrays, models, options, settings
 from onnxfit.cli.config import config_option
-from onnxfit.graph.caches import without_caches
 
 __all__ = ["predict"]
 
@@ -17,6 +16,7 @@ __all__ = ["predict"]
 @click.argument("model", type=options.EXISTING_FILE)
 @options.data
 @options.label
+@options.fixed_input
 @click.option(
     "-o",
     "--output",
@@ -34,6 +34,7 @@ def predict(
     model: str,
     data: tuple[str, ...],
     label: tuple[str, ...],
+    fixed_inputs: tuple[str, ...],
     output: Path | None,
     batch_size: int,
     device: str,
@@ -47,7 +48,7 @@ def predict(
     \b
     onnxfit predict trained.onnx --data new.csv --output predictions.npy
     """
-    proto = without_caches(models.model_of(model))
+    proto = models.model_for_data(model, settings.parse_fixed_inputs(fixed_inputs))
     names = [value.name for value in proto.graph.output]
     if output is not None:
         arrays.check_output(output, names)

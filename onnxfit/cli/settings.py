@@ -11,8 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from onnxfit import losses, metrics, optimizers, penalties, schedules
 from onnxfit.adapters.lora import LoRA
+from onnxfit.data.npy import READ_ERRORS
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import registry
@@ -121,6 +124,43 @@ def parse_lora(texts: Sequence[str]) -> list[LoRA] | None:
             settings["target"] = str(settings["target"])  # a name may look like a number
         adapters.append(LoRA(**settings))
     return adapters or None
+
+
+def parse_fixed_inputs(texts: Sequence[str]) -> dict[str, Any] | None:
+    """Return the argument `fixed_inputs` of Trainer, from NAME=VALUE of each input.
+
+    A value is a number, true, false, a list in JSON, or the path of a .npy file. SettingError: it
+    is something else, or an input has two values.
+    """
+    fixed: dict[str, Any] = {}
+    for text in texts:
+        name, _, given = text.rpartition("=")
+        value = _array_of(given) if given.endswith(".npy") else _number_or_list(given)
+        if not name or value is None:
+            raise SettingError(
+                "--fixed-input must be NAME=VALUE with a number, a [list] or a .npy file, such as"
+                f" sr=16000, got {text!r}."
+            )
+        if name in fixed:
+            raise SettingError(f"--fixed-input was given twice for {name!r}: {text!r}.")
+        fixed[name] = value
+    return fixed or None
+
+
+def _array_of(path: str) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except READ_ERRORS as error:
+        raise SettingError(f"--fixed-input cannot read {path!r}: {error}") from None
+
+
+def _number_or_list(text: str) -> Any:
+    """Return the value of a JSON text, or None if it is neither a number nor a list."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, (bool, int, float, list)) else None
 
 
 def _split_key(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:

@@ -46,6 +46,7 @@ class TrainerSettings:
     dynamic_batch: bool = False
     stop_gradients: Sequence[str] | str | None = None
     freeze_rows: Mapping[str, Sequence[int]] | None = None
+    fixed_inputs: Mapping[str, Any] | None = None
     quantization: Quantization | None = None
     adapters: LoRA | Sequence[LoRA] | None = None
 

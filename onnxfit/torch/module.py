@@ -31,6 +31,7 @@ from onnxfit.runtime.functional import FunctionalModel, FunctionalPasses
 from onnxfit.runtime.values import HAS_DLPACK, numpy_dtype
 from onnxfit.runtime.version import onnxruntime_version
 from onnxfit.torch.autograd import OnnxFunction, refuse_tangents, refuse_transforms, run
+from onnxfit.training.fixed_inputs import with_fixed_inputs
 
 __all__ = ["OnnxModule"]
 
@@ -55,6 +56,8 @@ class OnnxModule(torch.nn.Module):
       as a function of `seed` and the buffer `draws`, which counts the passes.
     - `threads`: threads that onnxruntime uses for an operator; None leaves the number to
       onnxruntime.
+    - `fixed_inputs`: input -> its value in all calls, as for `onnxfit.Trainer`. The module is
+      called without this input; an export still has it.
 
     Call the module with the model's inputs in their order, or by their names. It returns the
     output, or the tuple of outputs. Tensors are passed through DLPack: contiguous tensors are not
@@ -104,6 +107,7 @@ class OnnxModule(torch.nn.Module):
         device: str = "cpu",
         seed: int = 0,
         threads: int | None = None,
+        fixed_inputs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if batch_norm not in ("train", "frozen"):
@@ -117,7 +121,8 @@ class OnnxModule(torch.nn.Module):
                 " newer, or onnxruntime-training."
             )
         Device.parse(device)
-        self._model = read_model(model_onnx)
+        self._file = read_model(model_onnx)
+        self._model = with_fixed_inputs(self._file, fixed_inputs)
         self._settings = weights, gradient, batch_norm
         self._seed = seed
         self._threads = threads
@@ -204,7 +209,7 @@ class OnnxModule(torch.nn.Module):
         - `path`: a file to which the model is written as well, atomically; None writes no file.
         """
         arrays = {name: _array(self._state_tensor(name)) for name in self._functional.recipe.state}
-        model = with_initializers(self._model, arrays)
+        model = with_initializers(self._file, arrays)
         to_inference_form(model)
         if path is not None:
             write_atomically(path, lambda file: file.write(model.SerializeToString()))

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx
 
 from onnxfit.adapters.adapted import adapt, listed
+from onnxfit.data.convert import as_array
 from onnxfit.errors import SettingError
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.reading import share_tensors
@@ -16,6 +18,7 @@ from onnxfit.graph.tensors import without_numbers
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.step.recipe import Recipe
+from onnxfit.training.fixed_inputs import with_fixed_inputs
 
 
 def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,22 +29,25 @@ def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings["adapters"] is not None:
         several = [one.without_matrices() for one in listed(settings["adapters"])]
         stored["adapters"] = several if len(several) > 1 else several[0]
+    if settings["fixed_inputs"] is not None:
+        fixed = settings["fixed_inputs"]
+        stored["fixed_inputs"] = {name: np.array(as_array(fixed[name], name)) for name in fixed}
     return stored
 
 
 def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> TrainableModel:
     """Return the model that is trained in place of a file, and the conversion back to the file.
 
-    A file with caches is trained as a model for whole sequences, a quantized file is trained in
-    floats, and adapters are trained in branches parallel to the layers. Each form is built on the
-    previous one. With adapters, integers do not change.
+    A file with caches is trained as a model for whole sequences, fixed inputs become constants, a
+    quantized file is trained in floats, and adapters are trained in branches parallel to the
+    layers. Each form is built on the previous one. With adapters, integers do not change.
 
     - `file`: a model that `read_model` returned.
     - `settings`: the arguments of `Trainer`; those that are missing have their defaults.
 
     ModelError, SettingError or UnknownNameError: the file or a setting is not valid.
     """
-    view = without_caches(file)
+    view = with_fixed_inputs(without_caches(file), settings.get("fixed_inputs"))
     quantization, adapters = settings.get("quantization"), settings.get("adapters")
     if adapters is None:
         form = unfold(view, quantization)

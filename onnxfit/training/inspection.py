@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from onnxfit.gradients.inspection import Inspection, inspect_model
 from onnxfit.graph.reading import ModelSource, read_model
@@ -15,6 +16,7 @@ def inspect(
     *,
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
+    fixed_inputs: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """Report for every operator of a model whether and how it is differentiated.
 
@@ -27,6 +29,7 @@ def inspect(
       excludes; None selects all weights.
     - `outputs` names the outputs that will have losses; None takes every float output.
     - `gradient` is the source of gradients, as in `Trainer`: "auto", "onnx" or "onnxruntime".
+    - `fixed_inputs` maps inputs to the value that they have in all batches, as in `Trainer`.
 
     ModelError: the model cannot be read or converted. UnknownNameError: the model has no such
     weight, or no such float output. SettingError: `weights` selects nothing. InstallationError:
@@ -48,5 +51,5 @@ def inspect(
     <BLANKLINE>
     Trains: 1 weight, differentiated by the table of rules.
     """
-    model = trainable_form(read_model(model_onnx), {}).model
+    model = trainable_form(read_model(model_onnx), {"fixed_inputs": fixed_inputs}).model
     return inspect_model(model, weights, outputs=outputs, gradient=gradient)

@@ -238,6 +238,8 @@ def described(value: Any) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, np.ndarray):
+        return [value.dtype.name, [*value.shape], checksum([value])]
     if isinstance(value, Mapping):
         return {str(key): described(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.quantization.settings import Quantization
@@ -21,6 +24,9 @@ REGISTRIES = tuple(
     )
 )  # fmt: skip
 
+# the keys of an array: its bytes in base64, its element type and its shape
+ARRAY_KEYS = {"onnxfit:bytes", "type", "shape"}
+
 
 def encode_setting(value: Any) -> Any:
     """Return a constructor's argument as JSON; a custom object is stored by its name only."""
@@ -30,6 +36,8 @@ def encode_setting(value: Any) -> Any:
         return [encode_setting(v) for v in value]
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray):
+        return _encoded_array(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if is_dataclass(value) and type(value).__module__ in REGISTRIES:
@@ -49,7 +57,8 @@ def decode_setting(setting: str, value: Any, path: str) -> Any:
     - `value`: the JSON value.
     - `path`: the file that has the value, for messages.
 
-    CheckpointError: the value is a custom object, or an object that this version does not know.
+    CheckpointError: the value is a custom object, an object that this version does not know, or a
+    damaged array.
     """
     if isinstance(value, list):
         return [decode_setting(setting, v, path) for v in value]
@@ -71,5 +80,26 @@ def decode_setting(setting: str, value: Any, path: str) -> Any:
                     f"{path!r} was not written by onnxfit: its settings name a file to read."
                 )
             return found
+        if set(value) == ARRAY_KEYS:
+            return _decoded_array(setting, value, path)
         return {k: decode_setting(setting, v, path) for k, v in value.items()}
     return value
+
+
+def _encoded_array(array: npt.NDArray[Any]) -> dict[str, Any]:
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"onnxfit:bytes": data, "type": array.dtype.name, "shape": [*array.shape]}
+
+
+def _decoded_array(setting: str, value: Mapping[str, Any], path: str) -> npt.NDArray[Any]:
+    """Return the array that `_encoded_array` described. CheckpointError: it is damaged."""
+    try:
+        data = base64.b64decode(value["onnxfit:bytes"], validate=True)
+        dtype = np.dtype(value["type"])
+        shape = [int(size) for size in value["shape"]]
+        fits = dtype.kind in "biuf" or dtype.name == "bfloat16"
+        if fits and min(shape, default=0) >= 0 and len(data) == math.prod(shape) * dtype.itemsize:
+            return np.frombuffer(data, dtype).reshape(shape).copy()
+    except (TypeError, ValueError):
+        pass
+    raise CheckpointError(f"{path!r} is damaged: its {setting} has an array that is not complete.")

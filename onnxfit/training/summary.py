@@ -32,7 +32,7 @@ MIN_NAME_CHARACTERS = 10
 MAX_ROWS = 40  # number of rows of the table with depth="auto"
 LAST_ROWS = 9  # number of rows after the omitted middle of a long table without modules
 # These settings have their own lines above the table, or columns in it.
-SHOWN_ELSEWHERE = {"weights", "loss", "penalty", "optimizer"}
+SHOWN_ELSEWHERE = {"weights", "loss", "penalty", "optimizer", "fixed_inputs"}
 
 
 def summary(
@@ -106,6 +106,9 @@ def concise(value: object, *, hidden: Iterable[str] = (), shown: Iterable[str] =
 def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     """Return the lines above the table."""
     lines = [f"input      {spec}" for spec in recipe.inputs]
+    for name, array in (settings.get("fixed_inputs") or {}).items():
+        value = array.item() if array.size == 1 else f"an array of shape {array.shape}"
+        lines.append(f"fixed      {name} = {value}")
     for value in recipe.model.graph.outputs:
         lines.append(f"output     {spec_of(value)}")
         lines += _loss_lines(recipe.objectives.get(value.name or ""))
