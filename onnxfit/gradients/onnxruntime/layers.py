@@ -33,7 +33,12 @@ def _set_explicit_pads(node: NodeToLower, kernel: list[int]) -> None:
         if mode != "VALID":
             stride = strides[axis]
             size = require_size(node.input(0), axis + 2) if stride > 1 else 0
-            total = max((window - 1) * dilations[axis] + 1 - (size % stride or stride), 0)
+            total = (window - 1) * dilations[axis] + 1 - (size % stride or stride)
+            if total < 0:
+                raise NoGradientError(
+                    f"{mode} leaves out elements between its windows",
+                    "use gradient='onnx', or write the pads into the attribute pads",
+                )
         smaller = total // 2
         larger = total - smaller
         before.append(larger if mode == "SAME_LOWER" else smaller)

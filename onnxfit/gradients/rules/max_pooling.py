@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,9 @@ from onnxfit.gradients.building import (
     zeros,
 )
 from onnxfit.gradients.notes import noted
-from onnxfit.gradients.rules.convolution import ConvSpec, padding, transposed_conv
+from onnxfit.gradients.rules.convolution import ConvSpec, crop, padding, transposed_conv
+from onnxfit.gradients.rules.convolution.spec import Crop
+from onnxfit.gradients.rules.pooling import require_defined_windows
 from onnxfit.gradients.table import Gradients, gradient
 from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
@@ -119,9 +121,13 @@ def max_pool(
         "strides": strides,
     }  # fmt: skip
     spec = ConvSpec.of(len(kernel_shape), strides, dilations)
+    require_defined_windows(spec, auto_pad, ceil_mode, pads, x, y, kernel_shape)
     problem = PoolProblem(x, y, indices, attributes, spec)
     if op.device == "webgpu":  # WebGPU has no Indices
-        return _by_taps(op, problem, dy)
+        part = _part(op, problem)
+        if part is None:
+            return _by_taps(op, problem, dy)
+        return part.gradient(_by_taps(op, replace(problem, x=part.part()), dy))
     strategy = first_applying(STRATEGIES, problem)
     positions = strategy.build(op, problem)
     note = _note(problem)
@@ -276,6 +282,18 @@ def _put(op: GraphBuilder, dy: Value, positions: Value, problem: PoolProblem) ->
 
 # Without positions
 # ------------------------------------------------------------------------------------------------
+
+
+def _part(op: GraphBuilder, problem: PoolProblem) -> Crop | None:
+    """Return the part of x that the windows read; None if they leave out no elements."""
+    auto_pad = problem.attributes["auto_pad"]
+
+    def first_element(numbers: Value, axis: int) -> Value:
+        taps, stride = problem.kernel[axis], problem.spec.strides[axis]
+        largest = op.MaxPool(numbers, auto_pad=auto_pad, kernel_shape=[taps], strides=[stride])
+        return op.Slice(largest, [0], [1], [2]) - (taps - 1)
+
+    return crop(op, problem.spec, auto_pad, problem.x, problem.y, problem.kernel, first_element)
 
 
 def _by_taps(op: GraphBuilder, problem: PoolProblem, dy: Value) -> Value:

@@ -21,10 +21,11 @@ from onnxfit.gradients.building import (
     Ints,
     arange,
     axis_size,
+    spatial_shape,
     trailing_size,
 )
 from onnxfit.gradients.rules.convolution import ConvSpec, crop, padding, transposed_conv
-from onnxfit.gradients.table import decompose, gradient
+from onnxfit.gradients.table import NoGradientError, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
 # Up to this size of an axis, sums over windows are a product with a matrix. The cost of the product
@@ -43,9 +44,12 @@ def average_pool(
 ) -> Value:  # fmt: skip
     """Divide by the number of elements of each window, as defined since opset 19.
 
-    Elements that a window of ceil_mode covers behind the padding do not count.
+    Elements that a window of ceil_mode covers behind the padding do not count. With
+    `count_include_pad`, onnxruntime 1.20 and older versions count them, too. The divisor is then
+    that of the version that runs the graph.
     """
     spec = ConvSpec.of(len(kernel_shape), strides, dilations)
+    require_defined_windows(spec, auto_pad, ceil_mode, pads, x, y, kernel_shape)
 
     def first_element(numbers: Value, axis: int) -> Value:
         taps, stride = kernel_shape[axis], spec.strides[axis]
@@ -55,11 +59,22 @@ def average_pool(
     part = crop(op, spec, auto_pad, x, y, kernel_shape, first_element)
     pixels = x if part is None else part.part()
     windows = _windows(op, pixels, y, auto_pad, kernel_shape, pads, strides, dilations)
+    is_measured = bool(ceil_mode and count_include_pad)
+    with_padding = bool(count_include_pad) and not is_measured
     counts = [
-        w.counts(op, bool(count_include_pad), len(windows) - 1 - i, dy.dtype)
-        for i, w in enumerate(windows)
+        w.counts(op, with_padding, len(windows) - 1 - i, dy.dtype) for i, w in enumerate(windows)
     ]
-    dx = _sum_gradient(op, dy / functools.reduce(operator.mul, counts), pixels, windows)
+    divisor = functools.reduce(operator.mul, counts)
+    # A dilated window may cover nothing but padding.
+    dy = dy / (op.Max(divisor, 1) if isinstance(divisor, Value) else np.maximum(divisor, 1))
+    if is_measured:
+        ones = op.Expand(op.constant(1, dy.dtype), op.Concat([1, 1], op.shape(x, 2), axis=0))
+        # the share of the elements that are not padding
+        dy = dy * op.AveragePool(
+            ones, auto_pad=auto_pad, ceil_mode=1, count_include_pad=1, dilations=dilations,
+            kernel_shape=kernel_shape, pads=pads, strides=strides,
+        )  # fmt: skip
+    dx = _sum_gradient(op, dy, pixels, windows)
     return dx if part is None else part.gradient(dx)
 
 
@@ -71,6 +86,7 @@ def lp_pool(
 ) -> Value:  # fmt: skip
     """y = (sum of |x|^p)^(1/p), so dx = sign(x) |x|^(p-1) dy / y^(p-1)."""
     spec = ConvSpec.of(len(kernel_shape), strides, dilations)
+    require_defined_windows(spec, auto_pad, ceil_mode, pads, x, y, kernel_shape)
 
     def first_element(numbers: Value, axis: int) -> Value:
         taps, stride = kernel_shape[axis], spec.strides[axis]
@@ -133,6 +149,36 @@ def _divided_by_power(op: GraphBuilder, dy: Value, y: Value, exponent: int) -> V
 
 # Windows
 # ------------------------------------------------------------------------------------------------
+
+
+def require_defined_windows(
+    spec: ConvSpec, auto_pad: str, ceil_mode: int, pads: Ints | None, x: Value, y: Value,
+    kernel: Ints,
+) -> None:  # fmt: skip
+    """Raise NoGradientError for windows that ONNX and versions of onnxruntime define differently.
+
+    ONNX's inference then gives the output another size than the kernel does.
+    """
+    extents = spec.extents(kernel)
+    is_cropped = any(stride > extent for stride, extent in zip(spec.strides, extents))
+    if auto_pad.startswith("SAME") and (max(spec.dilations) > 1 or (ceil_mode and is_cropped)):
+        form = "dilations" if max(spec.dilations) > 1 else "ceil_mode and strides above its windows"
+        raise NoGradientError(
+            f"versions of onnxruntime pad {auto_pad} with {form} differently",
+            "write the pads that you mean into the attribute pads",
+        )
+    pixels, positions = spatial_shape(x), spatial_shape(y)
+    if auto_pad.startswith("SAME") or pixels is None or positions is None:
+        return
+    before = pads if auto_pad == "NOTSET" and pads else (0,) * len(pixels)
+    for axis, (size, count, stride) in enumerate(zip(pixels, positions, spec.strides)):
+        if count > 1 and (count - 1) * stride - before[axis] >= size:
+            raise NoGradientError(
+                f"the last window of its ceil_mode along axis {2 + axis} begins behind the last"
+                " element, and versions of onnxruntime leave it out or not",
+                "use ceil_mode=0, or other pads",
+            )
+
 
 Size = Union[int, Value]
 Array = Any  # of NumPy where the sizes are known, else a Value: one formula for both
