@@ -1,8 +1,9 @@
 """Convert a model to the opset that its graphs are built in.
 
 Models of older opsets are raised to OPSET, mostly by the converter of the onnx package. This module
-adds two operators whose meaning the converter changes. Models of newer opsets keep the operators
-that the installed onnxruntime can run (`newer_operators.py`).
+adds two operators whose meaning the converter changes; `old_operators.py` adds those that it
+refuses. Models of newer opsets keep the operators that the installed onnxruntime can run
+(`newer_operators.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from onnxfit.errors import ModelError
 from onnxfit.graph.completion import move_runtime_operators, opset_of, restore_runtime_operators
 from onnxfit.graph.inference import find_schema
 from onnxfit.graph.newer_operators import PREVIEW, use_supported_operators
+from onnxfit.graph.old_operators import use_newer_operators
 from onnxfit.graph.operator_versions import set_opset
 from onnxfit.graph.subgraphs import nodes_of
 
@@ -24,11 +26,6 @@ OPSET = 21
 IR_VERSION = 10  # likewise
 # From MIN_KNOWN_OPSET on, new versions of these operators have only added element types.
 MIN_KNOWN_OPSET = 13
-# Before this opset, the second input of these operators could begin at an axis of the first.
-OPSET_OF_BROADCASTING = 7
-BROADCASTING = {
-    "Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor",
-}  # fmt: skip
 MORE_TYPES = {
     "Cast", "Constant", "ConstantOfShape", "Flatten", "Identity", "Reshape", "Shape", "Size",
     "Squeeze", "Transpose", "Unsqueeze",
@@ -65,17 +62,18 @@ def _raised(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
     if version >= MIN_KNOWN_OPSET and _is_same_in_both(model, version):
         set_opset(model, OPSET)
         return model
-    if version < OPSET_OF_BROADCASTING:
-        model = _aligned_at_the_end(model)
     moved = move_runtime_operators(model)
     try:
-        converted = onnx.version_converter.convert_version(model, OPSET)
+        raised = use_newer_operators(model, version)
+        converted = onnx.version_converter.convert_version(raised, OPSET)
         restore_runtime_operators(converted, moved)
         if version < 11:
             _restore_resize(model, converted)
         if version >= 18:
             _restore_group_normalization(converted)
         return converted
+    except ModelError:
+        raise
     # The converter raises RuntimeError, ConvertError and plain C++ assertions alike.
     except Exception as error:
         lines = str(error).strip().splitlines()
@@ -94,54 +92,6 @@ def _is_same_in_both(model: onnx.ModelProto, version: int) -> bool:
         if None in schemas or len({s.since_version for s in schemas if s is not None}) > 1:
             return False
     return True
-
-
-def _aligned_at_the_end(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model of an opset before 7 whose operators broadcast as in NumPy.
-
-    The second input of an operator in `BROADCASTING` could have the axes of the first from `axis`
-    on, and the slopes of a PRelu belong to axis 1. Later opsets align the last axes, so the second
-    input gets axes of size 1 at its end. Raises ModelError if the ranks are unknown.
-    """
-    ranks = _ranks(model)
-    aligned = onnx.ModelProto()
-    aligned.CopyFrom(model)
-    nodes = list(aligned.graph.node)
-    del aligned.graph.node[:]
-    for node in nodes:
-        attributes = {a.name: a.i for a in node.attribute if a.name in ("axis", "broadcast")}
-        is_prelu = node.op_type == "PRelu"
-        begins = 1 if is_prelu else attributes.get("axis", -1)
-        if is_prelu or (node.op_type in BROADCASTING and "axis" in attributes and begins >= 0):
-            rank, other = (ranks.get(name) for name in node.input[:2])
-            if rank is None or other is None:
-                raise ModelError(
-                    f"{node.op_type} {node.name!r} of opset {opset_of(model)} aligns its second"
-                    f" input at axis {begins}, but the ranks of its inputs are unknown. Declare the"
-                    " shapes of the model's inputs."
-                )
-            name = f"{node.output[0]}/aligned"
-            axes = list(range(other, rank - begins))
-            if axes and not (is_prelu and other == 0):
-                aligned.graph.node.append(
-                    onnx.helper.make_node("Unsqueeze", [node.input[1]], [name], axes=axes)
-                )
-                node.input[1] = name
-            for attribute in [a for a in node.attribute if a.name == "axis"]:
-                node.attribute.remove(attribute)
-        aligned.graph.node.append(node)
-    return aligned
-
-
-def _ranks(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the rank of each value of the main graph whose rank can be inferred."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    ranks = {
-        value.name: len(value.type.tensor_type.shape.dim)
-        for value in (*graph.input, *graph.value_info, *graph.output)
-        if value.type.tensor_type.HasField("shape")
-    }
-    return ranks | {tensor.name: len(tensor.dims) for tensor in graph.initializer}
 
 
 def _restore_resize(model: onnx.ModelProto, converted: onnx.ModelProto) -> None:
