@@ -22,8 +22,8 @@ from onnxfit.gradients.building import (
     static_size,
     zeros,
 )
-from onnxfit.gradients.rules.recurrent.direction import Stepped, Tensors, scan_steps
 from onnxfit.gradients.table import Gradients, NoGradientError, gradient
+from onnxfit.graph.steps import Stepped, Tensors, scan_steps
 from onnxfit.graph.values import GraphBuilder, Value
 
 

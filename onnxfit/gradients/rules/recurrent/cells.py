@@ -8,11 +8,10 @@ from onnxfit.gradients.rules.recurrent.activations import Activation
 from onnxfit.gradients.rules.recurrent.direction import (
     Direction,
     DirectionGradients,
-    Stepped,
-    Tensors,
     flatten_time,
     split_gates,
 )
+from onnxfit.graph.steps import Stepped, Tensors
 from onnxfit.graph.values import GraphBuilder, Value
 
 

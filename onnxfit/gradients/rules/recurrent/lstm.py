@@ -18,11 +18,10 @@ from onnxfit.gradients.rules.recurrent.activations import Activation, activation
 from onnxfit.gradients.rules.recurrent.direction import (
     Direction,
     DirectionGradients,
-    Stepped,
-    Tensors,
     flatten_time,
     split_gates,
 )
+from onnxfit.graph.steps import Stepped, Tensors
 from onnxfit.graph.values import GraphBuilder, Value
 
 
