@@ -161,7 +161,7 @@ def _call_rules(tape: Tape, target: ir.Value, path: Sequence[PathNode]) -> None:
             dys = [
                 _placeholder(op, v) if i in arriving else None for i, v in enumerate(node.outputs)
             ]
-            with op.scope(scopes.gradient_of(node.name or node.op_type)):
+            with op.scope(scopes.gradient_of(node.name or node.op_type), nested=False):
                 positions = frozenset(_input_gradients(tape, path_node, dys))
             if kind is not None and node not in tape.blockers:
                 answers[kind] = positions
@@ -256,7 +256,7 @@ def backward(
             for i, v in enumerate(node.outputs)
         ]
         if any(dy is not None for dy in dys):
-            with op.scope(scopes.gradient_of(node.name or node.op_type)):
+            with op.scope(scopes.gradient_of(node.name or node.op_type), nested=False):
                 for i, dx in _input_gradients(tape, path_node, dys).items():
                     pending.setdefault(_input(node, i), []).append(dx)
     sums = {v: _sum(op, pending, v) for v in wrt}

@@ -49,8 +49,23 @@ def penalty_of(weight: str) -> str:
 
 
 def gradient_of(node: str) -> str:
-    """Return the scope of the gradient of a node."""
-    return f"{GRADIENT}/{node}"
+    """Return the scope of the gradient of a node, which replaces the scope outside.
+
+    >>> gradient_of("fc1"), gradient_of(f"{GRADIENT}/{copy_of('fc1')}")
+    ('gradient/fc1', 'gradient/fc1/again')
+    """
+    return f"{GRADIENT}/{node.removeprefix(f'{GRADIENT}/')}"
+
+
+def copy_of(name: str) -> str:
+    """Return the name, in the scope GRADIENT alone, of a node or value that a gradient copies.
+
+    The name of a copy of a copy grows by one word, however deeply the gradients are nested.
+
+    >>> copy_of("fc1"), copy_of(f"{GRADIENT}/fc1/again")
+    ('fc1/again', 'fc1/again/again')
+    """
+    return f"{name.removeprefix(f'{GRADIENT}/')}/again"
 
 
 def update_of(weight: str) -> str:

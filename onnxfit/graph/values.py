@@ -127,12 +127,13 @@ class GraphBuilder:
         return call
 
     @contextmanager
-    def scope(self, name: str) -> Iterator[GraphBuilder]:
+    def scope(self, name: str, *, nested: bool = True) -> Iterator[GraphBuilder]:
         """Prefix the names of nodes and values added inside with `name/`.
 
         Scopes make graphs readable, and errors use them to tell the origin of a node.
 
-        - `name`: the scope, appended to the scope outside; it may contain "/".
+        - `name`: the scope; it may contain "/".
+        - `nested`: whether `name` is appended to the scope outside. If not, it replaces that scope.
 
         >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> x = op.input("x", np.float32, (2,))
@@ -141,7 +142,7 @@ class GraphBuilder:
         'loss/y/Abs'
         """
         outer = self._scope
-        self._scope = f"{outer}{name}/"
+        self._scope = f"{outer}{name}/" if nested else f"{name}/"
         try:
             yield self
         finally:

@@ -17,6 +17,7 @@ from onnxfit.gradients.blocker import STATIC
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.paths import PathNode, carries_gradient, differentiable_inputs
 from onnxfit.gradients.table import NoGradientError, subgraph_gradient
+from onnxfit.graph import scopes
 from onnxfit.graph.fold import RANDOM
 from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.values import GraphBuilder, Value
@@ -308,15 +309,14 @@ def _copy_body(
 
 def _rename(op: GraphBuilder, copy: ir.Graph) -> None:
     """Give the values and nodes of a copied body names that are unused in the whole graph."""
-    for initializer in list(copy.initializers.values()):
-        initializer.name = op.unique_name(f"{initializer.name}/again")
-    for value in copy.inputs:
-        value.name = op.unique_name(f"{value.name}/again")
-    for node in ir.traversal.RecursiveGraphIterator(copy):
-        node.name = op.unique_name(f"{node.name or node.op_type}/again")
-        for value in node.outputs:
-            if value.name:
-                value.name = op.unique_name(f"{value.name}/again")
+    with op.scope(scopes.GRADIENT, nested=False):
+        for value in (*copy.initializers.values(), *copy.inputs):
+            value.name = op.unique_name(scopes.copy_of(value.name or "input"))
+        for node in ir.traversal.RecursiveGraphIterator(copy):
+            node.name = op.unique_name(scopes.copy_of(node.name or node.op_type))
+            for value in node.outputs:
+                if value.name:
+                    value.name = op.unique_name(scopes.copy_of(value.name))
 
 
 def _is_random(node: ir.Node) -> bool:
