@@ -1,15 +1,22 @@
-"""Compute the values that the sizes of a batch determine.
+"""Compute the values that constants and the sizes of a batch determine.
 
 Exporters write shapes as arithmetic (Shape, Gather, Concat, Reshape), which ONNX's own inference
 follows only in part. One walk over the graph replaces every node whose inputs are known by its
-value, and gives every other node the shapes that follow. onnx-ir's passes lift constants but do not
-compute; onnxruntime computes, but only inside a session, after the gradient has been built.
+value, and gives every other node the shapes that follow. An If whose condition is known is replaced
+by the branch that it takes. onnx-ir's passes lift constants but do not compute; onnxruntime
+computes, but only inside a session, after the gradient has been built.
+
+The walk enters an If from outside, so that it visits every node once, and no node of a branch that
+is not taken.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from typing import Any, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +24,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.names import unused
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.spec import known_sizes
-from onnxfit.graph.subgraphs import graph_protos, nodes_of, subgraphs_of
+from onnxfit.graph.subgraphs import detach, graph_protos, nodes_of, subgraphs_of
 
 Array = npt.NDArray[Any]
+ArrayOf = Callable[[ir.Value], Union[Array, None]]
 MAX_FOLDED_ELEMENTS = 1024  # elements of a value that is computed: shapes and axes, not weights
 MAX_LENGTH = 2**24  # of a vector whose numbers ONNX's inference may propagate
 RANDOM = {
@@ -76,17 +85,210 @@ def _has_large_number(tensor: onnx.TensorProto) -> bool:
 
 
 def fold_shapes(model: ir.Model) -> None:
-    """Fold the main graph in place; a node that cannot be computed stays."""
-    graph = model.graph
-    for node in list(graph):
-        values = computed_values(node, graph)
-        if values is None:
-            before = [v.shape for v in node.outputs]
-            infer_outputs(graph, node)
-            for value, shape in zip(node.outputs, before):
-                value.shape = known_sizes(value.shape, shape)
-        elif not any(v.is_graph_output() for v in node.outputs):
-            _replace_by_constants(graph, node, values)
+    """Fold the main graph and the branches of its Ifs in place.
+
+    A node that cannot be computed stays. The initializers must not include trained weights.
+    """
+    _Folding(model.graph).walk(model.graph)
+
+
+def take_known_branches(model: ir.Model) -> bool:
+    """Replace each If whose condition is known by the branch that it takes, in place.
+
+    All other nodes stay. Float initializers count as unknown, because they may be trained. Returns
+    whether an If was replaced.
+    """
+    if not any(node.op_type == "If" for node in ir.traversal.RecursiveGraphIterator(model.graph)):
+        return False
+    folding = _BranchFolding(model.graph)
+    folding.walk(model.graph)
+    return folding.takes_branches
+
+
+class _Folding:
+    """The walk over a graph and the graphs inside it that replaces known values."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.takes_branches = False
+        self._graph = graph
+        self._names: _Names | None = None  # most graphs have no If to replace
+
+    def walk(self, graph: ir.Graph, *, in_body: bool = False, in_loop: bool = False) -> None:
+        """Fold a graph and the graphs inside it, in place.
+
+        - `in_body`: whether the graph is inside a node. A branch may contradict the sizes of its
+          inputs, if it is never taken with these sizes.
+        - `in_loop`: whether the graph is inside a Loop or a Scan. The file may declare the sizes of
+          the first iteration, so that no size is known.
+        """
+        waiting = deque(graph)
+        while waiting:
+            node = waiting.popleft()
+            branch = self._taken_branch(node)
+            if branch is not None:
+                waiting.extendleft(reversed(self._take(graph, node, branch)))
+                continue
+            for body in subgraphs_of(node):
+                body.opset_imports.update(graph.opset_imports)  # a body in a file has none
+                self.walk(body, in_body=True, in_loop=in_loop or node.op_type != "If")
+            reads_sizes = node.op_type in ("Shape", "Size") or _selects_sizes(node)
+            arrays = None if in_loop and reads_sizes else self._computed(node, graph)
+            if arrays is not None:
+                self._replace(graph, node, arrays)
+            elif not in_loop:
+                with suppress(ValueError) if in_body else nullcontext():
+                    self._infer(graph, node)
+
+    def _array_of(self, value: ir.Value) -> Array | None:
+        """Return a small array that a value is known to have, else None."""
+        return constant_array(value)
+
+    def _computed(self, node: ir.Node, graph: ir.Graph) -> list[Array] | None:
+        """Return the values of a node's outputs, None if they are unknown."""
+        return computed_values(node, graph)
+
+    def _replace(self, graph: ir.Graph, node: ir.Node, arrays: list[Array]) -> None:
+        """Replace a node by its values, unless an output of the graph is among them."""
+        if not any(v.is_graph_output() for v in node.outputs):
+            _replace_by_constants(graph, node, arrays)
+
+    def _infer(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Give the outputs of a node the shapes that follow from its inputs."""
+        before = [v.shape for v in node.outputs]
+        infer_outputs(graph, node)
+        for value, shape in zip(node.outputs, before):
+            value.shape = known_sizes(value.shape, shape)
+
+    def _taken_branch(self, node: ir.Node) -> ir.Graph | None:
+        """Return the branch of an If whose condition is known, None for any other node."""
+        if node.op_type != "If" or node.domain != "" or node.inputs[0] is None:
+            return None
+        condition = self._array_of(node.inputs[0])
+        if condition is None or condition.size != 1:
+            return None
+        return node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+
+    def _take(self, graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> list[ir.Node]:
+        """Replace an If by the nodes of one of its branches, and return them."""
+        self.takes_branches = True
+        if self._names is None:
+            self._names = _Names(self._graph)
+        initializers = _initializers_as_nodes(branch)
+        outputs = list(branch.outputs)
+        branch.outputs.clear()
+        nodes = list(branch)
+        branch.remove(nodes)
+        nodes = [*initializers, *nodes]
+        graph.insert_before(node, nodes)
+        self._names.make_unique(nodes)
+        for old, new in zip(node.outputs, outputs):
+            new.type, new.shape = new.type or old.type, known_sizes(new.shape, old.shape)
+            result = new
+            if old.is_graph_output():  # it keeps its name
+                copy = ir.Node("", "Identity", [new], name=f"{node.name}/{old.name}")
+                graph.insert_before(node, copy)
+                nodes.append(copy)
+                result = copy.outputs[0]
+                result.type, result.shape = new.type, new.shape
+                result.name, old.name = old.name, None
+            old.replace_all_uses_with(result, replace_graph_outputs=True)
+        detach(node)
+        graph.remove(node, safe=True)
+        return nodes
+
+
+class _BranchFolding(_Folding):
+    """The walk that replaces Ifs alone. It computes the nodes on which conditions depend."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        super().__init__(graph)
+        self._needed = _nodes_of_conditions(graph)
+        self._known: dict[ir.Value, Array] = {}
+
+    def _array_of(self, value: ir.Value) -> Array | None:
+        if value in self._known:
+            return self._known[value]
+        is_float = value.dtype is not None and value.dtype.is_floating_point()
+        return None if is_float and value.is_initializer() else constant_array(value)
+
+    def _computed(self, node: ir.Node, graph: ir.Graph) -> list[Array] | None:
+        return computed_values(node, graph, self._array_of) if node in self._needed else None
+
+    def _replace(self, graph: ir.Graph, node: ir.Node, arrays: list[Array]) -> None:
+        self._known.update(zip(node.outputs, arrays))
+
+    def _infer(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Infer an unknown rank, which may follow from the branch of an If before."""
+        if any(v.shape is None and v.name for v in node.outputs):
+            with suppress(ValueError):  # inconsistent sizes are reported when the model runs
+                infer_outputs(graph, node)
+
+
+class _Names:
+    """The names of all values and of all nodes of a graph and the graphs inside it."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        nodes = list(ir.traversal.RecursiveGraphIterator(graph))
+        bodies = [graph, *(body for node in nodes for body in subgraphs_of(node))]
+        inputs = [v for body in bodies for v in (*body.inputs, *body.initializers.values())]
+        self._nodes = Counter(node.name for node in nodes)
+        self._values = Counter(
+            [v.name for v in inputs] + [v.name for n in nodes for v in n.outputs]
+        )
+
+    def make_unique(self, nodes: Iterable[ir.Node]) -> None:
+        """Rename nodes and their outputs that have the name of another one anywhere.
+
+        Two branches may have values of the same name, but a graph may not.
+        """
+        for node in nodes:
+            node.name = self._unique(node.name, self._nodes)
+            for value in node.outputs:
+                value.name = self._unique(value.name, self._values)
+
+    @staticmethod
+    def _unique(name: str | None, names: Counter[str | None]) -> str | None:
+        if not name or names[name] <= 1:
+            return name
+        names[name] -= 1
+        name = unused(name, names.__contains__)
+        names[name] += 1
+        return name
+
+
+def _nodes_of_conditions(graph: ir.Graph) -> set[ir.Node]:
+    """Return the nodes on which the condition of an If depends."""
+    nodes = ir.traversal.RecursiveGraphIterator(graph)
+    waiting = [node.inputs[0] for node in nodes if node.op_type == "If"]
+    needed: set[ir.Node] = set()
+    while waiting:
+        value = waiting.pop()
+        producer = None if value is None else value.producer()
+        if producer is not None and producer not in needed:
+            needed.add(producer)
+            waiting += [*producer.inputs, *(v for b in subgraphs_of(producer) for v in b.outputs)]
+    return needed
+
+
+def _initializers_as_nodes(branch: ir.Graph) -> list[ir.Node]:
+    """Replace the initializers of a branch by Constants, which are returned.
+
+    An initializer of the main graph would count as a weight, but the main graph of the file has no
+    such initializer.
+    """
+    constants = []
+    for name, value in list(branch.initializers.items()):
+        if value.const_value is None:
+            continue
+        tensor = ir.AttrTensor("value", value.const_value)
+        constant = ir.Node("", "Constant", [], [tensor], name=name)
+        new = constant.outputs[0]
+        new.type, new.shape = value.type, value.shape
+        value.replace_all_uses_with(new, replace_graph_outputs=True)
+        del branch.initializers[name]
+        new.name = name
+        constants.append(constant)
+    return constants
 
 
 def _replace_by_constants(graph: ir.Graph, node: ir.Node, values: list[Array]) -> None:
@@ -104,20 +306,82 @@ def _replace_by_constants(graph: ir.Graph, node: ir.Node, values: list[Array]) -
     graph.remove(node, safe=True)
 
 
-def computed_values(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
-    """Return the values of a node's outputs, None if they are unknown or not small."""
+def constant_array(value: ir.Value) -> Array | None:
+    """Return the array of a constant, None if it is large or the value is computed."""
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None or tensor.size > MAX_FOLDED_ELEMENTS else tensor.numpy()
+
+
+def computed_values(
+    node: ir.Node, graph: ir.Graph, array_of: ArrayOf = constant_array
+) -> list[Array] | None:
+    """Return the values of a node's outputs, None if they are unknown or not small.
+
+    `array_of` returns the array of an input, None if it is unknown or not small.
+    """
     if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM:
         return None
     if subgraphs_of(node):
         return None
     if node.op_type in ("Shape", "Size"):
-        return _computed_sizes(node)
-    feeds = _constant_inputs(node)
+        sizes = _all_known(_sizes_read_by(node))
+        if sizes is None or math.prod(sizes) >= 2**63:
+            return None
+        return [np.array(sizes if node.op_type == "Shape" else math.prod(sizes), np.int64)]
+    if _selects_sizes(node):
+        return _selected_sizes(node, graph, array_of)
+    return _evaluated(node, graph, array_of)
+
+
+def _sizes_read_by(node: ir.Node) -> list[int | ir.SymbolicDim] | None:
+    """Return the sizes that a Shape or Size reads, None if their number is unknown."""
+    value = node.inputs[0]
+    if value is None or value.shape is None:
+        return None
+    start = node.attributes.get_int("start", 0)
+    return list(value.shape)[start : node.attributes.get_int("end", None)]
+
+
+def _all_known(sizes: list[int | ir.SymbolicDim] | None) -> list[int] | None:
+    """Return the sizes if all are numbers."""
+    numbers = [size for size in sizes or () if isinstance(size, int)]
+    return numbers if sizes is not None and len(numbers) == len(sizes) else None
+
+
+def _selects_sizes(node: ir.Node) -> bool:
+    """Return whether a node selects elements of a Shape that was not computed."""
+    value = node.inputs[0] if node.op_type in ("Gather", "Slice") else None
+    producer = None if value is None else value.producer()
+    return producer is not None and producer.op_type == "Shape" and producer.domain == ""
+
+
+def _selected_sizes(node: ir.Node, graph: ir.Graph, array_of: ArrayOf) -> list[Array] | None:
+    """Return the sizes that a node selects from a Shape. Others may be unknown, as the batch size.
+
+    The node selects positions as it selects sizes.
+    """
+    shape = node.inputs[0]
+    producer = None if shape is None else shape.producer()
+    sizes = None if producer is None else _sizes_read_by(producer)
+    if sizes is None:
+        return None
+    indices = np.arange(len(sizes))
+    positions = _evaluated(node, graph, lambda v: indices if v is shape else array_of(v))
+    if positions is None:
+        return None
+    selected = _all_known([sizes[i] for i in positions[0].flat])
+    return None if selected is None else [np.array(selected, np.int64).reshape(positions[0].shape)]
+
+
+def _evaluated(node: ir.Node, graph: ir.Graph, array_of: ArrayOf) -> list[Array] | None:
+    """Return what a node computes from known inputs, None if it is unknown or not small."""
+    feeds = _known_inputs(node, array_of)
     if feeds is None or not (feeds or node.op_type == "Constant"):
         return None
     if node.op_type in SIZE_INPUTS:
         infer_outputs(graph, node)  # the output could be too large to be computed
-    if any(math.prod(_sizes(v) or [0]) > MAX_FOLDED_ELEMENTS for v in node.outputs):
+    outputs = [_all_known(None if v.shape is None else list(v.shape)) for v in node.outputs]
+    if any(math.prod(sizes or [0]) > MAX_FOLDED_ELEMENTS for sizes in outputs):
         return None
     # The reference may differ from onnxruntime in details of an operator, so only arithmetic of
     # shapes is computed.
@@ -133,38 +397,17 @@ def computed_values(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
     return arrays if small else None
 
 
-def _computed_sizes(node: ir.Node) -> list[Array] | None:
-    """Return the value of a Shape or Size, None if it is unknown."""
-    sizes = _sizes(node.inputs[0])
-    if sizes is None:
-        return None
-    if node.op_type == "Size":
-        size = math.prod(sizes)
-        return [np.array(size, np.int64)] if size < 2**63 else None
-    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-    end = node.attributes["end"].as_int() if "end" in node.attributes else None
-    return [np.array(sizes[start:end], np.int64)]
-
-
-def _constant_inputs(node: ir.Node) -> dict[str, Array] | None:
+def _known_inputs(node: ir.Node, array_of: ArrayOf) -> dict[str, Array] | None:
     """Return the inputs of a node by name, None if one is unknown or large."""
     arrays: dict[str, Array] = {}
     for value in node.inputs:
         if value is None:
             continue
-        tensor = ir.convenience.get_const_tensor(value)
-        if tensor is None or tensor.size > MAX_FOLDED_ELEMENTS:
+        array = array_of(value)
+        if array is None:
             return None
-        arrays[value.name or ""] = tensor.numpy()
+        arrays[value.name or ""] = array
     return arrays
-
-
-def _sizes(value: ir.Value | None) -> list[int] | None:
-    """Return the shape of a value, None if a size is unknown."""
-    if value is None or value.shape is None:
-        return None
-    sizes = [d for d in value.shape if isinstance(d, int)]
-    return sizes if len(sizes) == len(value.shape) else None
 
 
 def _evaluate(node: ir.Node, feeds: dict[str, Array], opset: int) -> list[Array]:

@@ -18,7 +18,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 from onnxfit.errors import ModelError
 from onnxfit.graph.classical import remove_zip_maps
 from onnxfit.graph.declarations import correct_declarations, wrong_declarations
-from onnxfit.graph.fold import fold_shapes, makes_long_vectors
+from onnxfit.graph.fold import fold_shapes, makes_long_vectors, take_known_branches
 from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.inference import InputsError, has_inference, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
@@ -48,8 +48,9 @@ def model_errors() -> Iterator[None]:
 def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
     """Return the same computation in the opset and IR version that its graphs are built in.
 
-    Functions are inlined, known sequences are unrolled, and every node and value is named. Large
-    initializers share the memory of `model`.
+    Functions are inlined, known sequences are unrolled, an If with a known condition is replaced by
+    the branch that it takes, and every node and value is named. Large initializers share the memory
+    of `model`.
 
     - `oldest`: the oldest opset of the result, OPSET or later.
 
@@ -68,7 +69,8 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
     if not _has_same_values(proto.graph, work.graph):
         proto = _to_proto(work)
     work = _with_computed_shapes(work, proto, _declared_shapes(model))
-    if unroll_sequences(work):
+    took_branches = take_known_branches(work)
+    if unroll_sequences(work) or took_branches:
         work = infer_shapes(work)
     restore_initializers(work.graph, model)
     require_packed_sizes(work.graph)

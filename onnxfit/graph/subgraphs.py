@@ -47,6 +47,19 @@ def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeP
                 yield from nodes_of(inner)
 
 
+def detach(node: ir.Node) -> None:
+    """Disconnect the inputs of a node and of the nodes in its subgraphs, in place.
+
+    Afterwards, no value counts as used by them.
+    """
+    for body in subgraphs_of(node):
+        body.outputs.clear()
+        for inner in body:
+            detach(inner)
+    for i in range(len(node.inputs)):
+        node.replace_input_with(i, None)
+
+
 def read_by(node: onnx.NodeProto) -> set[str]:
     """Return the values that a node and the graphs inside it read."""
     names = set(node.input)

@@ -13,7 +13,7 @@ from onnxfit.graph.inference import find_schema
 from onnxfit.graph.operator_versions import lower_opset
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, TYPES, to_proto
-from onnxfit.graph.subgraphs import subgraphs_of
+from onnxfit.graph.subgraphs import detach, subgraphs_of
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.device_forms import use_forms_of_device
 from onnxfit.step.half_kernels import use_half_kernels
@@ -64,19 +64,9 @@ def _remove_unused_nodes(graph: ir.Graph, opset: int) -> None:
                     _remove_unused_nodes(body, opset)
                 break
         else:
-            _detach(node)
+            detach(node)
             unused.append(node)
     graph.remove(unused)
-
-
-def _detach(node: ir.Node) -> None:
-    """Disconnect the inputs of a node and of the nodes in its subgraphs."""
-    for body in subgraphs_of(node):
-        body.outputs.clear()
-        for inner in body:
-            _detach(inner)
-    for i in range(len(node.inputs)):
-        node.replace_input_with(i, None)
 
 
 def _remove_unused_values(node: ir.Node, graph_outputs: Container[ir.Value], opset: int) -> None:
