@@ -70,6 +70,20 @@ def test_nested_ifs_train_as_the_branches_that_they_take(
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_conditions_that_only_onnxruntime_can_compute(backend: str) -> None:
+    """It replaces nested Ifs wrongly: it then refuses the graph, or crashes."""
+    x, y = rows()
+    for depth in (2, 3, 6):
+        trained = []
+        for model in nested(["arithmetic outside"] * depth, [True] * depth):
+            trainer = Trainer(model, loss="mse", weights=["w", "v"], backend=backend)
+            trainer.fit(x, y, epochs=2, batch_size=4, shuffle=False, verbose=0)
+            trained.append([*trainer.get_weights().values(), trainer.predict(x)])
+        for found, expected in zip(*trained):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_a_gradient_grows_with_the_square_of_the_depth() -> None:
     """The names of the nodes, too."""
     nodes, sizes = [], []

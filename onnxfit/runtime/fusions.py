@@ -17,7 +17,8 @@ from typing import Any
 
 import onnx
 
-from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
+from onnxfit.graph.fold import RANDOM
+from onnxfit.graph.subgraphs import nodes_of, read_by, subgraph_protos
 
 # In smaller graphs, this module's search for equal expressions takes longer than onnxruntime's.
 MIN_NODES_TO_COMPARE = 1000
@@ -114,6 +115,9 @@ FUSIONS_OF_PRODUCTS = ("MatMulScaleFusion", "MatmulTransposeFusion")
 REMOVALS_OF_ACTIVATIONS = ("ReluQuantRewrite", "ClipQuantRewrite")
 # With these rules, onnxruntime 1.19 crashes where a body of an If reads a Cast of a float16.
 REMOVAL_OF_CASTS = "Level1_RuleBasedTransformer"
+# It also replaces an If by the branch that a constant condition takes. Where such Ifs are nested,
+# onnxruntime (1.19 to 1.32) then refuses the graph, or crashes.
+REPLACEMENT_OF_IFS = "ConstantFolding"
 
 
 def useless_optimizers(model: onnx.ModelProto) -> list[str]:
@@ -136,6 +140,8 @@ def useless_optimizers(model: onnx.ModelProto) -> list[str]:
         useless.append(REMOVAL_OF_CASTS)
     if "QuantizeLinear" in operators and _cuts_an_output_off(model.graph):
         useless += REMOVALS_OF_ACTIVATIONS
+    if "If" in operators and _has_constant_condition(model.graph):
+        useless.append(REPLACEMENT_OF_IFS)
     if len(model.graph.node) >= MIN_NODES_TO_COMPARE and not _has_equal_nodes(model.graph):
         useless.append("CommonSubexpressionElimination")
     return useless
@@ -145,6 +151,35 @@ def _rounds_to_float16(graph: onnx.GraphProto) -> bool:
     """Return whether a Cast of the main graph makes float16."""
     casts = (node for node in graph.node if node.op_type == "Cast")
     return any(a.i == onnx.TensorProto.FLOAT16 for cast in casts for a in cast.attribute)
+
+
+def _has_constant_condition(
+    graph: onnx.GraphProto, changing: Iterable[str] = (), resized: Iterable[str] = ()
+) -> bool:
+    """Return whether the condition of an If may be the same in every run.
+
+    `fold_shapes` removes most of these Ifs. onnxruntime also computes arithmetic of floats.
+
+    - `changing`: the values outside the graph that change from run to run.
+    - `resized`: the values outside the graph whose sizes may change from run to run.
+    """
+    changing = {*changing, *(value.name for value in graph.input)}
+    declared = (*graph.input, *graph.output, *graph.value_info)
+    resized = {*resized, *(value.name for value in declared if _has_free_size(value))}
+    for node in graph.node:
+        if node.op_type == "If" and node.input[0] not in changing:
+            return True
+        bodies = [body for attribute in node.attribute for body in subgraph_protos(attribute)]
+        if any(_has_constant_condition(body, changing, resized) for body in bodies):
+            return True
+        read = resized if node.op_type in ("Shape", "Size") else changing
+        if node.op_type in RANDOM or not read.isdisjoint(read_by(node)):
+            changing.update(node.output)
+    return False
+
+
+def _has_free_size(value: onnx.ValueInfoProto) -> bool:
+    return not all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
 
 
 def _has_cubic_gelu(graph: onnx.GraphProto) -> bool:

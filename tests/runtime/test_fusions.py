@@ -158,6 +158,44 @@ def test_operators_of_subgraphs_count() -> None:
     assert "FastGeluFusion" in disabled
 
 
+@pytest.mark.parametrize(
+    ("nodes", "may_be_constant"),
+    [
+        ("c = Identity(free)", False),
+        ("c = Identity(fixed)", True),
+        ("c = Constant<value = bool {1}>()", True),
+        ("p = Mul(half, half)  c = Less(p, half)", True),
+        ("p = Mul(half, x)  m = ReduceMax<keepdims = 0>(p)  c = Less(m, half)", False),
+        ("r = RandomNormal<shape = [1]>()  m = ReduceMax<keepdims = 0>(r)  c = Less(m, half)", False),
+        ("s = Shape(x)  n = Size(s)  c = Equal(n, two)", True),
+        ("s = Shape(many)  n = Gather(s, first)  c = Equal(n, two)", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_onnxruntime_replaces_no_if_on_a_constant(
+    nodes: str, may_be_constant: bool, is_inside: bool
+) -> None:
+    """It may crash: the Ifs that it would replace are those whose condition is constant."""
+    body = f"""{nodes}  y = If(c) <then_branch = t () => (float[2] a) {{ a = Neg(x) }},
+        else_branch = e () => (float[2] b) {{ b = Abs(x) }}>"""
+    if is_inside:
+        inner = body.replace("  y = If", "  z = If")
+        body = f"""y = If(free) <then_branch = u () => (float[2] z) {{ {inner} }},
+            else_branch = f () => (float[2] d) {{ d = Exp(x) }}>"""
+    text = f"""(float[2] x, bool free, float[N] many) => (float[2] y)
+        <float half = {{0.5}}, int64 two = {{2}}, int64 first = {{0}}, bool fixed = {{1}}> {{ {body} }}"""
+    model = onnx.parser.parse_model(HEADER + text)
+    assert (fusions.REPLACEMENT_OF_IFS in useless_optimizers(model)) == may_be_constant
+
+
+def test_the_iterations_of_a_loop_differ() -> None:
+    text = """(float[2] x, int64 n) => (float[2] y) <bool yes = {1}, int64 two = {2}> { y = Loop(n, yes, x) <
+        body = b (int64 i, bool g, float[2] s) => (bool h, float[2] t) { h = Identity(g)  c = Less(i, two)
+        t = If(c) <then_branch = u () => (float[2] a) { a = Neg(s) }, else_branch = e () => (float[2] d) { d = Abs(s) }> }> }"""
+    model = onnx.parser.parse_model(HEADER + text)
+    assert fusions.REPLACEMENT_OF_IFS not in useless_optimizers(model)
+
+
 def test_a_pattern_names_operators_that_exist() -> None:
     known = {schema.name for schema in onnx.defs.get_all_schemas()}
     own = {
