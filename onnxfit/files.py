@@ -78,7 +78,9 @@ def write_atomically(
     Return `path`, as a Path. After that, the file and its name survive a power cut. A replaced file
     keeps its permissions, and a new file follows the umask. CheckpointError: the file cannot be
     written. Other exceptions of `write` are raised unchanged. After an exception, no temporary file
-    remains, and an old file is unchanged.
+    remains, and an old file is unchanged; only if the last flush fails, that of the folder, the new
+    file is in its place. The first call for a folder deletes the temporary files that killed
+    processes left there.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -95,6 +97,7 @@ def write_atomically(
         if target.exists():
             require_regular_file(target)
         make_folder(target.parent)
+        _remove_leftovers_once(target.parent)
         temporary = target.with_name(temporary_name())
         try:
             with open(temporary, "xb", opener=_opener(replaced or target)) as file:
@@ -103,7 +106,7 @@ def write_atomically(
                 os.fsync(file.fileno())
             os.replace(temporary, target)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            _delete_temporary(temporary)
             raise
         finally:
             writing.discard(temporary.name)
@@ -208,6 +211,25 @@ def _host() -> str:
 
 
 writing: set[str] = set()  # the temporary names of this process
+_cleaned: set[Path] = set()  # folders whose leftovers this process has deleted
+
+
+def _remove_leftovers_once(folder: Path) -> None:
+    """Delete the leftovers in a folder before the first file that this process writes there.
+
+    A folder may get a file for every batch, and listing it each time would take ever longer.
+    """
+    if folder not in _cleaned:
+        remove_leftovers(folder)
+        _cleaned.add(folder)
+
+
+def _delete_temporary(path: Path) -> None:
+    """Delete a temporary file, now or before the next file is written to its folder."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        _cleaned.discard(path.parent)
 
 
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:
@@ -278,7 +300,10 @@ def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk. Systems other than POSIX do so automatically."""
     if os.name != "posix":
         return
-    handle = os.open(folder, os.O_RDONLY)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder may be written to without permission to read it
+        return
     try:
         os.fsync(handle)
     except OSError as error:

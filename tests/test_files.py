@@ -261,6 +261,48 @@ def test_a_killed_write_leaves_all_old_files_or_is_finished(
     assert number > 15
 
 
+def test_the_next_process_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            write_atomically(tmp_path / "a", lambda file: os._exit(0))
+        os._exit(1)
+    os.waitpid(child, 0)
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".onnxfit.")]
+    write_atomically(tmp_path / "a", lambda file: file.write(b"new"))
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_temporary_file_that_cannot_be_deleted_goes_with_the_next_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuses)
+        with pytest.raises(ZeroDivisionError):
+            write_atomically(tmp_path / "a", lambda file: 1 / 0)
+    assert len(os.listdir(tmp_path)) == 1
+    write_atomically(tmp_path / "a", lambda file: file.write(b"new"))
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_folder_that_cannot_be_read_can_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.open
+
+    def refuses(path: object, flags: int, *arguments: int, **settings: int) -> int:
+        if os.path.isdir(path):  # type: ignore[arg-type]
+            raise PermissionError
+        return original(path, flags, *arguments, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuses)
+    write_atomically(tmp_path / "a", lambda file: file.write(b"new"))
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
 def test_a_journal_names_only_files_of_its_folder(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
