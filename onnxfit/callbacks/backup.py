@@ -51,8 +51,8 @@ class BackupAndRestore(SavingCallback):
     numbers must be multiples of k.
 
     SettingError: a setting is out of its range, or the folder has backups of another model.
-    CheckpointError: a backup could not be written; with `background=True` it is raised by the next
-    backup or at the end of training.
+    CheckpointError: a backup could not be written, or an old one not deleted; with
+    `background=True` it is raised by the next backup or at the end of training.
 
     >>> backup = BackupAndRestore("backup", every_n_steps=1000)
     >>> BackupAndRestore("backup", every_n_steps=0)
@@ -183,11 +183,17 @@ class BackupAndRestore(SavingCallback):
         return sorted(paths, key=_number)
 
     def _delete_all_except(self, kept: list[Path]) -> None:
-        for path in self._backups():
-            if path not in kept:
-                path.unlink(missing_ok=True)
-        if not kept and self.backup_dir.is_dir() and not any(self.backup_dir.iterdir()):
-            self.backup_dir.rmdir()
+        try:
+            for path in self._backups():
+                if path not in kept:
+                    path.unlink(missing_ok=True)
+            if not kept and self.backup_dir.is_dir() and not any(self.backup_dir.iterdir()):
+                self.backup_dir.rmdir()
+        except OSError as error:
+            raise CheckpointError(
+                f"BackupAndRestore cannot delete old backups in {str(self.backup_dir)!r}:"
+                f" {error.strerror or error}."
+            ) from error
 
 
 def _number(path: Path) -> int:

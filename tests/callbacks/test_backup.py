@@ -1,5 +1,7 @@
 """BackupAndRestore: a fit that was killed resumes exactly."""
 
+from pathlib import Path
+
 import pytest
 
 import onnxfit
@@ -13,7 +15,7 @@ from onnxfit.callbacks import (
     StochasticWeightAveraging,
     SwapEMAWeights,
 )
-from onnxfit.errors import SettingError
+from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.optimizers import SGD
 from tests.callbacks.helpers import (
     KillAfter,
@@ -209,6 +211,22 @@ def test_one_or_two_backups_are_kept(tmp_path, double, count):
     assert len(list(tmp_path.glob("*.onnxfit"))) == count
     on = fit(BackupAndRestore(tmp_path, double_checkpoint=double), epochs=4)
     assert same(on.get_weights(), fit(epochs=4).get_weights())
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_backup_that_cannot_be_deleted_is_named_and_the_next_run_goes_on(
+    background, tmp_path, monkeypatch
+):
+    def refuses(path, missing_ok=False):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuses)
+        with pytest.raises(CheckpointError, match=r"cannot delete old backups.*Permission denied"):
+            fit(BackupAndRestore(tmp_path / "b", background=background), epochs=4)
+    on = fit(BackupAndRestore(tmp_path / "b"), epochs=4)
+    assert same(on.get_weights(), fit(epochs=4).get_weights())
+    assert not (tmp_path / "b").exists()
 
 
 def test_backups_that_are_not_deleted_continue_the_training_after_its_end(tmp_path):
