@@ -29,7 +29,7 @@ benching := .venv-bench/bin/python
 distributing := .venv-dist/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
+.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python faults
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -91,8 +91,8 @@ bench: .venv-bench/installed  ## time PyTorch, Keras, ... into docs/benchmarks.m
 	$(benching) benchmarks/suite --write-docs $(ARGS)
 	$(benching) benchmarks/suite/scale.py --write-docs
 
-# In onnxfit and PyTorch. Options as in benchmarks/memory.py: ARGS="--megabytes 2600 --contender onnxfit"
-memory: .venv-dev/installed  ## measure LoRA beside a frozen base of 1 GB (10 min)
+# LoRA beside a frozen base of 1 GB, in onnxfit and PyTorch (10 min). Options as in benchmarks/memory.py: ARGS="--megabytes 2600 --contender onnxfit"
+memory: .venv-dev/installed
 	$(dev) benchmarks/memory.py $(ARGS)
 
 guard: .venv-dev/installed  ## notice when four networks train slower than they did
@@ -107,6 +107,10 @@ profile: .venv-dev/installed  ## time the operators of a training step: MODEL=fi
 soak: .venv-dev/installed  ## hundreds of fits, random kills, files above 2 GB (30 min)
 	$(dev) scripts/soak.py
 	ONNXFIT_SLOW=1 CI=true $(dev) -m pytest tests/training/test_resume.py tests/training/test_survival.py tests/training/test_checkpoint.py $(ARGS)
+
+# Options: --processes 4, --sample, or words of the functions' names: ARGS="export fit"
+faults: .venv-dev/installed  ## let each call for a file fail, or kill there (5 min)
+	OMP_NUM_THREADS=1 $(dev) scripts/faults $(ARGS)
 
 fuzz: .venv-dev/installed  ## use damaged files, and train on random ranks (8 min)
 	$(dev) scripts/fuzz

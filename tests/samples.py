@@ -16,6 +16,7 @@ LEFT_OUT_OF_QUICK = (
     "tests/test_benchmarks.py",
     "tests/test_examples.py",
     "tests/test_exported.py",
+    "tests/test_faults.py",
     "tests/test_hostile.py",
     "tests/test_packaging.py",
     "tests/test_sklearn.py",

@@ -10,6 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ from onnxfit.files import (
     write_atomically,
 )
 from onnxfit.folders import finish_folder, write_folder
+from scripts.faults.calls import ENDS, Fault, FileCalls
+from scripts.faults.points import in_child
 from tests.cli.helpers import refused
 from tests.models import linear
 
@@ -193,72 +196,40 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("broken", range(8))
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="faults need /proc")
+@pytest.mark.parametrize("kind", ["error", "kill"])
 def test_a_folder_has_all_new_files_or_all_old_ones(
-    broken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = {"a": b"1", "b": b"2", "stale": b"3", "mine": b"4"}
-    write_folder(tmp_path, old)
-    replace, calls = os.replace, iter(range(99))
-
-    def failing(source: object, target: object) -> None:
-        if next(calls) == broken:
-            raise OSError("the disk is broken")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(CheckpointError, match="disk is broken"):
-        write_folder(tmp_path, {"a": b"5", "b": b"6", "new": b"7"}, stale=["a", "stale", "absent"])
-    assert _contents(tmp_path) == old
-
-
-CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
-
-
-def killed(number: int, write: Callable[[], object]) -> bool:
-    """Write in a child that ends before its given call of the system; whether it has ended there."""
-    child = os.fork()
-    if child:
-        return os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 9
-    calls = iter(range(1, 1000))
-
-    def counted(call: Callable[..., object]) -> Callable[..., object]:
-        def ending(*arguments: object, **settings: object) -> object:
-            if next(calls) == number:
-                os._exit(9)
-            return call(*arguments, **settings)
-
-        return ending
-
-    try:
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name)))
-        write()
-    finally:
-        os._exit(0)
-
-
-def test_a_killed_write_leaves_all_old_files_or_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """Whichever call for a file fails, or is the last of its process."""
     monkeypatch.setattr(folders, "SECONDS_OF_A_MOVE", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # it takes most of the time
     old = {"a": b"1", "b": b"2", "stale": b"3", "mine": b"4"}
     new = {"a": b"5", "b": b"6", "new": b"7", "mine": b"4"}
     changes = {name: new[name] for name in ("a", "b", "new")}
+
+    def written(folder: Path, fault: Fault) -> list[tuple[str, str]]:
+        with FileCalls(folder, fault) as counted, contextlib.suppress(CheckpointError):
+            write_folder(folder, changes, ["a", "stale", "absent"])
+        return counted.calls
+
+    def new_folder(name: str) -> Path:
+        write_folder(tmp_path / name, old)
+        return tmp_path / name
+
+    calls = written(new_folder("counted"), Fault())
+    assert len(calls) > 40
     found = []
-    number, is_killed = 0, True
-    while is_killed:
-        number += 1
-        folder = tmp_path / str(number)
-        write_folder(folder, old)
-        is_killed = killed(number, lambda folder=folder: write_folder(folder, changes, ["stale"]))
+    for number in range(1, len(calls) + 1):
+        folder = new_folder(str(number))
+        attempt = partial(written, folder, Fault(number, kind))
+        in_child(attempt) if kind in ENDS else attempt()
         finish_folder(folder)
         remove_leftovers(folder)
         found.append(_contents(folder))
     assert found[0] == old
     assert found[-1] == new
     assert all(contents in (old, new) for contents in found)
-    assert number > 15
 
 
 def test_the_next_process_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import os
 import pickle
 import random
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -36,6 +35,7 @@ from onnxfit.callbacks import (
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.schedules import Exponential
 from onnxfit.training import checkpoint
+from scripts.faults.calls import ENDS, Fault, FileCalls
 from tests.training.test_resume import points
 
 SLOW = os.environ.get("ONNXFIT_SLOW") == "1"
@@ -114,71 +114,20 @@ def train(backend: str, rate: str, every: int) -> None:
 # ---------------------------------------------------------------- the murderer
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_in_a_save(rng: random.Random) -> None:
-    """Have this process die in one of its next system calls for files, in whatever thread it comes:
-    before it, in the middle, or after it.
-    """
-    left = rng.randrange(1, 60)
-    moment = rng.choice(["before", "within", "after"])
-    fsync, replace, unlink = os.fsync, os.replace, os.unlink
-
-    def dying(call: Any, *arguments: Any, **settings: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0 and moment != "after":
-            if (
-                moment == "within"
-                and call is fsync
-                and stat.S_ISREG(os.fstat(arguments[0]).st_mode)
-            ):
-                os.truncate(
-                    f"/proc/self/fd/{arguments[0]}", rng.randint(0, os.fstat(arguments[0]).st_size)
-                )  # not all of it came to the disk
-            die()
-        result = call(*arguments, **settings)
-        if left == 0:
-            die()
-        return result
-
-    os.fsync = lambda *a: dying(fsync, *a)
-    os.replace = lambda *a, **k: dying(replace, *a, **k)
-    os.unlink = lambda *a, **k: dying(unlink, *a, **k)
-    import zipfile
-
-    write = zipfile._ZipWriteFile.write  # type: ignore[attr-defined]
-
-    def half(self: Any, data: Any) -> int:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            if moment != "before":
-                write(self, memoryview(data)[: len(data) // 2 if moment == "within" else len(data)])
-                self._fileobj.flush()
-            die()
-        return int(write(self, data))
-
-    zipfile._ZipWriteFile.write = half  # type: ignore[attr-defined]
-
-
 def life(
     folder: Path, backend: str, rate: str, every: int, rng: random.Random, longest: float
 ) -> bool:
     """One process from its beginning to its end; whether it was killed."""
     in_a_save = longest > 0 and rng.random() < 0.6
     delay = rng.uniform(0, longest)
-    seed = rng.random()
+    fault = Fault(rng.randrange(1, 200), rng.choice(ENDS))
     sys.stdout.flush()
     child = os.fork()  # nobody has made a session yet: those do not outlive a fork
     if child == 0:
         try:
-            if in_a_save:
-                die_in_a_save(random.Random(seed))
             os.chdir(folder)
-            train(backend, rate, every)
+            with FileCalls(folder, fault if in_a_save else None):
+                train(backend, rate, every)
         except BaseException:
             import traceback
 
