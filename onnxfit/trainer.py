@@ -93,7 +93,8 @@ class Trainer(FolderTrainer):
     - `dynamic_batch`: allow any batch size if the file fixes the batch size; see the function
       `onnxfit.dynamic_batch`.
     - `stop_gradients`: names and patterns, as for `weights`, of values that nodes read without a
-      gradient, as after PyTorch's `detach`. An output keeps the gradient of its own loss.
+      gradient, as after PyTorch's `detach`: all nodes that read them, on every path. An output
+      keeps the gradient of its own loss.
     - `freeze_rows`: weight or pattern -> rows that keep their values, such as an embedding's row 0
       for padding: `{"emb.weight": [0]}`.
     - `fixed_inputs`: input -> its value in all batches, an array, or a number that fills its shape:

@@ -12,9 +12,12 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -614,6 +617,7 @@ def test_names_are_those_of_the_file() -> None:
     assert repr(module).startswith("OnnxModule(\n  x: float32[N, 1, 8, 8] -> logits")
 
 
+@pytest.mark.filterwarnings("ignore:.*parameters or buffers")
 def test_names_that_a_module_cannot_have() -> None:
     names = [
         "a.b",
@@ -1041,3 +1045,26 @@ else:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_the_warnings_of_a_trainer_are_given() -> None:
+    """A grid that is added to computed values may be a buffer, and nothing records which."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 2] x) => (float[N, 2] y)
+          <float[2, 2] fc_weight = {1, 2, 3, 4}, float[2] fc_bias = {0, 1}, float[2] grid = {1, 2}>
+        { h = Gemm <transB = 1> (x, fc_weight, fc_bias)  y = Add(h, grid) }"""
+    )
+    for i, name in enumerate(("fc.weight", "fc.bias")):
+        model.graph.initializer[i].name = model.graph.node[0].input[1 + i] = name
+
+    def warnings_of(make: Any, *arguments: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make(model, *arguments)
+        return [str(warning.message) for warning in caught]
+
+    expected = warnings_of(partial(onnxfit.Trainer, loss="mse"))
+    assert any("whether 'grid' are parameters or buffers" in text for text in expected)
+    assert warnings_of(OnnxModule) == expected
+    assert warnings_of(OnnxModule, ["!grid"]) == []

@@ -139,6 +139,15 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     ),
 )
 @click.option(
+    "--freeze-rows",
+    multiple=True,
+    metavar="WEIGHT=ROW,ROW",
+    help=(
+        "Keep rows of the weights whose names match, such as emb.weight=0 for padding; a negative"
+        " ROW counts from the end. May be repeated."
+    ),
+)
+@click.option(
     "--seed",
     type=int,
     default=0,

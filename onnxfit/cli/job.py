@@ -264,6 +264,7 @@ def trainer_settings(fit_options: Options) -> dict[str, Any]:
             fit_options["optimizer"], fit_options["learning_rate"]
         ),
         "metrics": settings.parse_metrics(fit_options["metrics"]),
+        "freeze_rows": settings.parse_freeze_rows(fit_options["freeze_rows"]),
         "adapters": settings.parse_lora(fit_options["lora"]),
         "quantization": settings.parse_quantization(
             *(fit_options[name] for name in ("quantization", "float_model", "teacher"))

@@ -85,6 +85,19 @@ def parse_penalty(texts: Sequence[str]) -> Any:
     return {key: penalties.get_penalty(terms) for key, terms in ordered.items()} or None
 
 
+def parse_freeze_rows(texts: Sequence[str]) -> dict[str, list[int]] | None:
+    """Return the argument `freeze_rows` of Trainer, from WEIGHT=ROW,ROW of each text."""
+    rows: dict[str, list[int]] = {}
+    for text in texts:
+        pattern, numbers = _split_key(text, r".+")
+        if pattern is None or not re.fullmatch(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*", numbers):
+            raise SettingError(
+                f"--freeze-rows must be WEIGHT=ROW,ROW, such as emb.weight=0,1, got {text!r}."
+            )
+        rows.setdefault(pattern, []).extend(map(int, numbers.split(",")))
+    return rows or None
+
+
 def parse_optimizer(text: str, learning_rate: str | None) -> optimizers.Optimizer:
     """Return the optimizer. Its learning rate is a number, or a schedule with its settings."""
     optimizer: optimizers.Optimizer = _instance("optimizer", text, optimizers.Optimizer)

@@ -21,6 +21,7 @@ from onnxfit.errors import (
 )
 from onnxfit.files import write_atomically
 from onnxfit.graph import names
+from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.model import with_initializers
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
@@ -127,6 +128,7 @@ class OnnxModule(torch.nn.Module):
         self._seed = seed
         self._threads = threads
         self._prepare()
+        self._warn_of_weights(weights)
         if self._functional.is_random:
             self.register_buffer("draws", torch.zeros((), dtype=torch.int64, device=device))
         recipe = self._functional.recipe
@@ -143,6 +145,13 @@ class OnnxModule(torch.nn.Module):
                 owner.register_parameter(leaf, torch.nn.Parameter(tensor))
             else:
                 owner.register_buffer(leaf, tensor)
+
+    def _warn_of_weights(self, chosen: Sequence[str] | str | None) -> None:
+        """Warn of the weights of which Trainer warns."""
+        recipe = self._functional.recipe
+        arrays = initializer_arrays(self._model, recipe.weights)
+        settings = {"weights": chosen, "quantization": None, "adapters": None}
+        warn_of_weights(self._model, recipe.model, arrays, settings)
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """Return the output, or the tuple of outputs.

@@ -53,7 +53,8 @@ def test_every_option_arrives(folder: Path) -> None:
     text = """--weights fc1* --weights !fc1.bias --loss focal:gamma=1.5 --penalty 0.5 --penalty fc1.weight=l1:0.25 --optimizer
         sgd:momentum=0.9,nesterov=true --learning-rate cosine:learning_rate=0.1,decay_steps=9 --metrics accuracy --metrics
         top_k_accuracy:k=2 --backend forward_backward --gradient onnx --device cpu --seed 7 --batch-norm frozen --clip-norm 2
-        --clip-value 3 --accumulate 2 --stop-gradient ?0 --stop-gradient !a0"""
+        --clip-value 3 --accumulate 2 --stop-gradient ?0 --stop-gradient !a0
+        --freeze-rows fc1.w*=0,-1 --freeze-rows fc1.weight=2"""
     done("fit", "m.onnx", "-d", "d.npz", "-q", *text.split(), "--checkpoint", "c/")
     found = Trainer.load("c/last.onnxfit").settings
     assert found["weights"] == ["fc1.weight"]
@@ -74,7 +75,22 @@ def test_every_option_arrives(folder: Path) -> None:
         "batch_norm": "frozen",
     }
     rest |= {"clip_norm": 2, "clip_value": 3, "accumulate": 2, "stop_gradients": ["?0", "!a0"]}
+    rest |= {"freeze_rows": {"fc1.w*": [0, -1], "fc1.weight": [2]}}
     assert {name: found[name] for name in rest} == rest
+
+
+def test_rows_are_frozen_by_a_configuration_file(folder: Path) -> None:
+    options = {"freeze-rows": {"fc1.weight": [0, 2]}, "loss": "cross_entropy", "data": "d.npz"}
+    Path("c.json").write_text(json.dumps({**options, "checkpoint": "c/"}))
+    done("fit", "m.onnx", "-q", "--config", "c.json")
+    assert Trainer.load("c/last.onnxfit").settings["freeze_rows"] == {"fc1.weight": [0, 2]}
+
+
+@pytest.mark.parametrize("text", ["fc1.weight", "fc1.weight=", "fc1.weight=1.5", "=1", "w=1,,2"])
+def test_rows_that_are_no_numbers_are_refused(folder: Path, text: str) -> None:
+    assert f"must be WEIGHT=ROW,ROW, such as emb.weight=0,1, got '{text}'" in refused(
+        *FIT, "-o", "t.onnx", "--freeze-rows", text
+    )
 
 
 LORA = ("--lora", "rank=2,alpha=4,target=fc0*,dora=true", "--lora", "rank=1,target=fc1*,init=pissa")
