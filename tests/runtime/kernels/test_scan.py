@@ -66,7 +66,7 @@ def assert_same(plain: onnx.ModelProto, library: Path) -> None:
     faster = with_kernels(plain)
     assert "Scan" in {node.op_type for node in faster.graph.node if node.domain == DOMAIN}
     # Weights of this size let no difference grow from step to step.
-    feeds = {name: value / 4 for name, value in random_feeds(plain).items()}
+    feeds = {n: (value / 4).astype(value.dtype) for n, value in random_feeds(plain).items()}
     expected = run(plain, feeds)
     for found, right in zip(run(faster, feeds, library), expected, strict=True):
         atol = 1e-6 * max(np.abs(right).max(initial=0), 1)
