@@ -13,7 +13,7 @@ import onnx
 
 from onnxfit.data import Source
 from onnxfit.distributed.world import World
-from onnxfit.environment import versions
+from onnxfit.environment import installed_distributions, versions
 from onnxfit.errors import DataError, SettingError
 from onnxfit.files import refusing_misfits
 from onnxfit.runtime.values import join_batches
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.callback import Callback
     from onnxfit.training.base import BaseTrainer
 
-# Packages whose versions influence the numbers of a training.
-COMPARED_VERSIONS = ("python", "onnxfit", "onnx", "onnxruntime", "onnxruntime-training", "numpy")
+# Packages whose versions influence the numbers of a training, beside those of onnxruntime.
+COMPARED_VERSIONS = ("python", "onnxfit", "onnx", "numpy")
 RANKS = "ranks"  # key of the sums of each rank in a checkpoint
 OWN_TRAINING = "To train separately on each rank, pass Trainer(..., distribute=None)."
 
@@ -48,9 +48,8 @@ def require_same_trainers(
     if world.size == 1:
         return
     installed = versions()
-    compared: dict[str, Any] = {
-        f"version of {name}": installed.get(name) for name in COMPARED_VERSIONS
-    }
+    names = [*COMPARED_VERSIONS, *(one.name for one in installed_distributions())]
+    compared: dict[str, Any] = {f"version of {name}": installed.get(name) for name in names}
     compared["the model"] = _model_checksum(model)
     compared["the weights"] = checksum(arrays.values())
     if teacher is not None:

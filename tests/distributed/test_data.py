@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from onnxfit import Pad, Trainer, losses
+from onnxfit import Pad, Trainer, environment, losses
+from onnxfit.environment import OnnxruntimeDistribution
 from onnxfit.errors import DataError, SettingError
+from onnxfit.training import ranks
 from tests.data.kinds import X, Y
 from tests.distributed.threads import on_ranks
 
@@ -136,3 +139,24 @@ def test_an_error_in_a_share_of_a_file_names_rank_and_rows(tmp_path: Path) -> No
     expected = "In batch 1 of the training data (its rows 4 to 7 are rows 0 to 3 of rank 1): "
     assert found[0].startswith(expected)
     assert found[0].endswith("has NaN in row 2.")
+
+
+@pytest.mark.parametrize("distribution", ["onnxruntime", "onnxruntime-gpu", "a-build-of-our-own"])
+def test_another_onnxruntime_is_told(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may have any distribution of onnxruntime, also one that onnxfit does not know."""
+    number = threading.local()
+
+    def installed() -> list[OnnxruntimeDistribution]:
+        version = f"1.{getattr(number, 'rank', 0)}"
+        return [OnnxruntimeDistribution(distribution, version, Path())]
+
+    def run(communicator: Any) -> None:
+        number.rank = communicator.rank
+        words = f"Rank 1 has version of {distribution} '1.1', but rank 0 has '1.0'"
+        with pytest.raises(SettingError, match=words):
+            line(communicator)
+
+    line(None)  # the first use of onnxruntime looks for distributions, too
+    monkeypatch.setattr(environment, "installed_distributions", installed)
+    monkeypatch.setattr(ranks, "installed_distributions", installed)
+    on_ranks(2, run)
