@@ -158,7 +158,9 @@ class _WeightTable:
         changing = frozenset(recipe.state)
         self.reasons = weight_reasons(recipe.model, known=changing)
         listed = {*changing, *(name for name, r in self.reasons.items() if r.is_listed)}
-        self.position = {node: i for i, node in enumerate(graph)}
+        # A layer may be in the body of an If.
+        nodes = ir.traversal.RecursiveGraphIterator(graph)
+        self.position = {node: i for i, node in enumerate(nodes)}
         self.readers = {
             name: _layers_of(graph.initializers[name])
             for name in graph.initializers

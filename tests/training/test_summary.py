@@ -228,3 +228,18 @@ def test_tables_of_initializers_fit_into_80_columns() -> None:
     table = str(trainer.inspect())
     assert "… 60 more    yes     looks like one" in table
     assert len(table.splitlines()) < 20
+
+
+def test_a_layer_in_the_body_of_an_if_is_listed() -> None:
+    """Its weight belongs to the graph around the body."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 2] x, bool c) => (float[N, 2] y)
+        <float[2, 2] w = {1, 2, 3, 4}, float[2] b = {1, 2}> {
+            h = Add(x, b)
+            y = If(c) <
+                then_branch = t () => (float[N, 2] p) { p = MatMul(h, w) },
+                else_branch = e () => (float[N, 2] q) { q = Identity(h) }
+            >
+        }""")
+    text = str(Trainer(model, loss="mse", weights=["w", "b"]).summary())
+    assert [row[0] for row in rows(text)] == ["module", "b", "w"]
