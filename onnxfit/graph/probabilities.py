@@ -164,7 +164,7 @@ def _bounded(value: ir.Value | None, depth: int) -> _Bounded | None:
         number = float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else -1.0
         return _Bounded(number) if number >= 0 else None
     node = node_of(value)
-    if node is None or not depth:
+    if value is None or node is None or not depth:
         return None
     activation = activation_of(value)
     if activation is not None and activation.operator in (SIGMOID, SOFTMAX):
@@ -179,7 +179,19 @@ def _bounded(value: ir.Value | None, depth: int) -> _Bounded | None:
         return None if other is None else other.through(node, 1.0)
     if node.op_type in BOUNDING:
         return _between_bounds(node, depth)
+    if node.op_type == "If":
+        return _of_branches(node, node.outputs.index(value), depth - 1)
     return _combined(node, depth - 1)
+
+
+def _of_branches(node: ir.Node, index: int, depth: int) -> _Bounded | None:
+    """Return the bound of an output of an If, if each branch has one."""
+    branches = [each.as_graph() for each in node.attributes.values()]
+    bounds = [_bounded(branch.outputs[index], depth) for branch in branches]
+    known = [each for each in bounds if each is not None and each.activation is not None]
+    if not known or len(known) < len(bounds):
+        return None
+    return known[0].through(node, max(each.largest for each in known))
 
 
 def _between_bounds(node: ir.Node, depth: int) -> _Bounded | None:

@@ -8,7 +8,7 @@ import pytest
 from onnxfit.graph.probabilities import decide_logits, probability_operator
 
 HEAD = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, M] y)
-    <float[4, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, float[4, 1] v = {1, 1, 1, 1}, float[1] half = {0.5}, float[1] one = {1},
+    <float[4, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, float[4, 1] v = {1, 1, 1, 1}, float[1] half = {0.5}, float[1] one = {1}, float zero = {0},
      int64[2] shape = {-1, 3}, int64[1] axis = {1}>"""
 
 PROBABILITIES = {
@@ -33,6 +33,14 @@ PROBABILITIES = {
     "e to the LogSoftmax": "h = MatMul(x, w) l = LogSoftmax(h) y = Exp(l)",
     "a softmax spelled out": "h = MatMul(x, w) e = Exp(h) s = ReduceSum(e, axis) y = Div(e, s)",
     "an average over positions": "h = MatMul(x, w) p = Softmax(h) y = ReduceMean<keepdims=0>(p)",
+    "two branches": "h = MatMul(x, v) p = Sigmoid(h) c = Constant<value = bool {1}>()"
+    " y = If(c) <then_branch = t () => (a) { a = Squeeze(p, axis) },"
+    " else_branch = e () => (b) { b = Identity(p) }>",
+    "HardSigmoid": "h = MatMul(x, w) y = HardSigmoid(h)",
+    "a clip": "h = MatMul(x, w) y = Clip(h, zero, one)",
+    "a clip as Min and Max": "h = MatMul(x, w) a = Max(h, zero) y = Min(one, a)",
+    "a part of relu6": "h = MatMul(x, w) six = Constant<value = float {6}>()"
+    " a = Clip(h, zero, six) y = Div(a, six)",
     "a sigmoid spelled out": "h = MatMul(x, v) n = Neg(h) e = Exp(n) s = Add(e, one) y = Reciprocal(s)",
 }
 LOGITS = {
@@ -46,6 +54,13 @@ LOGITS = {
     "after attention": "p = Softmax(x) y = MatMul(p, w)",
 }
 UNDECIDED = {
+    "two branches, one of another value": "h = MatMul(x, v) p = Sigmoid(h)"
+    " c = Constant<value = bool {1}>()"
+    " y = If(c) <then_branch = t () => (a) { a = Squeeze(h, axis) },"
+    " else_branch = e () => (b) { b = Identity(p) }>",
+    "a hard swish": "h = MatMul(x, w) s = HardSigmoid(h) y = Mul(h, s)",
+    "relu6": "h = MatMul(x, w) six = Constant<value = float {6}>() y = Clip(h, zero, six)",
+    "a quotient of two bounded numbers": "h = MatMul(x, w) g = Clip(h, zero, one) e = Exp(h) y = Div(g, e)",
     "Relu": "h = MatMul(x, w) y = Relu(h)",
     "Mul": "h = MatMul(x, w) y = Mul(h, half)",
     "the input": "y = Identity(x)",

@@ -223,3 +223,24 @@ def test_each_output_of_several_has_its_own_activation(backend: str) -> None:
     assert logs["box_loss"] == pytest.approx(30, rel=1e-5)
     gradient = bias - trainer.get_weights()["b"].reshape(-1)
     np.testing.assert_allclose(gradient, [1 + 0.5, -1 - 0.5], rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_a_softmax_of_opset_11_is_over_all_axes_from_its_axis_on(backend: str) -> None:
+    """The probabilities of a row sum to 1 over both axes, and the loss is over the last one."""
+    graph = onnx.parser.parse_model("""<ir_version: 6, opset_import: ["": 11]>
+        g (float[N, 2, 2] x) => (float[N, 2, 2] y) <float[2, 2] b>
+        { z = Add(x, b)  y = Softmax<axis = 1>(z) }""")
+    bias = np.array([[40, 0], [-40, 1]], np.float32)
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(bias, "b"))
+    trainer = Trainer(graph, loss="cross_entropy", optimizer=1.0, weights=["b"], backend=backend)
+    x, y = np.zeros((3, 2, 2), np.float32), np.tile(np.eye(2, dtype=np.float32), (3, 1, 1))
+
+    def expected(b: Array) -> float:
+        return float(-(special.log_softmax(b).reshape(2, 2) * np.eye(2)).sum(axis=1).mean())
+
+    loss = trainer.train_on_batch(x, y)["loss"]
+    flat = bias.reshape(-1).astype(float)
+    assert loss == pytest.approx(expected(flat), rel=1e-5)
+    gradient = (bias - trainer.get_weights()["b"]).reshape(-1)
+    np.testing.assert_allclose(gradient, derivative(expected, flat), atol=1e-4)
