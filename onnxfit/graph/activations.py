@@ -121,7 +121,7 @@ def number_of(value: ir.Value | None) -> float | None:
     if tensor is None or not 0 < tensor.size <= MAX_COMPARED:
         return None
     array = tensor.numpy().reshape(-1)
-    if array.dtype.kind not in "iuf" or not (array == array[0]).all():
+    if array.dtype.kind not in "iuf" or array[0] != array[-1] or not (array == array[0]).all():
         return None
     return float(array[0])
 
@@ -159,13 +159,15 @@ def _sigmoid(node: ir.Node) -> FoundActivation | None:
 
 def _matched(pattern: Pattern, node: ir.Node) -> Match[ir.Value] | None:
     """Return the match of a pattern whose root is a node."""
-
-    def look(value: ir.Value) -> tuple[str, Sequence[ir.Value]] | None:
-        inner = node_of(value)
-        return None if inner is None else (inner.op_type, _operands(inner))
-
-    match = Match(look, _fits)
+    if pattern[0] != node.op_type:
+        return None
+    match = Match(_look, _fits)
     return match if match.node(pattern, node.op_type, _operands(node)) else None
+
+
+def _look(value: ir.Value) -> tuple[str, Sequence[ir.Value]] | None:
+    node = node_of(value)
+    return None if node is None else (node.op_type, _operands(node))
 
 
 def _operands(node: ir.Node) -> list[ir.Value]:

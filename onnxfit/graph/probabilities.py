@@ -60,10 +60,14 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class LogitsDecision:
-    """Decision whether an output is logits (else probabilities), and the reason."""
+    """Decision whether an output is logits (else probabilities), and the reason.
+
+    `is_shown` tells whether the graph shows it, rather than a default or a setting.
+    """
 
     logits: bool
     reason: str
+    is_shown: bool = False
 
 
 def decide_logits(setting: bool | None, value: ir.Value, default: bool) -> LogitsDecision:
@@ -82,18 +86,13 @@ def decide_logits(setting: bool | None, value: ir.Value, default: bool) -> Logit
         return LogitsDecision(bool(setting), f"from_logits={setting} was given")
     bounded = _probabilities(value)
     if bounded is not None and bounded.activation is not None:
-        return LogitsDecision(False, _description(bounded.activation, bounded.path))
+        return LogitsDecision(False, _description(bounded.activation, bounded.path), True)
     found = _any_number(value)
     if found is not None:
-        return LogitsDecision(True, _description(*found))
+        return LogitsDecision(True, _description(*found), True)
     return LogitsDecision(
         default, "the default of the loss, because the graph does not show what the output is"
     )
-
-
-def is_explained(value: ir.Value | None) -> bool:
-    """Return whether the graph shows whether a value is probabilities or may be any number."""
-    return _probabilities(value) is not None or _any_number(value) is not None
 
 
 def probability_operator(value: ir.Value | None) -> str | None:
@@ -149,9 +148,12 @@ class _Bounded:
         )
 
 
-def _probabilities(value: ir.Value | None) -> _Bounded | None:
-    """Return the bound of a value that is probabilities, else None."""
-    bounded = _bounded(value, MAX_DEPTH)
+def _probabilities(value: ir.Value | None, depth: int = MAX_DEPTH) -> _Bounded | None:
+    """Return the bound of a value that is probabilities, else None.
+
+    - `depth`: the number of sums and products to look through.
+    """
+    bounded = _bounded(value, depth)
     if bounded is None or bounded.activation is None or bounded.largest > 1 + ROUNDING:
         return None
     return bounded
@@ -333,7 +335,7 @@ def _adds_probabilities(node: ir.Node) -> bool:
             continue
         seen.add(current)
         for value in current.inputs:
-            if _probabilities(value):
+            if _probabilities(value, depth=2):  # this walk follows arithmetic itself
                 return True
             if value is not None and _is_arithmetic(value.producer()):
                 pending.append(value.producer())

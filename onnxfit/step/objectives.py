@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names
 from onnxfit.graph.model import tensor_outputs
-from onnxfit.graph.probabilities import LogitsDecision, decide_logits, is_explained
+from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses import NLL, Loss, LossLike, get_loss
@@ -199,14 +199,16 @@ def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
     # constructed, because a subclass's constructor may take other arguments than the fields.
     loss = copy.copy(loss)
     vars(loss).pop("_has_warned", None)
-    if isinstance(loss, NLL):
-        return Objective(loss, weight, is_explained=is_explained(output))
-    if not hasattr(loss, "from_logits"):
+    if not (hasattr(loss, "from_logits") or isinstance(loss, NLL)):
         return Objective(loss, weight)
-    decision = decide_logits(loss.from_logits, output, loss.assumes_logits)
+    shown = decide_logits(None, output, loss.assumes_logits)
+    if not hasattr(loss, "from_logits"):
+        return Objective(loss, weight, is_explained=shown.is_shown)
     if loss.from_logits is None:
-        object.__setattr__(loss, "from_logits", decision.logits)
-    return Objective(loss, weight, decision, is_explained(output))
+        object.__setattr__(loss, "from_logits", shown.logits)
+        return Objective(loss, weight, shown, shown.is_shown)
+    decision = decide_logits(loss.from_logits, output, loss.assumes_logits)
+    return Objective(loss, weight, decision, shown.is_shown)
 
 
 # ---------------------------------------------------------------------- metrics
