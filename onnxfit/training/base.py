@@ -94,7 +94,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._learning_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self._learning_rate or 0.0)
         self._frozen_tensors = FrozenTensors(backend.state)
-        self._output_check = OutputCheck(recipe.objectives)
+        self._output_check = OutputCheck(recipe.objectives if self.is_main else {})
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
         self._pending_fit = PendingFit()  # from which the next fit resumes
         self._training = TrainingGuard()

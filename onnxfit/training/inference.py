@@ -212,7 +212,7 @@ class InferenceTrainer(BaseTrainer):
 
     def _check_outputs(self, batch: Batch) -> None:
         """Warn if the outputs of the first batch contradict their losses."""
-        if batch.rows and self.is_main:
+        if batch.rows:
             inputs = batch.only(self._recipe.input_names)
             self._output_check.check(self._backend.predict(inputs))
 

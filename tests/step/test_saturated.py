@@ -244,3 +244,30 @@ def test_a_softmax_of_opset_11_is_over_all_axes_from_its_axis_on(backend: str) -
     assert loss == pytest.approx(expected(flat), rel=1e-5)
     gradient = (bias - trainer.get_weights()["b"]).reshape(-1)
     np.testing.assert_allclose(gradient, derivative(expected, flat), atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+@pytest.mark.parametrize(
+    ("name", "loss"), [("JAX", "cross_entropy"), ("1 / (1 + exp(-z)) with Div", "bce")]
+)
+def test_a_spelled_activation_trains_as_in_pytorch(name: str, loss: str, backend: str) -> None:
+    """Random rows with scores up to about 40, and three steps of SGD."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    graph = network({**SIGMOIDS, **SOFTMAXES}[name], (0.5, -0.25))
+    x = (15 * rng.standard_normal((20, 2))).astype(np.float32)
+    y = np.eye(2, dtype=np.float32)[rng.integers(0, 2, 20)]
+    trainer = Trainer(graph, loss=loss, optimizer=0.5, weights=["b"], backend=backend)
+    bias = torch.tensor([0.5, -0.25], requires_grad=True)
+    for _ in range(3):
+        z = torch.tensor(x) + bias
+        functions = torch.nn.functional
+        if loss == "bce":
+            expected = functions.binary_cross_entropy_with_logits(z, torch.tensor(y))
+        else:
+            expected = functions.cross_entropy(z, torch.tensor(y.argmax(1)))
+        (gradient,) = torch.autograd.grad(expected, bias)
+        labels = y if loss == "bce" else y.argmax(1)
+        assert trainer.train_on_batch(x, labels)["loss"] == pytest.approx(expected.item(), rel=1e-5)
+        bias = (bias - 0.5 * gradient).detach().requires_grad_()
+        np.testing.assert_allclose(trainer.get_weights()["b"], bias.detach(), rtol=1e-5)
