@@ -36,6 +36,7 @@ from onnxfit.graph.model import (
     normalize,
     spec_of,
 )
+from onnxfit.graph.probabilities import decide_logits
 from onnxfit.graph.quantized import REMEDY, describe_quantized, quantized_weights
 from onnxfit.graph.sharing import reader_counts, used_by
 from onnxfit.graph.values import GraphBuilder
@@ -104,6 +105,8 @@ class Inspection:
     - `shared` has the weights that several nodes read, each with the number of these nodes, the
       largest numbers first. `onnxfit.untie` gives each layer its own.
     - `quantized` are integer weights, which training does not change.
+    - `probabilities` has the outputs that losses read as probabilities, each with the nodes that
+      show it. Losses compute from the scores before these nodes.
     - `device` is the device that a Trainer was asked about, else None.
     - `on_cpu` are the operators of a training step that `device` leaves to the CPU, each with the
       number of their nodes. Their inputs and outputs are copied in every step.
@@ -121,6 +124,7 @@ class Inspection:
     device: str | None = None
     on_cpu: tuple[tuple[str, int], ...] = ()
     initializers: tuple[InitializerUse, ...] = ()
+    probabilities: tuple[tuple[str, str], ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -183,6 +187,7 @@ class Inspection:
         if len(self.shared) > MAX_SHARED_LISTED:
             more = len(self.shared) - MAX_SHARED_LISTED
             lines.append(f"{more} more weights are used by several nodes.")
+        lines += [f"{name} is probabilities: {reason}." for name, reason in self.probabilities]
         if self.quantized and not any(REMEDY in line for line in lines):
             lines.append(describe_quantized(list(self.quantized)))
         if self.device is not None:
@@ -260,7 +265,14 @@ def inspect_working(
         shared=tuple((name, readers[name]) for name in shared),
         quantized=tuple(quantized_weights(work)),
         initializers=_initializer_uses(work, weights, reached),
+        probabilities=_probabilities(work, outputs),
     )
+
+
+def _probabilities(work: ir.Model, outputs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the outputs that are probabilities, and the nodes that show it."""
+    decisions = {v.name or "": decide_logits(None, v, True) for v in work.graph.outputs}
+    return tuple((name, decisions[name].reason) for name in outputs if not decisions[name].logits)
 
 
 def _initializer_uses(

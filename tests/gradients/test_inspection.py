@@ -356,3 +356,22 @@ def test_weights_only_through_what_has_no_derivative() -> None:
     )
     with pytest.raises(ValueError, match="No weight has a gradient path"):
         Trainer(model, loss="mean_squared_error")
+
+
+def test_the_nodes_that_make_an_output_probabilities_are_named() -> None:
+    """Also if they spell the activation, and not for other outputs."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 2] x) => (float[N, 2] p, float[N, 2] q, float[N, 2] z)
+        <float[2, 2] w = {1, 2, 3, 4}, int64[1] axis = {1}> {
+            z = MatMul(x, w)  p = Sigmoid(z)
+            e = Exp(z)  s = ReduceSum(e, axis)  q = Div(e, s)
+        }""")
+    for node in model.graph.node:
+        node.name = f"head/{node.output[0]}"
+    inspection = onnxfit.inspect(model)
+    spelled = "3 nodes from Exp node 'head/e' to Div node 'head/q' compute the output as a Softmax"
+    assert inspection.probabilities == (
+        ("p", "Sigmoid node 'head/p' computes the output"),
+        ("q", spelled),
+    )
+    assert f"q is probabilities: {spelled}." in str(inspection).splitlines()
