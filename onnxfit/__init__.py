@@ -11,7 +11,16 @@ from onnxfit.environment import versions
 
 if TYPE_CHECKING:
     # Type checkers do not call `__getattr__` below, so they need these imports.
-    from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
+    from onnxfit import (
+        callbacks,
+        ctc,
+        distributed,
+        losses,
+        metrics,
+        optimizers,
+        penalties,
+        schedules,
+    )
     from onnxfit.adapters.lora import LoRA
     from onnxfit.adapters.merging import merge, unmerge
     from onnxfit.data import (
@@ -85,6 +94,7 @@ __all__ = [
     "add_biases",
     "add_loss",
     "callbacks",
+    "ctc",
     "dequantize",
     "distributed",
     "draw",

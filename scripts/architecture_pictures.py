@@ -17,7 +17,7 @@ IMAGES = ROOT / "docs/images"
 GROUPS = {
     "sklearn, torch, flower": ("sklearn", "torch", "flower"),
     "losses, metrics, optimizers,\npenalties, schedules": (
-        "losses", "metrics", "optimizers", "penalties", "schedules",
+        "losses", "metrics", "ctc", "optimizers", "penalties", "schedules",
     ),
     "errors, environment,\nfiles, registry, imports": (
         "errors", "environment", "files", "registry", "imports",

@@ -29,6 +29,7 @@ MODULES = {
     "onnxfit": "Trainer and functions",
     "onnxfit.losses": "Losses",
     "onnxfit.metrics": "Metrics",
+    "onnxfit.ctc": "Outputs of CTC",
     "onnxfit.optimizers": "Optimizers",
     "onnxfit.schedules": "Schedules",
     "onnxfit.penalties": "Penalties",

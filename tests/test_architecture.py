@@ -25,7 +25,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "messages between processes": ("distributed",),
     "graph": ("graph",),
     "drawing": ("drawing",),
-    "data and formulas": ("data", "schedules", "penalties", "losses", "metrics", "optimizers"),
+    "data and formulas": (
+        "data",
+        "schedules",
+        "penalties",
+        "losses",
+        "metrics",
+        "optimizers",
+        "ctc",
+    ),
     "gradients": ("gradients",),
     "step": ("step",),
     "runtime": ("runtime",),
@@ -51,7 +59,7 @@ ONNXRUNTIME_FOLDERS = (
     "onnxfit/environment.py",  # finds out whether it is installed
     "onnxfit/graph/runtime_support.py",  # asks onnxruntime which operators it can run
 )
-MAX_ROOT_MODULES = 14
+MAX_ROOT_MODULES = 15
 MAX_FILE_LINES = 600
 MAX_TRAINER_LINES = 410
 MAX_FUNCTION_LINES = 60  # of code, without docstring, comments and blank lines
@@ -460,7 +468,7 @@ VIOLATIONS: list[tuple[Callable[[Package], list[str]], dict[str, str], str]] = [
     (onnxruntime_is_imported_in_its_folders, {"step/a.py": "def f():\n    import onnxruntime"}, "step/a.py:2 imports onnxruntime"),
     (private_names_stay_in_their_module, {"graph/a.py": "from onnxfit.graph.b import _f"}, "a.py:1 imports _f of onnxfit.graph.b"),
     (private_names_stay_in_their_module, {"graph/a.py": "from onnxfit.graph import b\nb._f()", "graph/b.py": ""}, "a.py:2 uses _f of onnxfit.graph.b"),
-    (the_root_is_small, {f"m{i}.py": "" for i in range(15)}, "onnxfit/ holds 15 modules"),
+    (the_root_is_small, {f"m{i}.py": "" for i in range(16)}, "onnxfit/ holds 16 modules"),
     (files_are_short, {"graph/a.py": "x = 1\n" * 601}, "a.py has 601 lines, more than 600"),
     (files_are_short, {"trainer.py": "x = 1\n" * 411}, "trainer.py has 411 lines, more than 410"),
     (files_are_short, {"graph/losses.py": "x = 1\n" * 601}, "graph/losses.py has 601 lines"),

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC_MODULES = {
     "onnxfit",
     "onnxfit.callbacks",
+    "onnxfit.ctc",
     "onnxfit.data",
     "onnxfit.distributed",
     "onnxfit.errors",
