@@ -5,7 +5,9 @@ suit it, from what the class says about them, so that a new loss needs no more h
 in `FORMULAS`.
 """
 
+import collections
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -24,6 +26,7 @@ from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.losses import (
+    CTC,
     NLL,
     BinaryCrossEntropy,
     BinaryCrossEntropyWithLogits,
@@ -74,6 +77,9 @@ VARIANTS = [
     Focal(gamma=0.5, alpha=(0.1, 0.2, 0.3, 0.4)),
     Focal(gamma=0.0, from_logits=False, ignore_index=3),
     KLDivergence(from_logits=True),
+    CTC(-1, ignore_index=-100, zero_infinity=True),
+    CTC(2, divide_by_length=True),
+    CTC(from_logits=False, ignore_index=0),
 ]
 every_loss = pytest.mark.parametrize("loss", VARIANTS, ids=repr)
 
@@ -91,7 +97,12 @@ def takes_logits(loss):
 
 def shape_for(loss, rows=6):
     """The smallest shape of outputs with 4 numbers in their last axis that a loss takes."""
-    return (rows, 3, 4) if isinstance(loss, CausalLM) else (rows, 4)
+    return (rows, 3, 4) if isinstance(loss, (CausalLM, CTC)) else (rows, 4)
+
+
+def label_shape(loss, spec, rows):
+    """The shape of the labels of some rows; those of CTC have any number of columns."""
+    return (rows, *(2 if size is None else size for size in loss.target(spec).shape[1:]))
 
 
 def spec_for(loss, dtype):
@@ -110,6 +121,8 @@ def draw(loss, shape=None, dtype=np.float64, seed=0):
 
 def labels_for(loss, spec, rng):
     wanted = loss.target(spec)
+    if isinstance(loss, CTC):
+        return texts(loss, spec, rng)
     if wanted.dtype.kind == "i":
         return loss.prepare(
             rng.integers(0, spec.shape[loss.class_axis(len(spec.shape))], wanted.shape), spec
@@ -126,6 +139,14 @@ def labels_for(loss, spec, rng):
         except DataError:
             continue
     raise AssertionError(f"{loss} takes no kind of labels that this test knows.")
+
+
+def texts(loss, spec, rng):
+    """Labels of 0 to 2 classes other than the blank, padded."""
+    rows, classes = spec.shape[0], spec.shape[2]
+    others = [c for c in range(classes) if c != loss.blank % classes]
+    labels, lengths = rng.choice(others, (rows, 2)), rng.integers(0, 3, (rows, 1))
+    return loss.prepare(np.where(np.arange(2) < lengths, labels, loss.ignore_index), spec)
 
 
 def outputs_for(loss, raw):
@@ -221,6 +242,23 @@ def _gaussian(loss, y, p):
     return 0.5 * (np.log(variance) + (y - mean) ** 2 / variance)
 
 
+def _ctc(loss, y, p):
+    """By the definition: the probabilities of all paths that read as the label, added up."""
+    p = _probability(loss, p, -1)
+    _, steps, classes = p.shape
+    blank, costs = loss.blank % classes, []
+    readings = collections.defaultdict(list)
+    for path in itertools.product(range(classes), repeat=steps):
+        merged = [label for label, _ in itertools.groupby(path)]
+        readings[tuple(label for label in merged if label != blank)].append(path)
+    for row, labels in zip(p, y.tolist()):
+        label = tuple(k for k in labels if k != loss.ignore_index)
+        paths = np.array(readings[label])
+        cost = -np.log(row[np.arange(steps), paths].prod(axis=1).sum())
+        costs.append(cost / max(len(label), 1) if loss.divide_by_length else cost)
+    return np.array(costs)
+
+
 def labels_of(loss, y):
     """The label of each output: that of the token after it, for a loss of next tokens."""
     return _next(loss, y) if isinstance(loss, CausalLM) else y
@@ -232,6 +270,7 @@ def _next(loss, y):
 
 
 FORMULAS = {
+    "CTC": _ctc,
     "CausalLM": _cross_entropy,
     "BinaryCrossEntropy": _binary_cross_entropy,
     "BinaryCrossEntropyWithLogits": _binary_cross_entropy,
@@ -362,7 +401,7 @@ def test_every_loss_has_a_formula_here():
     ids=str,
 )
 def test_value_and_gradient_in_float64(loss, shape, symbolic):
-    if isinstance(loss, CausalLM):
+    if isinstance(loss, (CausalLM, CTC)):
         shape = (3, 5, 4) if len(shape) < 4 else (2, 1 + len(shape), 4)
     y, p = draw(loss, shape)
     s = np.random.default_rng(1).uniform(0.5, 2, len(p)).astype(np.float32)
@@ -486,7 +525,7 @@ def test_hosts_are_told_the_labels_that_prepare_returns(loss) -> None:
     accepted = []
     for number in NUMBERS:
         try:
-            prepared = loss.prepare(np.full((2, *labels.shape[1:]), number), spec)
+            prepared = loss.prepare(np.full(label_shape(loss, spec, 2), number), spec)
         except DataError:
             assert not allows(number)
         else:
@@ -503,7 +542,7 @@ def test_rows_of_one_value_or_without_an_axis_are_the_same(loss):
             loss.prepare(y[..., None], TensorSpec("y", p.dtype, p.shape)), y
         )
         return
-    if isinstance(loss, (GaussianNLL, KLDivergence, CosineSimilarity)):
+    if isinstance(loss, (GaussianNLL, KLDivergence, CosineSimilarity, CTC)):
         pytest.skip("needs a last axis")
     plain = {"pos_weight": 2.0} if getattr(loss, "pos_weight", None) else {}
     plain |= {"alpha": 0.3, "ignore_index": None} if isinstance(loss, Focal) else {}
@@ -532,7 +571,7 @@ def test_finite_at_extremes(loss):
         p = -np.abs(p)
     tried = [labels_for(loss, TensorSpec("y", spec.dtype, shape), rng)]
     for extremes in (RAW, np.abs(RAW), PROBABILITIES, [0.0, 1.0], [-1.0, 1.0]):
-        drawn = rng.choice(extremes, size=(200, *loss.target(spec).shape[1:]))
+        drawn = rng.choice(extremes, size=label_shape(loss, spec, 200))
         for labels in (drawn, p):
             try:
                 tried.append(loss.prepare(labels, spec))

@@ -88,6 +88,10 @@ def tasks(seed: int = 0, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.nda
             r.standard_normal((rows, 3)).astype(np.float32),
             r.standard_normal((rows, 3)).astype(np.float32),
         ),
+        "ctc": (
+            np.where(np.arange(2) < r.integers(0, 3, (rows, 1)), r.integers(1, 4, (rows, 2)), -1),
+            softmax(r.standard_normal((rows, 5, 4))).astype(np.float32),
+        ),
     }
 
 
@@ -230,6 +234,10 @@ def test_mode_points_from_bad_predictions_to_perfect_ones(cls: type[Metric]) -> 
         if name in ("classes", "pixels", "tokens"):
             axis = 1 if name != "tokens" else -1
             perfect = np.moveaxis(np.eye(y_pred.shape[axis])[y_true], -1, axis)
+        if name == "ctc":  # a blank between two labels
+            path = np.zeros(y_pred.shape[:2], int)
+            path[:, [0, 2]] = np.maximum(y_true, 0)
+            perfect = np.eye(y_pred.shape[2])[path]
         best, noise = figure(quiet(cls), y_true, perfect), figure(quiet(cls), y_true, y_pred)
         assert best >= noise if cls.mode == "max" else best <= noise
         differs |= best != noise
@@ -638,6 +646,7 @@ def test_every_exported_name_is_tested_or_a_metric() -> None:
         "EpochMetric",  # tests/test_metric_objects.py
         "ExternalMetric",
         "Metric",
+        "WordErrorRate",  # tests/test_ctc.py
         "get_metric",
     }
 

@@ -79,6 +79,7 @@ def test_the_page_has_every_class(entries: dict[str, str]) -> None:
         "losses.ClassLoss",
         "metrics.EpochMetric",
         "metrics.ExternalMetric",
+        "metrics.WordErrorRate",
     }
 
 

@@ -31,6 +31,7 @@ LABELS = (
     np.abs(X[:, :3]),
     np.abs(X[:, :1]),
     np.stack([CLASSES, CLASSES], axis=1),
+    np.where(CLASSES > 0, CLASSES, -1)[:, None],
 )
 SCHEDULES = [
     schedules.Constant(0.01),
@@ -75,7 +76,7 @@ def test_a_loss_of_any_name_trains_and_comes_back(name: str, tmp_path) -> None:
     sizes = (4, 8, 6) if "gaussian" in name else (4, 8, 3)
     takes_log = isinstance(losses.get_loss(name), losses.NLL)
     model = ending("LogSoftmax") if takes_log else mlp(sizes)
-    if isinstance(losses.get_loss(name), losses.CausalLM):
+    if isinstance(losses.get_loss(name), (losses.CausalLM, losses.CTC)):
         model = of_two_tokens()
     trainer = Trainer(model, loss=name, optimizer="adam")
     (target,) = trainer._recipe.targets.values()
@@ -109,13 +110,16 @@ def test_a_schedule_drives_every_update(schedule: schedules.Schedule) -> None:
 @pytest.mark.filterwarnings("ignore:.*logits")  # these outputs are raw scores
 @pytest.mark.parametrize("name", sorted(registry("onnxfit.metrics", metrics.Metric)))
 def test_a_metric_of_any_name_is_exact_over_batches(name: str) -> None:
+    model = mlp()
     if name in _REGRESSION:
         y, loss = X[:, :3], "mse"
+    elif name in ("character_error_rate", "cer"):
+        model, y, loss = of_two_tokens(), np.where(CLASSES > 0, CLASSES, -1)[:, None], "ctc"
     elif name in ("binary_accuracy", "categorical_accuracy"):
         y, loss = np.eye(3, dtype=np.float32)[CLASSES], "mse"
     else:
         y, loss = CLASSES, "cross_entropy"
-    trainer = Trainer(mlp(), loss=loss, metrics=[name])
+    trainer = Trainer(model, loss=loss, metrics=[name])
     with np.errstate(all="ignore"):
         small, whole = trainer.evaluate(X, y, batch_size=7), trainer.evaluate(X, y, batch_size=48)
     np.testing.assert_allclose(small[name], whole[name], rtol=1e-6)
@@ -254,7 +258,7 @@ def with_from_logits(module: str, base: type) -> list[Any]:
         pytest.param(cls, id=name)
         for name, cls in sorted(classes.items())
         if "from_logits" in {f.name for f in dataclasses.fields(cls)}
-        and cls is not losses.CausalLM  # CrossEntropy of outputs of another rank
+        and cls not in (losses.CausalLM, losses.CTC)  # need outputs of another rank
     ]
 
 

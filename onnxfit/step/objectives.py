@@ -228,6 +228,9 @@ def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) ->
                 vars(metric)["from_logits"] = _takes_logits(metric, objectives[output].loss)
             if getattr(metric, "task", "") is None:
                 vars(metric)["task"] = objectives[output].loss.task
+            for setting in metric.settings_of_loss:
+                if getattr(metric, setting) is None:
+                    vars(metric)[setting] = getattr(objectives[output].loss, setting, None)
             name = f"{output}_{metric.name}" if several else metric.name
             bound.append(OutputMetric(name, output, metric))
     _check_names([metric.name for metric in bound], list(objectives) if several else [])

@@ -340,11 +340,13 @@ class FitLoop:
         trainer = self.trainer
         if not trainer.is_main:
             return
+        losses = (objective.loss for objective in trainer._recipe.objectives.values())
+        causes = [own.cause_of_infinity for own in losses if math.isinf(loss)]
+        advice = " ".join([*filter(None, causes), "Lower the learning rate, or set clip_norm."])
         warn_user(
             f"The loss is {loss} at step {trainer.global_step} with learning rate"
-            f" {trainer.learning_rate:g}. Training continues. Lower the learning rate, or set"
-            " clip_norm. To stop here instead, with the weights from before this step, use the"
-            " callback TerminateOnNaN.",
+            f" {trainer.learning_rate:g}. Training continues. {advice} To stop here instead, with"
+            " the weights from before this step, use the callback TerminateOnNaN.",
             RuntimeWarning,
         )
 

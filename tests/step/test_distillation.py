@@ -19,6 +19,7 @@ from onnxfit.graph.reading import read_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.losses import (
+    CTC,
     BinaryCrossEntropy,
     ClassLoss,
     CosineSimilarity,
@@ -70,7 +71,7 @@ def drawn(loss: Loss, seed: int = 0) -> dict[str, Array]:
 def distance(loss: Loss, arrays: dict[str, Array], temperature: float) -> Array:
     """The distance of the outputs, by the textbook's formula."""
     s, t = arrays["y_pred"], arrays["y_teacher"]
-    by_class = isinstance(loss, (ClassLoss, KLDivergence))
+    by_class = isinstance(loss, (ClassLoss, KLDivergence, CTC))
     if not by_class and not isinstance(loss, BinaryCrossEntropy):
         square = (s - t) ** 2
         if isinstance(loss, CosineSimilarity):
@@ -80,7 +81,8 @@ def distance(loss: Loss, arrays: dict[str, Array], temperature: float) -> Array:
         if takes_logits(loss) is False:
             s, t = np.log(s), np.log(t)
         log_p, log_q = (special.log_softmax(z / temperature, axis=-1) for z in (s, t))
-        return temperature**2 * (np.exp(log_q) * (log_q - log_p)).sum(-1)
+        divergence = temperature**2 * (np.exp(log_q) * (log_q - log_p)).sum(-1)
+        return divergence.mean(1) if isinstance(loss, CTC) else divergence
     if not takes_logits(loss):
         s, t = special.logit(s), special.logit(t)
     p, q = special.expit(s / temperature), special.expit(t / temperature)
