@@ -60,9 +60,9 @@ class Trainer(FolderTrainer):
     """Train an ONNX model.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
-    - `weights`: names and fnmatch patterns in any order, where `"!pattern"` excludes; None for
-      every float initializer that is a weight, and every integer initializer read by a
-      DequantizeLinear, which is trained as floats. Other weights stay byte-identical.
+    - `weights`: names and fnmatch patterns in any order, where `"!pattern"` excludes; None for each
+      float initializer or Constant node that is a weight, and each tensor of integers that a
+      DequantizeLinear reads, which is trained as floats. Other weights stay byte-identical.
     - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, or a dict output name ->
       loss; None if the model has its own scalar output `loss`, or is used for prediction only.
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or

@@ -13,6 +13,7 @@ from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import SettingError, listed_names
+from onnxfit.graph.constant_nodes import lower_constants
 from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.model import as_tensors, with_tensors
 from onnxfit.graph.reading import ModelSource, read_model
@@ -56,7 +57,7 @@ def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     file = read_model(model_onnx)
     form = adapt(file, _loaded(adapter), seed=0)
     names = [name for one in form.adapters for name in one.names]
-    return form.exported(initializer_arrays(form.model, names))
+    return lower_constants(form.exported(initializer_arrays(form.model, names)))
 
 
 @check_arguments
@@ -92,7 +93,7 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     for one, matrices in adapters:
         weight = array_of(tensors[one.weight.name])
         arrays[one.weight.name] = one.merged(weight, {**matrices, one.b: -matrices[one.b]})
-    return with_tensors(file, as_tensors(arrays))
+    return lower_constants(with_tensors(file, as_tensors(arrays)))
 
 
 def _loaded(adapter: AdapterSource) -> list[LoRA]:

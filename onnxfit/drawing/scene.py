@@ -149,8 +149,9 @@ def _read_constants(
         constants[sparse.values.name] = ""
     for node in graph.node:
         if _is_constant(node):
-            constants[node.output[0]] = literal_of_constant(node)
-            types.setdefault(node.output[0], "constant")
+            name = node.output[0]
+            constants[name] = "" if name in weights else literal_of_constant(node)
+            types.setdefault(name, "constant")
     return constants
 
 

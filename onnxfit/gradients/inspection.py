@@ -78,7 +78,8 @@ class InitializerUse:
 
     `shape` has its sizes. `trains` says whether it is trained. `parameter` says why it is a weight
     by default, or is not: "recorded" by the exporter as a parameter, "looks like one", "folded
-    from" a parameter or an input, "buffer", "mask" or "scalar".
+    from" a parameter or an input, "buffer", "mask", "scalar", or "Constant node" for a tensor that
+    the file has in such a node and that is not in the place of a weight.
     """
 
     name: str
@@ -328,7 +329,7 @@ def _gradient_text(key: Key, source: str, *, needed: bool, blocked: bool) -> str
 
 def _missing_weights(work: ir.Model, error: ModelError) -> str:
     """Explain why a model has no weights; `error` is the error from their selection."""
-    constants = any(node.op_type == "Constant" for node in work.graph)
+    constants = any(n.op_type == "Constant" and is_float(n.outputs[0]) for n in work.graph)
     in_bodies = any(graph.initializers for graph in work.graph.subgraphs())
     if any(is_float(v) for v in work.graph.initializers.values()) or constants or in_bodies:
         return str(error)  # the error contains a fix

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import listed_names, warn_user
+from onnxfit.graph.constant_nodes import lifted_names
 from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.records import Records
 from onnxfit.graph.sharing import (
@@ -17,7 +18,15 @@ from onnxfit.graph.sharing import (
     warn_of_merged_weights,
     warn_of_untied_tables,
 )
-from onnxfit.graph.weights import LAYERS, SCALAR, has_module_names, weight_reasons
+from onnxfit.graph.weights import (
+    INLINING,
+    LAYERS,
+    SCALAR,
+    has_module_names,
+    keeps_weights_in_constant_nodes,
+    weight_reasons,
+    weights_in_functions,
+)
 
 # Parts of names that parameters have, but hardly any buffer.
 PARAMETER_WORDS = ("weight", "bias", "gamma", "beta", "alpha", "token")
@@ -44,6 +53,8 @@ def warn_of_weights(
         warn_of_quantized(model)
     warn_of_merged_weights(file, weights)
     warn_of_untied_tables(file, weights)
+    if file.functions and settings["weights"] is None:
+        _warn_of_functions(model)
     patterns = settings["weights"] or ()
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     chosen = {
@@ -53,7 +64,9 @@ def warn_of_weights(
     }
     _warn_of_computed(Records(model.graph), chosen)
     if has_module_names(model):
-        _warn_of_possible_buffers(chosen)
+        reasons = weight_reasons(model, weights)
+        mixed = not keeps_weights_in_constant_nodes(model, reasons, weights)
+        _warn_of_possible_buffers(chosen, lifted_names(model) if mixed else ())
         if not patterns:
             _warn_of_scalars(model, weights)
 
@@ -73,9 +86,27 @@ def _warn_of_computed(records: Records, weights: Mapping[str, ir.Value]) -> None
     )
 
 
-def _warn_of_possible_buffers(weights: Mapping[str, ir.Value]) -> None:
-    """Warn once of weights that may be buffers, in a file without records."""
-    possible = [name for name, value in weights.items() if _may_be_buffer(value)]
+def _warn_of_functions(model: ir.Model) -> None:
+    """Warn once of weights inside the functions of a file, which are not trained."""
+    names = weights_in_functions(model)
+    if names:
+        warn_user(
+            f"{_quoted(names)} {'is' if len(names) == 1 else 'are'} not trained: Constant nodes"
+            " inside functions of the file hold these tensors. To train them, inline the functions"
+            f" first: Trainer({INLINING}, ...)."
+        )
+
+
+def _warn_of_possible_buffers(weights: Mapping[str, ir.Value], lifted: Container[str]) -> None:
+    """Warn once of weights that may be buffers, in a file without records.
+
+    - `lifted`: tensors of Constant nodes. torch writes parameters as initializers.
+    """
+    possible = [
+        name
+        for name, value in weights.items()
+        if (name in lifted and not _is_named_like_parameter(name)) or _may_be_buffer(value)
+    ]
     if possible:
         warn_user(
             f"The file does not record whether {_quoted(possible)} are parameters or buffers, and"
@@ -89,13 +120,17 @@ def _may_be_buffer(value: ir.Value) -> bool:
 
     Grids of anchors, tables of positions and codebooks are such tensors.
     """
-    name = (value.name or "").lower()
+    name = value.name or ""
     nodes = [use.node for use in uses_of(value)]
-    if not value.shape or not nodes or any(word in name for word in PARAMETER_WORDS):
+    if not value.shape or not nodes or _is_named_like_parameter(name):
         return False
     if name.startswith(FOLDED_NAME):
         return not any(node.op_type in LAYERS for node in nodes)
     return all(node.op_type in COMBINING and any(map(_is_computed, node.inputs)) for node in nodes)
+
+
+def _is_named_like_parameter(name: str) -> bool:
+    return any(word in name.lower() for word in PARAMETER_WORDS)
 
 
 def _is_computed(value: ir.Value | None) -> bool:

@@ -17,6 +17,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.classical import remove_zip_maps
+from onnxfit.graph.constant_nodes import remove_places
 from onnxfit.graph.declarations import correct_declarations, wrong_declarations
 from onnxfit.graph.fold import fold_shapes, makes_long_vectors, take_known_branches
 from onnxfit.graph.functions import inline_functions
@@ -74,6 +75,7 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
         work = infer_shapes(work)
     restore_initializers(work.graph, model)
     require_packed_sizes(work.graph)
+    remove_places(work)
     # The converter drops metadata, in which exporters record the weights.
     work.graph.metadata_props.update({e.key: e.value for e in model.graph.metadata_props})
     for info in model.graph.value_info:

@@ -21,6 +21,7 @@ from onnxfit.files import kind_of_file, require_regular_file
 from onnxfit.graph import tensors
 from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.completion import checkable, complete, complete_outputs
+from onnxfit.graph.constant_nodes import lift_constants
 from onnxfit.graph.external_data import load_external_data
 from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.lean_reading import with_shared, without_contents
@@ -64,8 +65,9 @@ def load_model(source: ModelSource) -> onnx.ModelProto:
 def read_model(source: ModelSource) -> onnx.ModelProto:
     """Return the model of `load_model` in operators and tensors that a step supports.
 
-    Sparse constants become dense, each normalization gets its own copy of shared parameters, and
-    classical models are written in ONNX's own operators.
+    Sparse constants become dense, tensors of Constant nodes that may be weights become initializers
+    (`lower_constants` moves them back), each normalization gets its own copy of shared parameters,
+    and classical models are written in ONNX's own operators.
 
     - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays unchanged.
 
@@ -103,6 +105,7 @@ def _trainable(model: onnx.ModelProto, description: str) -> onnx.ModelProto:
             " optimized at ORT_ENABLE_EXTENDED."
         )
     _make_constants_dense(model.graph)
+    lift_constants(model)
     _separate_batch_norms(model)
     convert_classical_operators(model)
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
+from onnxfit.graph.constant_nodes import lifted_names
 from onnxfit.graph.quantized import describe_quantized, quantized_weights
 from onnxfit.graph.records import NO_PARAMETER, PARAMETER, Record, Records
 from onnxfit.registry import matching_names, name_list
@@ -60,6 +61,8 @@ LAYERS = {
     "RNN",
     "SimplifiedLayerNormalization",
 }
+# Operators that write the numbers of a tensor in another order, shape or element type.
+REARRANGING = {"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 FLOATS = {
     ir.DataType.FLOAT,
@@ -78,6 +81,7 @@ SCALAR_PARAMETER = re.compile(
 # The names that torch's older exporter gives to tensors of modules, and to those that it computed.
 OLDER_EXPORTER = re.compile(r"(\w+\.)+\w+|onnx::\w+")
 MODULE_WEIGHT = re.compile(r"(\w+\.)+(weight|bias)")
+INLINING = "onnx.inliner.inline_local_functions(model)"
 MAX_NAME_CHARACTERS = 12  # of the parameter in a reason
 
 
@@ -101,6 +105,7 @@ class Reason:
 RECORDED = Reason(True, "recorded")
 LOOKS_LIKE_A_WEIGHT = Reason(True, "looks like one")
 BUFFER = Reason(False, "buffer")
+IN_CONSTANT_NODE = Reason(False, "Constant node")
 CONSTANT = Reason(False, "constant")
 FOLDED_CONSTANT = Reason(False, "folded constant")
 MASK = Reason(False, "mask")
@@ -124,6 +129,11 @@ def all_weights(model: ir.Model, known: Container[str] = ()) -> list[str]:
     `Add` after one). A mask has infinities, the least number of its type, or two numbers of which
     one is at most -10,000.
 
+    If at least half of the weights of layers are in Constant nodes of the file, as Paddle2ONNX
+    writes them, these rules hold for all Constant nodes. In other files, a Constant node holds a
+    weight if a layer multiplies by its tensor, or adds it to a product, unless all elements are 0
+    or all are 1.
+
     A larger constant, such as a table of positions, looks like a weight: exclude it by `"!name"`.
     A weight that is missing here can be selected by its name.
 
@@ -141,11 +151,78 @@ def weight_reasons(model: ir.Model, known: Container[str] = ()) -> dict[str, Rea
     records = Records(model.graph)
     unrecorded = has_module_names(model)
     tensors = model.graph.initializers
-    return {
-        name: _reason(tensors[name], uses, records.of(tensors[name]), unrecorded, name in known)
+    lifted = lifted_names(model)
+    reasons = {
+        name: _reason(
+            tensors[name],
+            uses,
+            records.of(tensors[name]),
+            unrecorded and name not in lifted,
+            name in known,
+        )
         for name, uses in _uses(model)
         if _is_float(tensors[name])
     }
+    if lifted and not keeps_weights_in_constant_nodes(model, reasons, known):
+        layers = LAYERS - {"Gather"} if unrecorded else LAYERS
+        candidates = [n for n in lifted if reasons.get(n) is LOOKS_LIKE_A_WEIGHT and n not in known]
+        for name in candidates:
+            if not _is_weight_in_constant_node(tensors[name], layers):
+                reasons[name] = IN_CONSTANT_NODE
+    return reasons
+
+
+def keeps_weights_in_constant_nodes(
+    model: ir.Model, reasons: Mapping[str, Reason], known: Container[str]
+) -> bool:
+    """Return whether the exporter wrote weights into Constant nodes: all, or at least half.
+
+    - `reasons`: the reasons of `weight_reasons`.
+    - `known`: weights, whose numbers are not read.
+    """
+    lifted = lifted_names(model)
+    weights = [name for name, reason in reasons.items() if reason.is_weight]
+    own = [name for name in weights if name not in lifted]
+    if not own:
+        return not set(quantized_weights(model)).difference(lifted)
+    tensors = model.graph.initializers
+    in_nodes = [
+        name
+        for name in weights
+        if name in lifted
+        if name in known or _is_weight_in_constant_node(tensors[name], LAYERS)
+    ]
+    return len(in_nodes) >= sum(_is_matrix_or_bias(tensors[name]) for name in own)
+
+
+def _is_weight_in_constant_node(value: ir.Value, layers: Container[str]) -> bool:
+    """Return whether a layer multiplies by a tensor, or adds it to a product with a weight.
+
+    Exporters write zeros and ones into Constant nodes for the parameters and the initial states of
+    layers that have none.
+
+    - `value`: a lifted tensor, or the output of a Constant node.
+    - `layers`: the operators of layers.
+    """
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None:
+        return False
+    array = tensor.numpy().reshape(-1)
+    is_neutral = (array == 0).all() or (array == 1).all()
+    return not is_neutral and _is_matrix_or_bias(value, layers)
+
+
+def weights_in_functions(model: ir.Model) -> list[str]:
+    """Return the weights in Constant nodes that were inside the functions of a file.
+
+    - `model`: a model that `normalize` returned. Its functions are inlined.
+    """
+    values = [n.outputs[0] for n in model.graph if n.op_type == "Constant" and n.outputs]
+    return [
+        value.name or ""
+        for value in values
+        if _is_float(value) and _is_weight_in_constant_node(value, LAYERS)
+    ]
 
 
 def has_module_names(model: ir.Model) -> bool:
@@ -153,7 +230,8 @@ def has_module_names(model: ir.Model) -> bool:
 
     torch's older exporter writes such files.
     """
-    tensors = model.graph.initializers
+    lifted = lifted_names(model)
+    tensors = {n: value for n, value in model.graph.initializers.items() if n not in lifted}
     if not any(MODULE_WEIGHT.fullmatch(name) for name in tensors):
         return False
     records = Records(model.graph)
@@ -225,19 +303,44 @@ def _is_mask(value: ir.Value, array: np.ndarray[Any, Any]) -> bool:
     return least in LEAST_NUMBERS or bool(((array == array.min()) | (array == array.max())).all())
 
 
-def _is_matrix_or_bias(value: ir.Value) -> bool:
+def _is_matrix_or_bias(
+    value: ir.Value, layers: Container[str] = frozenset(LAYERS - {"Gather"})
+) -> bool:
     """Return whether a layer multiplies by a tensor, or adds it to a product with a weight.
 
     A mask is added to products of two computed values, and may be gathered.
+
+    - `layers`: the operators of layers.
     """
-    for node, _ in value.uses():
-        if node.op_type in LAYERS - {"Gather"}:
+    for source, node in _readers(value):
+        if node.op_type in layers:
             return True
-        products = [p for p in _producers_beside(node, value) if p.op_type in LAYERS]
-        weights = [v for p in products for v in p.inputs if v is not None and v.is_initializer()]
+        products = [p for p in _producers_beside(node, source) if p.op_type in LAYERS]
+        weights = [v for p in products for v in p.inputs if v is not None and _is_stored(v)]
         if node.op_type == "Add" and weights:
             return True
     return False
+
+
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node]]:
+    """Yield each node that reads a tensor, with the value that it reads.
+
+    This value is the tensor itself, or the result of nodes that only rearrange it.
+    """
+    for node, index in value.uses():
+        if node.op_type in REARRANGING and index == 0 and not node.domain:
+            yield from _readers(node.outputs[0])
+        else:
+            yield value, node
+
+
+def _is_stored(value: ir.Value) -> bool:
+    """Return whether a value is an initializer, or a rearranged one."""
+    node = value.producer()
+    if node is None:
+        return value.is_initializer()
+    first = node.inputs[0] if node.op_type in REARRANGING and node.inputs else None
+    return first is not None and _is_stored(first)
 
 
 def _producers_beside(node: ir.Node, value: ir.Value) -> list[ir.Node]:
@@ -297,7 +400,7 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
             raise ModelError(f"The model has no float weights. {describe_quantized(integers)}")
         if not weights:
             raise ModelError(
-                f"The model has no float weights: its float initializers ({', '.join(floats)}) are"
+                f"The model has no float weights: its float tensors ({listed_names(floats)}) are"
                 " constants. To train them, pass their names as weights=."
             )
         return weights
@@ -305,11 +408,13 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
     exclusions = [p for p in patterns if p.startswith("!") and p not in floats]
     inclusions = [p for p in patterns if p not in exclusions]
     running = statistics(model)
+    constants = lifted_names(model).difference(weights)
+    matchable = [name for name in floats if name not in running and name not in constants]
     selected = set(weights) if exclusions and not inclusions else set()
     for pattern in inclusions:
-        selected |= _matching_weights(pattern, floats, weights, running)
+        selected |= _matching_weights(pattern, floats, matchable, weights, running)
     for pattern in exclusions:
-        selected -= _matching_weights(pattern[1:], floats, weights, running)
+        selected -= _matching_weights(pattern[1:], floats, matchable, weights, running)
     if not selected:
         raise SettingError(
             f"weights={patterns!r} selects no weight. The model's weights are {', '.join(weights)}."
@@ -318,11 +423,19 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
 
 
 def _matching_weights(
-    pattern: str, floats: Sequence[str], weights: Sequence[str], running: set[str]
+    pattern: str,
+    floats: Sequence[str],
+    matchable: Sequence[str],
+    weights: Sequence[str],
+    running: set[str],
 ) -> set[str]:
     """Return the float initializers that a name or pattern matches.
 
-    A pattern skips the running statistics (`running`). Raises SettingError for their name.
+    - `floats`: the names of all float initializers.
+    - `matchable`: those that patterns may match. Running statistics, and constants that are in
+      Constant nodes of the file, are matched by no pattern.
+    - `weights`: those that are weights by default.
+    - `running`: the running statistics. Raises SettingError for the name of one.
     """
     if pattern in running:
         raise SettingError(
@@ -331,7 +444,7 @@ def _matching_weights(
         )
     if pattern in floats:
         return {pattern}
-    matches = {n for n in floats if fnmatchcase(n, pattern) and n not in running}
+    matches = {name for name in matchable if fnmatchcase(name, pattern)}
     if not matches:
         raise UnknownNameError("weight", pattern, weights or floats)
     return matches
@@ -342,11 +455,13 @@ def _message_without_floats(model: ir.Model) -> str:
         f"The model has no float weights: none of its {len(model.graph.initializers)} initializers"
         " is a float tensor."
     )
-    constants = sum(node.op_type == "Constant" for node in model.graph)
+    constants = sum(
+        node.op_type == "Constant" and _is_float(node.outputs[0]) for node in model.graph
+    )
     if constants:
         message += (
-            f" Its {constants} Constant nodes cannot be trained: convert them to initializers"
-            " first."
+            f" The {constants} float tensors in Constant nodes inside its functions cannot be"
+            f" trained: inline the functions first, with {INLINING}."
         )
     in_bodies = sum(len(graph.initializers) for graph in model.graph.subgraphs())
     if in_bodies:

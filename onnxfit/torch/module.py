@@ -21,6 +21,7 @@ from onnxfit.errors import (
 )
 from onnxfit.files import write_atomically
 from onnxfit.graph import names
+from onnxfit.graph.constant_nodes import lower_constants
 from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.model import with_initializers
 from onnxfit.graph.reading import ModelSource, read_model
@@ -220,6 +221,7 @@ class OnnxModule(torch.nn.Module):
         arrays = {name: _array(self._state_tensor(name)) for name in self._functional.recipe.state}
         model = with_initializers(self._file, arrays)
         to_inference_form(model)
+        lower_constants(model)
         if path is not None:
             write_atomically(path, lambda file: file.write(model.SerializeToString()))
         return model

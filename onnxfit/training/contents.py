@@ -13,6 +13,7 @@ import onnx
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import refusing_misfits
+from onnxfit.graph.constant_nodes import lower_constants, with_constant_nodes
 from onnxfit.graph.fingerprint import fingerprint
 from onnxfit.graph.model_file import ModelSnapshot
 from onnxfit.graph.reading import ModelSource, read_shared
@@ -112,6 +113,7 @@ class Contents:
         trainable = trainable_form(model, {**self.settings, "seed": 0})
         weights = self.state["weights"]
         if trainable.is_file:
-            return ModelSnapshot(model, self.tensors, weights)
+            return ModelSnapshot(with_constant_nodes(model), self.tensors, weights)
         with refusing_misfits("The checkpoint is damaged: its weights are not those of its model"):
-            return ModelSnapshot(*trainable.shared_export(weights), weights)
+            exported, arrays = trainable.shared_export(weights)
+        return ModelSnapshot(lower_constants(exported), arrays, weights)

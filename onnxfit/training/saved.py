@@ -27,6 +27,7 @@ from onnxfit.errors import (
 from onnxfit.files import refusing_misfits, require_checkpoint_name, require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
+from onnxfit.graph.constant_nodes import lower_constants, with_constant_nodes
 from onnxfit.graph.model_file import ModelSnapshot, write_model
 from onnxfit.graph.shared_tensors import Contents as TensorContents
 from onnxfit.graph.shared_tensors import whole_model
@@ -70,10 +71,11 @@ class SavedTrainer(GeneratingTrainer):
         """Return `model` with references to the arrays of a large one, and these arrays."""
         form = self._trainable
         if not form.is_file:
-            return form.file, []
+            return with_constant_nodes(form.file), []
         state = self._backend.state
         with self._backend.lock:
-            return form.shared_export({name: state.get(name) for name in self._recipe.state})
+            model, contents = form.shared_export({n: state.get(n) for n in self._recipe.state})
+        return lower_constants(model), contents
 
     @check_arguments
     def save(self, path: str | os.PathLike[str], *, adapters_only: bool = False) -> Path:
@@ -297,6 +299,7 @@ class SavedTrainer(GeneratingTrainer):
                     arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
         model, contents = exported(arrays)
         to_inference_form(model)
+        lower_constants(model)
         return ModelSnapshot(model, contents, self._recipe.state, writes=self.is_main)
 
     def _require_adapters(self, what: str) -> AdaptedModel:

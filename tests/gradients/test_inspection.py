@@ -149,8 +149,6 @@ class TestInspect:
 
 
 WITHOUT_INITIALIZERS = "g (float[N,2] x, float[2,2] w) => (float[N,2] y) { y = MatMul(x, w) }"
-WITH_CONSTANTS = """g (float[N,2] x) => (float[N,2] y) {
-    w = Constant<value = float[2,2] {1,2,3,4}>() y = MatMul(x, w) }"""
 INTEGERS = """g (int8[N,2] x) => (int32[N,2] y) <int8[2,2] w = {1,2,3,4}> {
     y = MatMulInteger(x, w) }"""
 ONLY_SCALARS = "g (float[N] x) => (float[N] y) <float c = {2}> { y = Mul(x, c) }"
@@ -172,11 +170,10 @@ class TestModelsThatCannotTrain:
         ("graph", "reason", "fix"),
         [
             (WITHOUT_INITIALIZERS, "has no float weights", "Fix: export the model with its param"),
-            (WITH_CONSTANTS, "has no float weights", "convert them to initializers"),
             (INTEGERS, "none of its 1 initializers is a float", "Fix: train the float model"),
             (
                 ONLY_SCALARS,
-                "its float initializers (c) are constants",
+                "its float tensors (c) are constants",
                 "To train them, pass their names",
             ),
             (LABELS, "None of the outputs is a float tensor: label", "add 'scores', the input of"),

@@ -183,11 +183,12 @@ class TestChoosingWeights:
 
     def test_a_model_without_float_weights(self) -> None:
         model = parse(
-            '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) { c ='
-            " Constant<value = float[1] {2}>()  y = Mul(x, c) }"
+            '<ir_version: 10, opset_import: ["": 21, "my": 1]> g (float[N, 2] x) => (float[N, 2] y)'
+            ' { y = my.Layer(x) } <domain: "my", opset_import: ["": 21]> Layer (x) => (y) {'
+            " w = Constant<value = float[2, 2] {1, 2, 3, 4}>()  y = MatMul(x, w) }"
         )
         with pytest.raises(
-            ModelError, match=r"no float weights.*1 Constant nodes cannot be trained"
+            ModelError, match=r"no float weights.*1 float tensors in Constant nodes inside its func"
         ):
             select_weights(normalize(model), None)
 
