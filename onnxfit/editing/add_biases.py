@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, matrix_of, output_channels
+from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.reading import ModelSource, load_model, to_ir
 from onnxfit.graph.records import FOLDED_FROM, KIND
 from onnxfit.graph.sharing import MODULES, RESHAPING
@@ -51,6 +52,7 @@ def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
     (['w', 'y.bias'], ['MatMul', 'Add'])
     """
     model = load_model(model_onnx)
+    lift_constants(model)
     work = to_ir(model)
     used = protos.used_names(model)
     biases: dict[object, str] = {}
@@ -75,7 +77,7 @@ def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
         else:
             _set_bias(location.proto, biases[layer])
     protos.insert_nodes(insertions)
-    return model
+    return lower_constants(model)
 
 
 def _layer_without_bias(node: ir.Node) -> tuple[Matrix | None, int | None]:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, integer, matrix_of, output_channels
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
 from onnxfit.graph.records import FOLDED_FROM, KIND
 from onnxfit.registry import shortened
@@ -104,6 +105,7 @@ def replace_head(
     _check_number("classes", classes, 1, MAX_CLASSES)
     _check_number("seed", seed, 0)
     model = load_model(model_onnx)
+    lift_constants(model)
     work = to_ir(model)
     was_consistent = _is_consistent(model)
     locations = protos.node_locations(model, work)
@@ -120,7 +122,7 @@ def replace_head(
             f"The head of {head.output.name!r} cannot have {classes} outputs instead of"
             f" {head.classes}, because a later node needs {head.classes}."
         )
-    return model
+    return lower_constants(model)
 
 
 def _check_number(name: str, number: int, least: int, most: float = np.inf) -> None:

@@ -9,6 +9,7 @@ import onnx
 
 from onnxfit.editing import protos
 from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.sharing import TIED
 
@@ -46,6 +47,7 @@ def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
             f"pairs must be a dict name -> name of the weight that replaces it, got {pairs!r}."
         )
     model = load_model(model_onnx)
+    lift_constants(model)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     transposed = {
         name: _is_transposed(tensors, name, other, pairs) for name, other in pairs.items()
@@ -53,7 +55,7 @@ def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
     for name, other in pairs.items():
         _replace(model, name, other, transposed[name])
         protos.set_note(model, other, TIED, "true")
-    return model
+    return lower_constants(model)
 
 
 def _is_transposed(

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxfit.editing import protos
 from onnxfit.errors import UnknownNameError
+from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.reading import ModelSource, load_model, to_ir
 from onnxfit.graph.records import KIND
 from onnxfit.graph.sharing import (
@@ -63,11 +64,12 @@ def untie(model_onnx: ModelSource, names: Sequence[str] | str | None = None) -> 
     ['u', 'v', 'bias', 'y.bias']
     """
     model = load_model(model_onnx)
+    lift_constants(model)
     work = to_ir(model)
     selected = {name: places for name, places in _selected(work, names).items() if len(places) > 1}
     if selected:
         _Copies(model, work).make(selected)
-    return model
+    return lower_constants(model)
 
 
 def _selected(work: ir.Model, names: Sequence[str] | str | None) -> dict[str, list[LayerUses]]:
