@@ -16,7 +16,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.training.setting_values import encode_setting
 from onnxfit.training_folder.json_numbers import with_finite_floats
 from onnxfit.training_folder.manifest import EXPORT, SCALARS
-from onnxfit.training_folder.message import files_of_constants, places_of_initializers
+from onnxfit.training_folder.message import files_of_constants, places_of_tensors
 from onnxfit.training_folder.scalar_program import described_program
 from onnxfit.training_folder.tensors import StateEntry
 
@@ -135,7 +135,7 @@ def described_model(
     - `tensors`: initializer -> the entry of the state that has its bytes.
     - `export`: the graph that computes other initializers, if there are any.
     """
-    places = places_of_initializers(data)
+    places = places_of_tensors(data)
     described = []
     for name, entry in tensors.items():
         place = places[name]

@@ -17,6 +17,7 @@ from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, lis
 from onnxfit.files import require_path
 from onnxfit.folders import write_folder
 from onnxfit.graph import names
+from onnxfit.graph.constant_nodes import lower_constants, spread_names
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
 from onnxfit.training.position import PendingFit
@@ -118,14 +119,17 @@ class FolderTrainer(SavedTrainer):
         entries = state_entries(self._recipe, state)
         model = self._trainable.for_host(state["weights"])
         to_inference_form(model)
+        initializers = {tensor.name for tensor in model.graph.initializer}
+        own = initializers.intersection(self._recipe.state)
+        trained = {entry.name: entry for entry in entries if entry.name in own}
+        source = description.source_hash(model, list(trained))
+        # A host overwrites the bytes of one tensor for each weight.
+        lower_constants(model, own.intersection(spread_names(model)))
         files = {MODEL: model.SerializeToString(deterministic=True)}
         for name, graph in graphs.items():
             refer_to_constants(graph, MODEL, files[MODEL], self._recipe.state)
             files[graph_file(name)] = bytes_to_run(graph)
         files[STATE] = serialized(state_arrays(entries, state))
-        initializers = {tensor.name for tensor in model.graph.initializer}
-        own = initializers.intersection(self._recipe.state)
-        trained = {entry.name: entry for entry in entries if entry.name in own}
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -135,7 +139,7 @@ class FolderTrainer(SavedTrainer):
                 name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
                 for name, data in files.items()
             },
-            "source": {"sha256": description.source_hash(model, list(trained))},
+            "source": {"sha256": source},
             **self._description(graphs, entries),
             "model": description.described_model(MODEL, files[MODEL], trained, graphs.get(EXPORT)),
             "batch": {"rows": rows, "sample_weight": sample_weight},

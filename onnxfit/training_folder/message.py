@@ -17,7 +17,9 @@ from onnxfit.graph.tensors import MAX_INLINE_BYTES, refer
 
 # Field numbers of ONNX's messages, which never change.
 GRAPH = 7  # of ModelProto
-INITIALIZER = 5  # of GraphProto
+NODE, INITIALIZER = 1, 5  # of GraphProto
+OUTPUT, OP_TYPE, ATTRIBUTE = 2, 4, 5  # of NodeProto
+TENSOR = 5  # of AttributeProto
 TENSOR_NAME, RAW_DATA = 8, 9  # of TensorProto
 # Wire types of protobuf.
 VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5
@@ -36,10 +38,11 @@ class ByteRange:
         return self.offset + self.size
 
 
-def places_of_initializers(model: bytes) -> dict[str, ByteRange]:
-    """Return a dict initializer -> the position of its `raw_data` in a serialized model.
+def places_of_tensors(model: bytes) -> dict[str, ByteRange]:
+    """Return the positions of the `raw_data` of tensors in a serialized model, by name.
 
-    Initializers that store their elements in another field are left out.
+    The tensors are the initializers of the main graph, and those of its Constant nodes, under the
+    names of the nodes' outputs. Tensors that store their elements in another field are left out.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -47,17 +50,33 @@ def places_of_initializers(model: bytes) -> dict[str, ByteRange]:
     >>> w = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [1, 1], b"abcd", raw=True)
     >>> model.graph.initializer.extend([w])
     >>> data = model.SerializeToString()
-    >>> place = places_of_initializers(data)["w"]
+    >>> place = places_of_tensors(data)["w"]
     >>> data[place.offset : place.end]
     b'abcd'
     """
     places = {}
     for graph in _fields(model, ByteRange(0, len(model)), GRAPH):
         for tensor in _fields(model, graph, INITIALIZER):
-            for name in _fields(model, tensor, TENSOR_NAME):
+            for name in _texts(model, tensor, TENSOR_NAME):
                 for data in _fields(model, tensor, RAW_DATA):
-                    places[model[name.offset : name.end].decode()] = data
+                    places[name] = data
+        for node in _fields(model, graph, NODE):
+            if "Constant" in _texts(model, node, OP_TYPE):
+                for data in _bytes_of_constant(model, node):
+                    places[_texts(model, node, OUTPUT)[0]] = data
     return places
+
+
+def _bytes_of_constant(model: bytes, node: ByteRange) -> Iterator[ByteRange]:
+    """Yield the position of the `raw_data` in the attribute `value` of a Constant node."""
+    for attribute in _fields(model, node, ATTRIBUTE):
+        for tensor in _fields(model, attribute, TENSOR):
+            yield from _fields(model, tensor, RAW_DATA)
+
+
+def _texts(data: bytes, message: ByteRange, number: int) -> list[str]:
+    """Return the texts in the fields with this number in a message."""
+    return [data[text.offset : text.end].decode() for text in _fields(data, message, number)]
 
 
 def refer_to_constants(
@@ -71,11 +90,11 @@ def refer_to_constants(
     - `graph`: the graph.
     - `file`: the name of the model file, in the same folder as the graph.
     - `data`: the contents of the file, a serialized model.
-    - `changing`: initializers of the model that a host may overwrite.
+    - `changing`: tensors of the model that a host may overwrite.
     """
     places = {
         data[place.offset : place.end]: place
-        for name, place in places_of_initializers(data).items()
+        for name, place in places_of_tensors(data).items()
         if place.size > MAX_INLINE_BYTES and name not in changing
     }
     for tensor in graph.graph.initializer:

@@ -9,7 +9,7 @@ from onnx.numpy_helper import from_array
 from onnxfit.training_folder.message import (
     bytes_to_run,
     files_of_constants,
-    places_of_initializers,
+    places_of_tensors,
     refer_to_constants,
 )
 from tests.models import convolutional
@@ -20,7 +20,7 @@ def test_the_bytes_at_a_place_are_those_of_the_tensor() -> None:
     model.metadata_props.add(key="note", value="x" * 300)
     model.graph.initializer.append(from_array(np.zeros(0, np.float32), "empty"))
     data = model.SerializeToString()
-    places = places_of_initializers(data)
+    places = places_of_tensors(data)
     assert list(places) == [tensor.name for tensor in model.graph.initializer]
     for tensor in model.graph.initializer:
         place = places[tensor.name]
@@ -33,7 +33,7 @@ def test_tensors_in_other_fields_have_no_place() -> None:
     model.graph.initializer.append(
         onnx.helper.make_tensor("floats", onnx.TensorProto.FLOAT, [2], [1.0, 2.0])
     )
-    assert list(places_of_initializers(model.SerializeToString())) == ["conv.weight"]
+    assert list(places_of_tensors(model.SerializeToString())) == ["conv.weight"]
 
 
 def test_a_graph_refers_to_frozen_tensors_of_the_model_alone() -> None:
@@ -49,7 +49,7 @@ def test_a_graph_refers_to_frozen_tensors_of_the_model_alone() -> None:
     external = {t.name: t for t in graph.graph.initializer if not t.HasField("raw_data")}
     assert list(external) == ["frozen here"]
     entries = {entry.key: entry.value for entry in external["frozen here"].external_data}
-    place = places_of_initializers(data)["frozen"]
+    place = places_of_tensors(data)["frozen"]
     assert entries == {
         "location": "model.onnx", "offset": str(place.offset), "length": str(place.size)
     }  # fmt: skip
