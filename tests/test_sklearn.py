@@ -37,6 +37,8 @@ from onnxfit.optimizers import SGD, Adam
 from onnxfit.sklearn import OnnxClassifier, OnnxRegressor
 from onnxfit.sklearn.columns import relative_weights, standardization
 from onnxfit.sklearn.convergence import still_falls
+from tests.constants import batch_for, structure, with_constants
+from tests.models import mlp
 
 Array = npt.NDArray[Any]
 RANDOM = np.random.default_rng(0)
@@ -712,3 +714,12 @@ def test_a_converted_classifier_trains_on_its_own_labels() -> None:
     np.testing.assert_array_equal(
         np.array([[m[c] for c in "abc"] for m in maps], np.float32), trained.predict_proba(X)
     )
+
+
+def test_constant_nodes_hold_weights() -> None:
+    model = with_constants(mlp())
+    x, y = batch_for(model)
+    regressor = OnnxRegressor(model, epochs=2).fit(x["x"], y["y"])
+    again = pickle.loads(pickle.dumps(regressor))
+    assert structure(again.trainer_.export()) == structure(model)
+    np.testing.assert_array_equal(again.predict(x["x"]), regressor.predict(x["x"]))

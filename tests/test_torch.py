@@ -29,6 +29,7 @@ from onnx.numpy_helper import from_array, to_array
 import onnxfit
 from onnxfit.gradients import table
 from tests.builds import needs_builder
+from tests.constants import constants_of, structure, with_constants
 from tests.models import convolutional, mlp, two_inputs, two_outputs
 
 torch = pytest.importorskip("torch")
@@ -1068,3 +1069,17 @@ def test_the_warnings_of_a_trainer_are_given() -> None:
     assert any("whether 'grid' are parameters or buffers" in text for text in expected)
     assert warnings_of(OnnxModule) == expected
     assert warnings_of(OnnxModule, ["!grid"]) == []
+
+
+def test_constant_nodes_hold_weights() -> None:
+    model = with_constants(mlp())
+    module = OnnxModule(model, threads=1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    module(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    exported = module.export()
+    assert structure(exported) == structure(model)
+    found = constants_of(exported)
+    for name, weight in module.named_weights():
+        np.testing.assert_array_equal(found[name], weight.detach().numpy())
+        assert (found[name] != constants_of(model)[name]).any()

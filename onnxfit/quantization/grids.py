@@ -72,7 +72,7 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
     - `weights`: the integer weights by name, of which the model has floats.
 
     Two grids may share a scale or a zero point. Raises ModelError for a scale or zero point that is
-    a Constant node, and for integers that are read through two scales.
+    a Constant node inside a function, and for integers that are read through two scales.
     """
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -161,9 +161,10 @@ def _refuse_constant_node(
 ) -> None:
     if name in makers and makers[name].op_type == "Constant":
         raise ModelError(
-            f"{name!r} of QuantizeLinear {node.name!r} is a Constant node, but training can only"
-            " change scales and zero points that are initializers. Make it an initializer, or"
-            " train with onnxfit.Quantization(scales='fixed', observe=0)."
+            f"{name!r} of QuantizeLinear {node.name!r} is a Constant node inside a function, where"
+            " training cannot change scales and zero points. Inline the functions first, with"
+            " onnx.inliner.inline_local_functions(model), or train with"
+            " onnxfit.Quantization(scales='fixed', observe=0)."
         )
 
 

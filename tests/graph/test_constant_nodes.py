@@ -43,7 +43,7 @@ MIXED = """g (float[N, 2] x) => (float[N, 2] y)
 class TestLaw:
     """A network with Constant nodes is the same network as one with initializers."""
 
-    @pytest.mark.parametrize("backend", ["full", "forward_backward"])
+    @pytest.mark.parametrize("backend", ["full", "in_place", "forward_backward"])
     @pytest.mark.parametrize("network", NETWORKS)
     def test_training_has_the_same_bits(self, network: str, backend: str) -> None:
         plain = NETWORKS[network]()

@@ -37,9 +37,8 @@ def activation_scale_is_zero() -> onnx.ModelProto:
 def scale_is_computed() -> onnx.ModelProto:
     model = integer_file()
     (tensor,) = (t for t in model.graph.initializer if t.name == "w_scale")
-    constant = helper.make_node("Constant", [], ["w_scale"], value=tensor)
-    model.graph.initializer.remove(tensor)
-    nodes = [constant, *model.graph.node]
+    tensor.name = "factor"
+    nodes = [helper.make_node("Abs", ["factor"], ["w_scale"]), *model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import numpy_helper
 from onnxruntime import InferenceSession
 
 import onnxfit
-import onnxfit.sklearn
-import onnxfit.torch
 from onnxfit.optimizers import Adam
 from tests import models
 from tests.constants import batch_for, constants_of, structure, trained, with_constants
@@ -70,23 +66,6 @@ class TestFiles:
             assert_holds(one.export(), model, one)
         for name, array in other.get_weights().items():
             np.testing.assert_array_equal(trainer.get_weights()[name], array)
-
-    def test_torch(self, model: onnx.ModelProto) -> None:
-        module = onnxfit.torch.OnnxModule(model)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        module(torch.ones(2, 4)).square().sum().backward()
-        optimizer.step()
-        exported = module.export()
-        assert structure(exported) == structure(model)
-        before, after = constants_of(model), constants_of(exported)
-        assert all((before[name] != after[name]).any() for name in ("fc0.weight", "fc1.weight"))
-
-    def test_scikit_learn(self, model: onnx.ModelProto) -> None:
-        x, y = batch_for(model)
-        regressor = onnxfit.sklearn.OnnxRegressor(model, epochs=2).fit(x["x"], y["y"])
-        again = pickle.loads(pickle.dumps(regressor))
-        assert structure(again.trainer_.export()) == structure(model)
-        np.testing.assert_array_equal(again.predict(x["x"]), regressor.predict(x["x"]))
 
 
 class TestAdapters:
