@@ -22,10 +22,9 @@ from onnxfit.graph.model import normalize
 from onnxfit.graph.newer_operators import PREVIEW
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.reading import read_model
+from tests.doubles import FLOAT, SETTINGS, in_double
 from tests.gradients.rules.cases import Arrays, judged
 
-FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-SETTINGS = {"scales", "roi"}  # of Resize: they have no gradient, and must stay float32
 ROUNDED = ("test_erf", "test_gelu", "test_shrink")  # the judges compute these in float32
 NO_DERIVATIVE = "no float32 input that a derivative leads to"
 LEFT_OUT = {
@@ -87,43 +86,6 @@ class BackendCase:
                 found[name] + rng.uniform(-0.01, 0.01, found[name].shape), np.float32
             )
         return found
-
-
-def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in float64."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    _to_double(copy.graph)
-    return copy
-
-
-def _to_double(graph: onnx.GraphProto) -> None:
-    del graph.value_info[:]
-    for value in (*graph.input, *graph.output):
-        if value.type.tensor_type.elem_type == FLOAT and value.name not in SETTINGS:
-            value.type.tensor_type.elem_type = DOUBLE
-    for tensor in graph.initializer:
-        if tensor.data_type == FLOAT and tensor.name not in SETTINGS:
-            tensor.CopyFrom(
-                onnx.numpy_helper.from_array(
-                    onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name
-                )
-            )
-    for node in graph.node:
-        if node.op_type == "ConstantOfShape" and not node.attribute:
-            zero = onnx.helper.make_tensor("zero", DOUBLE, [1], [0.0])
-            node.attribute.append(onnx.helper.make_attribute("value", zero))
-        for attribute in node.attribute:
-            if attribute.name in ("to", "dtype") and attribute.i == FLOAT:
-                attribute.i = DOUBLE
-            if attribute.HasField("t") and attribute.t.data_type == FLOAT:
-                attribute.t.CopyFrom(
-                    onnx.numpy_helper.from_array(
-                        onnx.numpy_helper.to_array(attribute.t).astype(np.float64)
-                    )
-                )
-            if attribute.HasField("g"):
-                _to_double(attribute.g)
 
 
 def case_or_reason(test: TestCase) -> BackendCase | str:
