@@ -383,6 +383,17 @@ def test_a_label_without_a_path_is_explained(zero_infinity: bool) -> None:
     assert np.isfinite(trainer.get_weights()["w"]).all()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "weighted_mean", "sum"])
+def test_an_evaluation_does_not_depend_on_the_batch_size(reduction: str) -> None:
+    x, y = data()
+    trainer = Trainer(model(), loss=CTC(reduction=reduction), penalty=0.1, metrics=["cer"])
+    for weight in (None, np.linspace(-0.5, 2, len(x), dtype=np.float32)):
+        whole = trainer.evaluate(x, y, weight, batch_size=len(x))
+        for size in (1, 5, 16):
+            part = trainer.evaluate(x, y, weight, batch_size=size)
+            assert part == pytest.approx(whole, rel=1e-5), size
+
+
 @pytest.mark.parametrize("target", ["onnxruntime", "web"])
 def test_a_training_folder_trains_and_knows_its_labels(tmp_path: Path, target: str) -> None:
     x, y = data()

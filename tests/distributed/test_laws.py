@@ -131,6 +131,7 @@ LABELS = {
     "CrossEntropy": CLASSES, "NLL": CLASSES, "Focal": (CLASSES[:, None] == np.arange(3)).astype(float),
     "Hinge": np.sign(X[:, :3]), "SquaredHinge": np.sign(X[:, :3]), "BinaryCrossEntropy": (X[:, :3] > 0) * 1.0,
     "BinaryCrossEntropyWithLogits": (X[:, :3] > 0) * 1.0, "GaussianNLL": X[:, :1], "CausalLM": TOKENS,
+    "CTC": np.where(TOKENS[:, :1] > 0, TOKENS[:, :1], -1),
 }  # fmt: skip
 
 
@@ -152,7 +153,7 @@ def test_every_loss(name):
             model.graph.initializer.append(
                 onnx.numpy_helper.from_array(np.array(value, np.int64), key)
             )
-    if name == "CausalLM":
+    if name in ("CTC", "CausalLM"):
         model = of_tokens()
     labels = LABELS.get(name, np.abs(X[:, :3]) / 4 + 0.1)
     loss = getattr(losses, name)()

@@ -152,7 +152,8 @@ class TestTrainingForm:
 
     LOOP = """g (float[N, 3, 5] x) => (float[K, N, 3, 5] y) <float ratio = {0.5}, int64 trips = {3}, bool yes = {1}> {
         y = Loop (trips, yes) <body = pass (int64 i, bool go) => (bool go_on, float[N, 3, 5] d) { go_on = Identity(go)  d = Dropout(x, ratio) }> }"""
-    BRANCH = """g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0.5}, bool chosen = {1}> {
+    BRANCH = """g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0.5}, int64 none = {0}> {
+        size = Size(x)  chosen = Greater(size, none)
         y = If (chosen) <then_branch = t () => (float[N, 3, 5] d) { d = Dropout(x, ratio) },
         else_branch = e () => (float[N, 3, 5] z) { z = Neg(x) }> }"""
     SCAN = """g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0.5}> {

@@ -149,6 +149,8 @@ def loss_and_gradient(loss, y, p, s):
 def test_an_output_of_weight_0_may_be_nan_in_every_loss(loss, of_classes) -> None:
     p = np.random.default_rng(1).uniform(0.1, 0.9, (2, 4, 4)).astype(np.float32)
     y = np.ones((2, 4, 4), np.float32)
+    if isinstance(loss, losses.CTC):
+        pytest.skip("takes weights of rows only")
     if of_classes and isinstance(loss, losses.ClassLoss):
         y = np.ones((2, 4), np.int64)
     elif isinstance(loss, (losses.NLL, losses.CausalLM)):

@@ -38,7 +38,7 @@ def operators_of_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batches(
-    trainer: Trainer, count: int = STEPS, *, signs: bool = False
+    trainer: Trainer, count: int = STEPS, *, labels: str = ""
 ) -> list[dict[str, np.ndarray]]:
     """Inputs by name, and labels under "y:" and their outputs' names."""
     rng = np.random.default_rng(1)
@@ -47,11 +47,13 @@ def batches(
         batch = {}
         for name, spec in trainer._recipe.declared_batch.items():
             shape = tuple(size if isinstance(size, int) else ROWS for size in spec.shape)
-            if np.issubdtype(spec.dtype, np.integer):
+            if labels == "texts" and name.startswith("y_true/"):
+                batch[name] = rng.choice([[1, 2], [2, 1], [1, 1], [2, -1], [-1, -1]], ROWS)
+            elif np.issubdtype(spec.dtype, np.integer):
                 batch[name] = rng.integers(0, 3, shape).astype(spec.dtype)
             else:
                 batch[name] = rng.uniform(0.1, 0.9, shape).astype(spec.dtype)
-                if signs and name.startswith("y_true/"):
+                if labels == "signs" and name.startswith("y_true/"):
                     batch[name] = np.where(batch[name] < 0.5, -1, 1).astype(spec.dtype)
         made.append({name.replace("y_true/", "y:"): array for name, array in batch.items()})
     return made
@@ -72,11 +74,11 @@ def step(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:
 
 
 def assert_same_training(
-    trainer: Trainer, folder: Path, *, signs: bool = False, exact: bool = True, **settings: Any
+    trainer: Trainer, folder: Path, *, labels: str = "", exact: bool = True, **settings: Any
 ) -> Host:
     """A host and the trainer take the same steps, and have the same state afterwards."""
     host = Host(trainer.export_training(folder, **{"batch_size": ROWS, **settings}))
-    data = batches(trainer, signs=signs)
+    data = batches(trainer, labels=labels)
     if settings.get("sample_weight"):
         for batch in data:
             batch["sample_weight"] = RNG.uniform(0.5, 2, ROWS).astype(np.float32)
@@ -114,6 +116,7 @@ def log_probabilities() -> onnx.ModelProto:
 
 
 MODELS_OF_LOSSES = {
+    "CTC": tokens,
     "CausalLM": tokens,
     "GaussianNLL": lambda: mlp((4, 8, 4)),
     "NLL": log_probabilities,
@@ -124,7 +127,8 @@ MODELS_OF_LOSSES = {
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_every_loss_trains_alike_in_a_host(name: str, optimizer: str, tmp_path: Path) -> None:
     trainer = Trainer(MODELS_OF_LOSSES.get(name, mlp)(), loss=name, optimizer=optimizer)
-    assert_same_training(trainer, tmp_path, signs="Hinge" in name)
+    labels = {"Hinge": "signs", "SquaredHinge": "signs", "CTC": "texts"}.get(name, "")
+    assert_same_training(trainer, tmp_path, labels=labels)
 
 
 @pytest.mark.parametrize(
