@@ -350,7 +350,8 @@ def _all_known(sizes: list[int | ir.SymbolicDim] | None) -> list[int] | None:
 
 def _selects_sizes(node: ir.Node) -> bool:
     """Return whether a node selects elements of a Shape that was not computed."""
-    value = node.inputs[0] if node.op_type in ("Gather", "Slice") else None
+    selects = node.op_type in ("Gather", "Slice") and node.domain == ""
+    value = node.inputs[0] if selects else None
     producer = None if value is None else value.producer()
     return producer is not None and producer.op_type == "Shape" and producer.domain == ""
 

@@ -164,3 +164,13 @@ def test_sizes_in_a_loop_are_those_of_any_iteration() -> None:
     assert operators(proto).count("If") == 1
     found, expected = (ReferenceEvaluator(m).run(None, {"x": x})[0] for m in (proto, model))
     np.testing.assert_array_equal(found, expected)
+
+
+def test_an_operator_of_another_domain_selects_no_sizes() -> None:
+    """Not even if it has the name of one that does, and no inputs."""
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[N, 4] x) => (float[N, 4] y, int64[1] n)
+        { s = Shape(x)  n = own.Gather()  m = own.Slice(s)  y = Neg(x) }"""
+    )
+    fold_shapes(model)
+    assert [node.op_type for node in model.graph] == ["Shape", "Gather", "Slice", "Neg"]
