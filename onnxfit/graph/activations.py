@@ -90,7 +90,9 @@ def activation_of(value: ir.Value | None) -> FoundActivation | None:
         inner = activation_of(original(node.inputs[0]))
         if inner is not None and inner.operator == before:
             return FoundActivation(result, inner.scores, (*inner.nodes, node), inner.axes)
-    return _sigmoid(node) or _softmax(node) or _log_softmax(node)
+    found = _sigmoid(node) or _softmax(node) or _log_softmax(node)
+    is_broadcast = found is not None and _differ(found.scores, node.outputs[0])
+    return None if is_broadcast else found
 
 
 def node_of(value: ir.Value | None) -> ir.Node | None:
@@ -372,6 +374,16 @@ def _same_sizes(x: ir.Value, y: ir.Value) -> bool:
         return False
     return all(
         a == b or not (isinstance(a, int) or isinstance(b, int)) for a, b in zip(x.shape, y.shape)
+    )
+
+
+def _differ(x: ir.Value, y: ir.Value) -> bool:
+    """Return whether two values have different shapes, as far as these are known."""
+    if x.shape is None or y.shape is None:
+        return False
+    pairs = zip(x.shape, y.shape)
+    return len(x.shape) != len(y.shape) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs
     )
 
 

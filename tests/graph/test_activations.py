@@ -103,6 +103,21 @@ def test_an_element_meets_the_sum_of_its_own_row(
     assert (None if activation is None else activation.axes) == axes
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "e = Exp(c)  s = ReduceSum(e, a)  u = Expand(s, w)  y = Div(e, u)",
+        "e = Exp(c)  d = Add(e, o)  y = Reciprocal(d)",
+    ],
+)
+def test_scores_of_another_shape_are_none(body: str) -> None:
+    """The activation of one row, repeated for others, has no scores of its own shape."""
+    declared = "float[1, 1, 4] c = {1, 2, 3, 4}, int64[1] a = {2}, int64[3] w = {1, 3, 1},"
+    declared += " float[3, 1] o = {1, 1, 1}"
+    assert found(body, declared) is None
+    assert found(body.replace("u)", "s)").replace("o)", "n)"), f"{declared}, float n = {{1}}")
+
+
 def test_a_maximum_of_other_rows_stays_a_part_of_the_scores() -> None:
     """Only a number for each softmax cancels."""
     softmax = "e = Exp(c)  s = ReduceSum(e, a)  y = Div(e, s)"
