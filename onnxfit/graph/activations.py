@@ -19,7 +19,7 @@ from onnxfit.graph.match import Match, Pattern
 SIGMOID, SOFTMAX, LOG_SOFTMAX = "Sigmoid", "Softmax", "LogSoftmax"
 EXPONENTIAL = ("Add", "1", ("Exp", "u"))
 _HALF_TANHS: list[Pattern] = [("Tanh", ("Mul", "0.5", "z")), ("Tanh", ("Div", "z", "2"))]
-# Formulas of the sigmoid of z, and of -u. A larger tree comes first.
+# Formulas of the sigmoid of z, and of -u
 SIGMOIDS: list[Pattern] = [
     ("Div", ("Exp", "z"), ("Add", "1", ("Exp", "z"))),
     ("Mul", ("Exp", "z"), ("Reciprocal", ("Add", "1", ("Exp", "z")))),
