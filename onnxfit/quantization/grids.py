@@ -71,8 +71,8 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
     - `model`: the training model, whose main graph is searched.
     - `weights`: the integer weights by name, of which the model has floats.
 
-    Two grids may share a scale or a zero point. Raises ModelError for a scale or zero point that is
-    a Constant node inside a function, and for integers that are read through two scales.
+    Two grids may share a scale or a zero point. Raises ModelError for integers that are read
+    through two scales.
     """
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -81,8 +81,6 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
     found: dict[tuple[str, str], Grid] = {}
     for node in quantizers(graph):
         scale, zero_point = [*node.input, ""][1:3]
-        for name in (scale, zero_point):
-            _refuse_constant_node(node, name, makers)
         if scale not in tensors or (zero_point and zero_point not in tensors):
             continue  # computed from the batch
         own_type = tensors[zero_point].data_type if zero_point else 0
@@ -153,18 +151,6 @@ def _refuse_numbers(name: str, array: Array, valid: npt.NDArray[np.bool_]) -> No
             f"The trained {name!r} contains {array[~valid].flat[0]:g}. A scale must be positive"
             " and finite, and a zero point must not be NaN. Load an earlier checkpoint, or train"
             " with a smaller learning rate."
-        )
-
-
-def _refuse_constant_node(
-    node: onnx.NodeProto, name: str, makers: Mapping[str, onnx.NodeProto]
-) -> None:
-    if name in makers and makers[name].op_type == "Constant":
-        raise ModelError(
-            f"{name!r} of QuantizeLinear {node.name!r} is a Constant node inside a function, where"
-            " training cannot change scales and zero points. Inline the functions first, with"
-            " onnx.inliner.inline_local_functions(model), or train with"
-            " onnxfit.Quantization(scales='fixed', observe=0)."
         )
 
 

@@ -178,7 +178,7 @@ def _weight_of(
         if name and name not in tensors:
             raise ModelError(
                 f"The {role} {name!r} of the integers {tensor.name!r} is not an initializer: it is"
-                " computed, or inside a function. Make it an initializer, or exclude the integers"
+                " computed. Make it an initializer, or exclude the integers"
                 f" with quantization=onnxfit.Quantization(weights={'!' + tensor.name!r})."
             )
     _check_opset(model, tensor, node)

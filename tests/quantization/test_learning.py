@@ -413,14 +413,3 @@ def test_integers_behind_two_scales() -> None:
     tensor.name = "other_scale"
     with pytest.raises(ModelError, match="'w' are read through two scales"):
         unfold(model, LEARNED)
-
-
-def test_a_scale_that_is_a_constant_node() -> None:
-    model = integer_file()
-    (scale,) = (t for t in model.graph.initializer if t.name == "x_scale")
-    node = onnx.helper.make_node("Constant", [], ["x_scale"], value=scale)
-    model.graph.node.insert(0, node)
-    model.graph.initializer.remove(scale)
-    with pytest.raises(ModelError, match="'x_scale' of QuantizeLinear 'quantize_x' is a Constant"):
-        unfold(model, LEARNED)
-    assert unfold(model).to_file({}) == {}
