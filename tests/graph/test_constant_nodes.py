@@ -340,6 +340,7 @@ class TestGraphs:
         onnx.checker.check_model(model)
         trainer = onnxfit.Trainer(model, loss="mse", optimizer="sgd")
         assert list(trainer.get_weights()) == ["w_2", "w_3"]
+        assert all(name in trainer.summary() for name in ("w_2", "w_3"))
         x = np.ones((1, 2), np.float32)
         for condition, changed, kept in ((True, "w_2", "w_3"), (False, "w_3", "w_2")):
             before = trainer.get_weights()

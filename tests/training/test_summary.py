@@ -243,3 +243,16 @@ def test_a_layer_in_the_body_of_an_if_is_listed() -> None:
         }""")
     text = str(Trainer(model, loss="mse", weights=["w", "b"]).summary())
     assert [row[0] for row in rows(text)] == ["module", "b", "w"]
+
+
+def test_a_weight_that_only_a_body_reads() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x, bool c) => (float[N, 3] y)
+        <float[2, 2] u = {1, 2, 3, 4}, float[2, 3] v = {1, 2, 3, 4, 5, 6}, float[3] b = {1, 2, 3}> {
+        h = MatMul(x, u)  k = If (c) <
+            then_branch = t () => (float[N, 3] p) { m = MatMul(h, v)  p = Tanh(m) },
+            else_branch = e () => (float[N, 3] q) { q = MatMul(h, v) }>
+        y = Add(k, b) }"""
+    )
+    found = [row[:3] for row in rows(Trainer(model, loss="mse").summary())[1:]]
+    assert found == [["u", "2×2", "N×2"], ["v", "2×3", "N×3"], ["b", "3", "N×3"]]
