@@ -65,18 +65,41 @@ def convert_dynamic_matmul(op: QdqBuilder) -> None:
 
 @conversion("DynamicQuantizeLSTM", MICROSOFT)
 def convert_lstm(op: QdqBuilder) -> None:
-    """Weights have the shape (directions, inputs, 4 hidden), and a scale for each direction.
+    """Weights have the shape (directions, inputs, 4 hidden), and scales for their directions.
 
+    A weight of one direction may have a scale for each column instead, of shape (1, 4 hidden).
     The operator also quantizes the hidden state before each step; a float LSTM does not.
     """
     x, w, r, *others = op.inputs(8)
     w_scale, w_zero, r_scale, r_zero = op.inputs(12)[8:]
     weights = [
-        op("Transpose", op.dequantize(*quantized, axis=0), perm=[0, 2, 1])
+        op("Transpose", _dequantized_weight(op, *quantized), perm=[0, 2, 1])
         for quantized in ((w, w_scale, w_zero), (r, r_scale, r_zero))
     ]
     inputs = (_round_dynamically(op, x), *weights, *others)
     op.add("LSTM", inputs, list(op.node.output), **op.attributes)
+
+
+def _dequantized_weight(op: QdqBuilder, weight: str, scale: str, zero_point: str) -> str:
+    """Return a weight of an LSTM in floats."""
+    scales, zeros = op.graph.array(scale), op.graph.array(zero_point)
+    if scales is None or scales.ndim != 2 or scales.dtype.kind != "f":
+        return op.dequantize(weight, scale, zero_point, axis=0)
+    if len(scales) > 1:
+        raise NotConvertibleError(
+            f"its weight {weight!r} has a scale for each column of each of {len(scales)}"
+            " directions, but DequantizeLinear takes scales along one axis. Quantize it with"
+            " per_channel=False"
+        )
+    if zero_point and (zeros is None or zeros.size != scales.size or zeros.dtype.kind not in "iu"):
+        raise NotConvertibleError(
+            f"the zero point {zero_point!r} of {weight!r} is not a constant with the"
+            f" {scales.size} integers that its scale needs"
+        )
+    scale = op.initializer(f"{scale}/columns", scales.reshape(-1))
+    if zeros is not None:
+        zero_point = op.initializer(f"{zero_point}/columns", zeros.reshape(-1))
+    return op.dequantize_by(weight, scale, zero_point, axis=2)
 
 
 def _scaled_output(op: QdqBuilder) -> tuple[str, list[str]]:

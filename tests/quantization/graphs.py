@@ -224,12 +224,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "per channel": {"per_channel": True},
     "7 bits": {"reduce_range": True},
 }
-# No float LSTM replaces the operator of an LSTM of integers per channel, and onnxruntime has no
-# kernel for a ConvInteger of int8.
+# onnxruntime has no kernel for a ConvInteger of int8.
 DYNAMIC_FILES = [
-    pair
-    for pair in product(DYNAMIC, SETTINGS)
-    if pair != ("LSTM", "per channel") and (pair[0] != "Conv" or pair[1] == "uint8")
+    pair for pair in product(DYNAMIC, SETTINGS) if pair[0] != "Conv" or pair[1] == "uint8"
 ]
 
 

@@ -399,7 +399,11 @@ def dynamic_matmul(r: Random) -> Iterator[Case]:
 
 
 def lstm(r: Random) -> Iterator[Case]:
-    for directions, direction in ((1, "forward"), (2, "bidirectional")):
+    for directions, direction, sizes in (
+        (1, "forward", (1,)),
+        (2, "bidirectional", (2,)),
+        (1, "reverse", (1, 16)),  # a scale for each column
+    ):
         yield model_of(
             "DynamicQuantizeLSTM",
             {
@@ -411,10 +415,10 @@ def lstm(r: Random) -> Iterator[Case]:
                 "h": None,
                 "c": None,
                 "p": None,
-                "w_scale": r.scale(0.005, directions),
-                "w_zero": np.zeros(directions, np.int8),
-                "r_scale": r.scale(0.005, directions),
-                "r_zero": np.zeros(directions, np.int8),
+                "w_scale": r.scale(0.005, *sizes),
+                "w_zero": np.zeros(sizes, np.int8),
+                "r_scale": r.scale(0.005, *sizes),
+                "r_zero": np.zeros(sizes, np.int8),
             },
             {"y": np.float32, "y_h": np.float32},
             hidden_size=4,

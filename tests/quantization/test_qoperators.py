@@ -285,17 +285,24 @@ def test_predictions_of_a_file_stay(
 
 
 @without_overflow
-def test_a_file_with_lstm_trains_per_tensor(quantize: Quantize) -> None:
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_file_with_lstm_trains(quantize: Quantize, per_channel: bool) -> None:
     original = recurrent()
     feeds = inputs_of(original)
-    file = quantize(original, "dynamic", False)
+    file = quantize(original, "dynamic", per_channel)
     converted = to_qdq(file)
     assert remaining_qoperators(converted) == {}
     np.testing.assert_allclose(run(converted, feeds)[0], run(file, feeds)[0], atol=2e-3)
-    file = quantize(original, "dynamic", True)
-    assert to_qdq(file) is file
-    (reason,) = remaining_qoperators(file).values()
-    assert reason == "the scale 'w_scale' of 'w_quantized' has shape (1, 16)"
+
+
+def test_an_lstm_of_two_directions_with_a_scale_for_each_column_stays() -> None:
+    _, (model, _), _ = CASES["DynamicQuantizeLSTM"](Random(0))
+    for name, value in (("w_scale", np.float32(0.01)), ("w_zero", np.int8(0))):
+        (tensor,) = (t for t in model.graph.initializer if t.name == name)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.full((2, 16), value), name))
+    assert to_qdq(model) is model
+    (reason,) = remaining_qoperators(model).values()
+    assert "'w' has a scale for each column of each of 2 directions" in reason
 
 
 @without_overflow
