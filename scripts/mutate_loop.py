@@ -45,7 +45,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "scripts" / "mutations"
-COPIED = ("onnxfit", "tests", "docs", "pyproject.toml")
+COPIED = ("onnxfit", "tests", "scripts", "docs", "pyproject.toml")
 PYTEST = (
     "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of plugins imported before the fork

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import stat
 import sys
 import time
@@ -206,7 +207,7 @@ def test_a_folder_has_all_new_files_or_all_old_ones(
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # it takes most of the time
     old = {"a": b"1", "b": b"2", "stale": b"3", "mine": b"4"}
     new = {"a": b"5", "b": b"6", "new": b"7", "mine": b"4"}
-    changes = {name: new[name] for name in ("a", "b", "new")}
+    changes = {name: new[name] for name in ("new", "a", "b")}
 
     def written(folder: Path, fault: Fault) -> list[tuple[str, str]]:
         with FileCalls(folder, fault) as counted, contextlib.suppress(CheckpointError):
@@ -285,6 +286,47 @@ def test_a_journal_names_only_files_of_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no file of the folder"):
         finish_folder(tmp_path / "folder")
     assert victim.read_text() == "mine"
+
+
+def test_the_files_of_a_killed_process_are_moved_before_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its journal would bring them back later."""
+    monkeypatch.setattr(folders, "SECONDS_OF_A_MOVE", 0.0)
+    write_folder(tmp_path, {"a": b"1", "b": b"2"})
+    with monkeypatch.context() as patched:
+        patched.setattr(folders, "_remove_journal", lambda journal: None)
+        patched.setattr(folders, "_replace_files", lambda *_: None)
+        write_folder(tmp_path, {"a": b"3", "b": b"4"})
+    write_folder(tmp_path, {"a": b"5"})
+    assert _contents(tmp_path) == {"a": b"5", "b": b"4"}
+
+
+def test_the_files_of_a_running_process_are_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / ".onnxfit.0.ready"
+    (journal / "new").mkdir(parents=True)
+    (journal / "new" / "a").write_bytes(b"new")
+    (journal / "names.json").write_text('[["a"], []]')
+    monkeypatch.setattr(folders.time, "sleep", lambda seconds: shutil.rmtree(journal))
+    finish_folder(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "new").mkdir(parents=True)
+    (elsewhere / "new" / "a").write_bytes(b"mine")
+    (elsewhere / "names.json").write_text('[["a"], []]')
+    for path in (elsewhere, elsewhere / "new"):
+        os.utime(path, (0, 0))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / ".onnxfit.0.ready").symlink_to(elsewhere)
+    finish_folder(folder)
+    assert (elsewhere / "new" / "a").exists()
+    assert os.listdir(folder) == [".onnxfit.0.ready"]
 
 
 @pytest.mark.parametrize("folder", ["adapter", "training"])
