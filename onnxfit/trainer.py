@@ -13,7 +13,7 @@ from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
-from onnxfit.data import validation_split as split_rows
+from onnxfit.data.memory import split_rows
 from onnxfit.data.structure import split_validation_data
 from onnxfit.data.weights import balanced_class_weight
 from onnxfit.distributed.find import world_of
@@ -43,6 +43,7 @@ from onnxfit.training.ranks import (
     merged_over_ranks,
     refuse_two_scales,
     refuse_two_waits,
+    require_rows_to_share,
     require_same_fits,
     require_same_trainers,
 )
@@ -177,6 +178,7 @@ class Trainer(FolderTrainer):
         world = world_of(distribute)
         teacher = None if distillation is None else distillation.teacher
         require_same_trainers(world, model, arrays, settings, teacher)
+        require_rows_to_share(world, recipe.layout)
         refuse_two_waits(world, accumulate)
         refuse_two_scales(world, recipe.precision)
         warn_of_weights(model, recipe.model, {n: arrays[n] for n in recipe.weights}, settings)
@@ -250,8 +252,9 @@ class Trainer(FolderTrainer):
         if validation_split:
             if validation_data is not None:
                 raise SettingError("Pass validation_data or validation_split, not both.")
+            inputs = {spec.name: spec for spec in self.inputs}
             (x, y, sample_weight), validation_data = split_rows(
-                x, y, sample_weight, validation_split
+                x, y, sample_weight, validation_split, inputs
             )
         is_due = validation_due(validation_freq)
         if isinstance(class_weight, str):

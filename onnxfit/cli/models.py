@@ -11,9 +11,9 @@ import click
 import numpy.typing as npt
 import onnx
 
-from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import DataAdapter
 from onnxfit.errors import DataError, ModelError, SettingError
+from onnxfit.graph.batch_axis import batch_first, layout_of
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.model_file import write_model
 from onnxfit.graph.names import LOSS
@@ -80,32 +80,41 @@ def write_edited(source: str, output: Path, model: onnx.ModelProto) -> None:
 def predict(
     model: onnx.ModelProto, x: Any, batch_size: int, device: str
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return a dict output -> array with a row for each row of `x`.
+    """Return a dict output -> array with a row for each row of `x`, along the batch axis.
 
     The model is run unchanged, so it needs neither weights nor a loss nor gradients. DataError: the
     sizes of an output differ between batches, so that no array can hold all rows.
     """
     target = Device.parse(device)
+    layout = layout_of(model)
+    model = batch_first(model, layout)
     session = BoundSession(
         model, DoubleBufferedState({}, target), target, None, "prediction", uses_integers=True
     )
     batches: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
-    adapter = DataAdapter(inputs_of(model), {}, purpose="prediction")
+    rows = []
+    adapter = DataAdapter(layout.specs, {}, purpose="prediction")
     with adapter.source(x, batch_size=batch_size) as data:
         for batch in data.batches(0):
-            for name, array in run_on(session, batch).prediction().items():
+            rows.append(batch.rows)
+            outputs = layout.outputs_in_file(run_on(session, batch).prediction())
+            for name, array in outputs.items():
                 batches[name].append(array)
-    return {name: _one_array(name, join_batches(arrays)) for name, arrays in batches.items()}
+    joined = {
+        name: join_batches(arrays, layout.joining_axis(name, arrays, rows))
+        for name, arrays in batches.items()
+    }
+    return {name: _one_array(name, outputs) for name, outputs in joined.items()}
 
 
 def _one_array(name: str, outputs: npt.NDArray[Any] | list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Return the outputs of all batches. DataError: they do not fit into one array."""
     if isinstance(outputs, list):
-        sizes = sorted({array.shape[1:] for array in outputs})
+        sizes = sorted({array.shape for array in outputs})
         raise DataError(
             f"Output {name!r} does not fit into one array, because its shape differs between"
-            f" batches: {sizes[0]} and {sizes[-1]}, for example. Use Trainer.predict in Python,"
-            " which returns a list."
+            f" batches, or has no axis of rows: {sizes[0]} and {sizes[-1]}, for example. Pass a"
+            " --batch-size for all rows, or use Trainer.predict in Python, which returns a list."
         )
     return outputs
 

@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from onnxfit.data.batch import Array, Batch, Columns, Target, signature_of
-from onnxfit.data.convert import as_array, in_c_order, in_dtype, in_shape, is_float, narrows
+from onnxfit.data.convert import (
+    as_array,
+    in_c_order,
+    in_dtype,
+    in_shape,
+    is_float,
+    narrows,
+    rows_first,
+    whole_array,
+)
 from onnxfit.data.order import checked_batch_size
 from onnxfit.data.source import Batching, Source, source_class
 from onnxfit.data.structure import by_name, common_rows, is_list_of_arrays
@@ -80,7 +89,8 @@ class ConvertedData:
 class DataAdapter:
     """Adapter of data to a model: it matches data by name with inputs and labels, checks and casts.
 
-    - `inputs`: the TensorSpecs of the model's inputs, in the model's order.
+    - `inputs`: the TensorSpecs of the model's inputs, in the model's order. Data has their layout.
+      Batches have the batch on the first axis.
     - `targets`: a dict output -> Target of the outputs that need labels, in the model's order.
       Prediction and calibration ignore it.
     - `purpose`: "training", "validation", "evaluation", "prediction" or "calibration". Messages
@@ -173,9 +183,18 @@ class DataAdapter:
     @property
     def fixed_input(self) -> TensorSpec | None:
         """First input whose batch dimension is a number, or None."""
-        return next(
-            (spec for spec in self.inputs if spec.shape and isinstance(spec.shape[0], int)), None
-        )
+        return next((spec for spec in self.inputs if isinstance(spec.rows, int)), None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether arrays cannot be divided into batches, because no input has rows."""
+        sized = [spec for spec in self.inputs if spec.shape != ()]
+        return bool(sized) and not any(spec.has_rows for spec in sized)
+
+    def selected(self, matched: MatchedData, select: Callable[[Any], Any]) -> MatchedData:
+        """Return `matched` with the function `select` applied to the values that have rows."""
+        without = {spec.name for spec in self.inputs if not spec.has_rows}
+        return matched.map(lambda name, value: value if name in without else select(value))
 
     def batch(self, item: Any) -> Batch:
         """Return the batch for an item of a loader or an iterable.
@@ -205,9 +224,9 @@ class DataAdapter:
     def _check_fixed_rows(self, rows: int) -> None:
         """Raise DataError if the model's batch dimension is fixed at another number of rows."""
         fixed = self.fixed_input
-        if fixed is None or fixed.shape is None:
+        if fixed is None:
             return
-        each = fixed.shape[0]
+        each = fixed.rows
         assert isinstance(each, int)
         needed = each * self.ranks
         if rows == (each if self._converts_shares else needed):
@@ -239,7 +258,7 @@ class DataAdapter:
 
     def convert(self, matched: MatchedData) -> ConvertedData:
         """Check and cast `matched`, the result of `match`. DataError: it does not fit."""
-        inputs = [in_shape(as_array(matched.inputs[spec.name], spec), spec) for spec in self.inputs]
+        inputs = [_shaped(as_array(matched.inputs[spec.name], spec), spec) for spec in self.inputs]
         labels = {
             output: as_array(value, _label_name(output)) for output, value in matched.labels.items()
         }
@@ -249,7 +268,7 @@ class DataAdapter:
         }
         label_arrays = [(_label_name(output), array) for output, array in labels.items()]
         weight_arrays = [(_weight_name(name), array) for name, array in weights.items()]
-        rows = common_rows([*zip(self.inputs, inputs), *label_arrays, *weight_arrays], self.purpose)
+        rows = self._rows([*zip(self.inputs, inputs)], [*label_arrays, *weight_arrays])
         if self.class_weight is not None:
             weights = {
                 SAMPLE_WEIGHT: weights_by_class(next(iter(labels.values())), self.class_weight)
@@ -258,7 +277,17 @@ class DataAdapter:
         columns, scalars = self._convert_inputs(inputs, matched.inputs)
         columns += self._convert_labels(labels, rows)
         columns += [(name, in_c_order(array)) for name, array in weights.items()]
+        if self.is_whole:  # several outputs may have their own numbers of rows
+            scalars += [(name, array) for name, array in columns if len(array) != rows]
+            columns = [(name, array) for name, array in columns if len(array) == rows]
         return ConvertedData(rows, tuple(columns), tuple(scalars))
+
+    def _rows(self, inputs: list[tuple[TensorSpec, Array]], labels: list[tuple[str, Array]]) -> int:
+        """Return the number of rows, which is that of the first labels if no input has rows."""
+        if not self.is_whole:
+            having = [(spec, array) for spec, array in inputs if spec.has_rows]
+            return common_rows([*having, *labels], self.purpose)
+        return next((len(array) for _, array in labels if array.ndim), 1)
 
     def _without_weightless(
         self, inputs: list[Array], labels: dict[str, Array], weights: Mapping[str, Array]
@@ -272,13 +301,19 @@ class DataAdapter:
                 if name in (SAMPLE_WEIGHT, sample_weight_name(output))
             }
             check_shape_of_weights(array, of, _weight_name(name))
+        places = [i for i, spec in enumerate(self.inputs) if spec.has_rows]
+        having = [inputs[i] for i in places]
         if shared is not None:
-            arrays = without_weightless_rows([*inputs, *labels.values()], shared)
-            inputs, label_values = arrays[: len(inputs)], arrays[len(inputs) :]
+            arrays = without_weightless_rows([*having, *labels.values()], shared)
+            having, label_values = arrays[: len(having)], arrays[len(having) :]
             labels = dict(zip(labels, label_values))
-        elif len(weights) == len(self.targets) > 0:  # a row counts if it counts for any output
+        elif len(weights) == len(self.targets) > 0 and having:
+            # a row counts if it counts for any output
             counts = [(w != 0).any(axis=tuple(range(1, w.ndim))) for w in weights.values()]
-            inputs = without_weightless_rows(inputs, np.logical_or.reduce(counts))
+            having = without_weightless_rows(having, np.logical_or.reduce(counts))
+        inputs = [*inputs]
+        for i, array in zip(places, having):
+            inputs[i] = array
         finite = {}
         for output, array in labels.items():
             own = weight_of(output, weights)
@@ -301,7 +336,7 @@ class DataAdapter:
                 narrowed.append(f"{spec.name!r} was converted from {array.dtype} to {spec.dtype}")
             array = in_c_order(in_dtype(array, spec))
             self._check_numbers(array, spec)
-            (columns if array.ndim else scalars).append((spec.name, array))
+            (columns if spec.has_rows and array.ndim else scalars).append((spec.name, array))
         if narrowed and not self._warned:
             self._warned = True
             warn_user(
@@ -317,7 +352,7 @@ class DataAdapter:
         """
         columns = []
         for output, array in labels.items():
-            if not array.ndim and rows == 1:
+            if not array.ndim and (rows == 1 or self.is_whole):
                 array = array[None]
             if not array.ndim:
                 raise DataError(
@@ -386,6 +421,8 @@ class DataAdapter:
                 problems.append(f"Not inputs of the model: {', '.join(map(repr, surplus))}.")
             problems.append(f"Expected: {'; '.join(map(str, self.inputs))}.")
             raise DataError(" ".join(problems))
+        for spec in self.inputs:
+            values[spec.name] = rows_first(values[spec.name], spec)
         return values
 
     def _match_labels(self, y: Any) -> dict[str, Any]:
@@ -440,6 +477,11 @@ class DataAdapter:
                 f" Pass them as inputs. The inputs are {'; '.join(map(str, self.inputs))}."
             )
         return default
+
+
+def _shaped(array: Array, spec: TensorSpec) -> Array:
+    """Return the array of an input, rows first. DataError: its shape does not fit."""
+    return in_shape(array, spec.rows_first()) if spec.has_rows else whole_array(array, spec)
 
 
 def _label_name(output: str) -> str:

@@ -37,7 +37,8 @@ class Batch:
       is a string because a string caches its hash.
     - `columns`: pairs (graph input, array) of the arrays that have rows. `index` selects the rows
       of this batch.
-    - `scalars`: pairs (graph input, array) of inputs of rank 0, which are the same for every row.
+    - `scalars`: pairs (graph input, array) of inputs without rows, which are the same for every
+      row. Most are single numbers.
     - `index`: a slice, or an array of row numbers.
     - `whole_rows`: if this batch is the share of one rank, the number of rows of the batch of all
       ranks; a share may have 0 rows. None if this is the whole batch.
@@ -88,4 +89,4 @@ class Batch:
 def signature_of(columns: Columns, scalars: Columns, rows: int) -> str:
     """Return the names, types and shapes of a batch of `rows` rows, as one string."""
     shapes = (f"{name}:{a.dtype.str}{(rows, *a.shape[1:])}" for name, a in columns)
-    return ";".join((*shapes, *(f"{name}:{a.dtype.str}()" for name, a in scalars)))
+    return ";".join((*shapes, *(f"{name}:{a.dtype.str}{a.shape}" for name, a in scalars)))

@@ -105,6 +105,39 @@ def in_shape(array: Array, spec: TensorSpec) -> Array:
     return array
 
 
+def rows_first(value: Any, spec: TensorSpec) -> Any:
+    """Return an array with the batch on its first axis, as a view of the data.
+
+    - `value`: an array in the layout of the model's file.
+    - `spec`: the input in this layout. If its first axis is the batch, or it has no rows, the value
+      is returned itself.
+
+    DataError: the shape does not fit.
+    """
+    axis, shape = spec.batch_axis, spec.shape
+    if not axis or shape is None:
+        return value
+    array = value if isinstance(value, np.ndarray) else as_array(value, spec)
+    sizes = array.shape
+    if len(sizes) != len(shape) or not _fits(
+        (sizes[axis], *sizes[:axis], *sizes[axis + 1 :]), (spec.rows_first().shape or ())
+    ):
+        raise DataError(f"{spec} got an array of shape {sizes}. Axis {axis} is the batch.")
+    return np.moveaxis(array, axis, 0)
+
+
+def whole_array(array: Array, spec: TensorSpec) -> Array:
+    """Return an array of an input without rows. DataError: its shape does not fit."""
+    if spec.shape == ():
+        return in_shape(array, spec)
+    if not spec.accepts(array.shape):
+        raise DataError(
+            f"{spec} got an array of shape {array.shape}. This input has no batch axis, so each"
+            " batch gets the whole array."
+        )
+    return array
+
+
 def _fits(sizes: Sequence[int], shape: Sequence[int | str | None]) -> bool:
     """Return whether an array of these sizes has the input's shape, apart from the batch."""
     return len(sizes) == len(shape) and not any(

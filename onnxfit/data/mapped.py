@@ -43,7 +43,9 @@ class MappedSource(RowSource, StreamSource):
         self._matched = matched.map(
             lambda name, value: value if hasattr(value, "__array__") else as_array(value, name)
         )
-        rows = common_rows(self._matched.named_values(), adapter.purpose)
+        without = {spec.name for spec in adapter.inputs if not spec.has_rows}
+        values = [pair for pair in self._matched.named_values() if pair[0] not in without]
+        rows = common_rows(values, adapter.purpose)
         super().__init__(adapter, rows, batching)
         adapter.convert(self._select(slice(0, 1)))
 
@@ -60,7 +62,7 @@ class MappedSource(RowSource, StreamSource):
         return super().fingerprint() | fingerprint_of(self._matched.named_values())
 
     def _select(self, index: slice | Array) -> MatchedData:
-        return self._matched.map(lambda name, value: select_rows(value, index))
+        return self.adapter.selected(self._matched, lambda value: select_rows(value, index))
 
 
 def open_paths(data: Any) -> Any:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar
 
+import numpy as np
+
 from onnxfit.data.adapter import ConvertedData, DataAdapter
 from onnxfit.data.batch import Batch
+from onnxfit.data.convert import rows_first
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.mapped import MappedSource, is_mapped, is_path, open_paths
 from onnxfit.data.source import Batching, RowSource, Source, Splittable
-from onnxfit.data.structure import common_rows, holds_arrays, map_arrays, named_arrays, select_rows
-from onnxfit.errors import SettingError
+from onnxfit.data.structure import (
+    common_rows,
+    holds_arrays,
+    is_list_of_arrays,
+    map_arrays,
+    named_arrays,
+    select_rows,
+)
+from onnxfit.errors import DataError, SettingError
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.registry import is_number, shortened
 
 __all__ = ["ArraySource", "validation_split"]
@@ -27,7 +39,19 @@ class ArraySource(RowSource):
 
     def __init__(self, adapter: DataAdapter, data: ConvertedData, batching: Batching) -> None:
         self._data = data
+        # The rows of such labels belong to entries of the inputs, which keep their order.
+        batching = replace(batching, seed=None) if adapter.is_whole else batching
         super().__init__(adapter, data.rows, batching)
+
+    def _set_batching(self, batching: Batching) -> None:
+        if self.adapter.is_whole and batching.batch_size < self.rows:
+            inputs = "; ".join(map(str, self.adapter.inputs))
+            raise DataError(
+                f"The inputs ({inputs}) have several sizes without a common batch, so arrays cannot"
+                f" be divided into batches of {batching.batch_size} rows. Pass whole batches: a"
+                " list of batches (x, y), or a loader that gives them, such as one graph each."
+            )
+        super()._set_batching(batching)
 
     @classmethod
     def accepts(cls, data: Any) -> bool:
@@ -63,7 +87,7 @@ def array_source(
     """
     x, y, sample_weight = map(open_paths, data)
     matched = adapter.match(x, y, sample_weight)
-    if any(is_mapped(value) for _, value in matched.named_values()):
+    if not adapter.is_whole and any(is_mapped(value) for _, value in matched.named_values()):
         return MappedSource(adapter, matched, batching)
     return ArraySource(adapter, adapter.convert(matched), batching)
 
@@ -89,6 +113,17 @@ def validation_split(
     >>> train[0], validation[0]
     (array([0, 1, 2]), array([3, 4, 5, 6]))
     """
+    return split_rows(x, y, sample_weight, fraction, {})
+
+
+def split_rows(
+    x: Any, y: Any, sample_weight: Any, fraction: float, inputs: Mapping[str, TensorSpec]
+) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Return the same as `validation_split`, for a model with these inputs, by name.
+
+    Inputs in a dict or list are divided along their batch axes; inputs without rows are in both
+    parts. SettingError, too: the rows of the model's inputs cannot be divided.
+    """
     check_fraction(fraction)
     if isinstance(x, Splittable):
         train_data, validation_data = x.split(fraction)
@@ -101,6 +136,16 @@ def validation_split(
             f"validation_split can split arrays only, got {type(x).__name__}. Split the data"
             " yourself and pass validation_data, or pass arrays."
         )
+    if len(inputs) > 1 and is_list_of_arrays(x) and len(x) == len(inputs):
+        x = dict(zip(inputs, x))
+    whole = {}
+    if isinstance(x, Mapping):
+        whole = {name: x[name] for name, spec in inputs.items() if name in x and not spec.has_rows}
+        x = {
+            name: rows_first(value, inputs[name]) if name in inputs else value
+            for name, value in x.items()
+            if name not in whole
+        }
     data = {"x": x, "y": y, "sample_weight": sample_weight}
     arrays = [
         array
@@ -110,12 +155,21 @@ def validation_split(
     ]
     rows = common_rows(arrays, "training")
     train_rows = count_training_rows(rows, fraction)
-    train = slice(0, train_rows)
-    validation = slice(train_rows, rows)
-    return (
-        (_select(x, train), _select(y, train), _select(sample_weight, train)),
-        (_select(x, validation), _select(y, validation), _select(sample_weight, validation)),
-    )
+
+    def part(index: slice) -> tuple[Any, Any, Any]:
+        chosen = _select(x, index)
+        if isinstance(x, Mapping):
+            chosen = {name: _in_file(value, inputs.get(name)) for name, value in chosen.items()}
+            chosen |= whole
+        return chosen, _select(y, index), _select(sample_weight, index)
+
+    return part(slice(0, train_rows)), part(slice(train_rows, rows))
+
+
+def _in_file(value: Any, spec: TensorSpec | None) -> Any:
+    """Return rows of an input, which are first, in the layout of the model's file."""
+    axis = None if spec is None else spec.batch_axis
+    return np.moveaxis(value, 0, axis) if axis else value
 
 
 def check_fraction(fraction: float) -> None:

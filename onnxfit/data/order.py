@@ -135,8 +135,7 @@ def check_fixed(
     """
     if fixed is None:
         return
-    assert fixed.shape is not None
-    each = fixed.shape[0]
+    each = fixed.rows
     assert isinstance(each, int)
     if not each:
         raise DataError(

@@ -108,6 +108,7 @@ class Inspection:
     - `quantized` are integer weights, which training does not change.
     - `probabilities` has the outputs that losses read as probabilities, each with the nodes that
       show it. Losses compute from the scores before these nodes.
+    - `batch_axes` says which axis of each input and output is the batch, and why.
     - `device` is the device that a Trainer was asked about, else None.
     - `on_cpu` are the operators of a training step that `device` leaves to the CPU, each with the
       number of their nodes. Their inputs and outputs are copied in every step.
@@ -126,6 +127,7 @@ class Inspection:
     on_cpu: tuple[tuple[str, int], ...] = ()
     initializers: tuple[InitializerUse, ...] = ()
     probabilities: tuple[tuple[str, str], ...] = ()
+    batch_axes: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -181,6 +183,7 @@ class Inspection:
             plural = "s" if len(self.weights) > 1 else ""
             by = DIFFERENTIATED_BY[self.source]
             lines = [f"Trains: {len(self.weights)} weight{plural}, differentiated by {by}."]
+        lines += [f"Batch: {line}." for line in self.batch_axes]
         if self.idle:
             idle = ", ".join(self.idle)
             lines.append(f"No output depends on {idle} in a differentiable way.")

@@ -19,6 +19,8 @@ class TensorSpec:
     - `dtype`: the element type.
     - `shape`: one entry for each dimension: a size, the name of a size, or None if unknown. The
       whole shape is None if the number of dimensions is unknown.
+    - `batch_axis`: the axis that counts the rows of a batch; None for a value without rows, which
+      is the same for all rows of a batch.
 
     >>> str(TensorSpec("x", np.dtype("float32"), ("batch", 1, 28, 28)))
     'x: float32[batch, 1, 28, 28]'
@@ -27,6 +29,7 @@ class TensorSpec:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[Dim, ...] | None
+    batch_axis: int | None = 0
 
     def __str__(self) -> str:
         if self.shape is None:
@@ -38,6 +41,27 @@ class TensorSpec:
     def rank(self) -> int | None:
         """The number of dimensions, or None if unknown."""
         return None if self.shape is None else len(self.shape)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the tensor has a row for each sample, as far as its shape is known."""
+        return self.batch_axis is not None and self.shape != ()
+
+    @property
+    def rows(self) -> Dim:
+        """The size of the batch axis; None if it is unknown or there is no such axis."""
+        return self.shape[self.batch_axis] if self.shape and self.batch_axis is not None else None
+
+    def rows_first(self) -> TensorSpec:
+        """Return the spec with the batch on the first axis.
+
+        >>> str(TensorSpec("state", np.dtype("float32"), (2, "batch", 5), 1).rows_first())
+        'state: float32[batch, 2, 5]'
+        """
+        if not self.batch_axis or self.shape is None:
+            return self
+        others = (size for axis, size in enumerate(self.shape) if axis != self.batch_axis)
+        return TensorSpec(self.name, self.dtype, (self.rows, *others))
 
     def with_rows(self) -> TensorSpec:
         """Return the spec with an axis of rows. A scalar belongs to the only row of a batch.

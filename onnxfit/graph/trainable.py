@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 import onnx
 
+from onnxfit.graph.batch_axis import BatchLayout
 from onnxfit.graph.fingerprint import fingerprint
 from onnxfit.graph.model import as_tensors, with_references
 from onnxfit.graph.shared_tensors import Contents, include_shared
@@ -31,6 +32,7 @@ class TrainableModel:
     - `model`: the model of every step. The trained weights are its initializers.
     - `view`: the file with the inputs and outputs of `model`, and with the same initializers; None
       if it is the file itself.
+    - `layout`: the batch axes of the file. The batch is the first axis in `view` and `model`.
     """
 
     # Whether `model` computes other numbers than the file with the trained weights. If so,
@@ -40,6 +42,7 @@ class TrainableModel:
     file: onnx.ModelProto
     model: onnx.ModelProto
     view: onnx.ModelProto | None = field(default=None, kw_only=True)
+    layout: BatchLayout = field(default_factory=BatchLayout, kw_only=True)
 
     @classmethod
     def of(cls, file: onnx.ModelProto) -> TrainableModel:

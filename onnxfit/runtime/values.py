@@ -104,11 +104,23 @@ def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
-def join_batches(arrays: Sequence[Array]) -> Array | list[Array]:
+def join_batches(arrays: Sequence[Array], axis: int | None = 0) -> Array | list[Array]:
     """Join the outputs of all batches along their rows; scalars become a vector.
 
     Outputs whose other sizes differ are returned as a list, one array for each batch.
+
+    - `axis`: the axis of the rows; None for outputs without rows. They are returned as a list,
+      too, if there are several batches.
     """
-    if len({array.shape[1:] if array.ndim else None for array in arrays}) > 1:
+    if all(not array.ndim for array in arrays):
+        return np.stack(arrays)
+    if axis is None:
+        return list(arrays) if len(arrays) > 1 else np.array(arrays[0])
+    if len({_other_sizes(array.shape, axis) for array in arrays}) > 1:
         return list(arrays)
-    return np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)
+    return np.concatenate(arrays, axis)
+
+
+def _other_sizes(shape: tuple[int, ...], axis: int) -> tuple[int, ...] | None:
+    """Return the sizes of a shape without the size of an axis; None for a scalar."""
+    return (*shape[:axis], *shape[axis + 1 :]) if shape else None

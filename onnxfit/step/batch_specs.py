@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,12 +17,12 @@ def batch_specs(recipe: Recipe, rows: int | None, sample_weight: bool) -> Batch:
     """Return the specs of a batch of so many rows, or of any number."""
     batch = dict(recipe.declared_batch)
     if sample_weight:
-        first = [_first(spec.shape) for spec in recipe.inputs if spec.shape]
+        first = [_first(spec.shape) for spec in recipe.inputs if spec.shape and spec.has_rows]
         shape = (first[0] or "batch",) if first else ("batch",)
         batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), shape)
     if rows is None:
         return batch
-    symbols = {_first(spec.shape) for spec in recipe.inputs}
+    symbols = {_first(spec.shape) for spec in recipe.inputs if spec.has_rows}
     sizes = {symbol: rows for symbol in symbols if isinstance(symbol, str)}
     fixed = {name: _with_sizes(spec, sizes, rows) for name, spec in batch.items()}
     _require_sizes(recipe, fixed, rows)
@@ -37,16 +38,16 @@ def _with_sizes(spec: TensorSpec, sizes: Mapping[str, int], rows: int) -> Tensor
     if not spec.shape:
         return spec
     shape = [sizes.get(size, size) if isinstance(size, str) else size for size in spec.shape]
-    if not isinstance(shape[0], int):
+    if spec.has_rows and not isinstance(shape[0], int):
         shape[0] = rows
-    return TensorSpec(spec.name, spec.dtype, tuple(shape))
+    return replace(spec, shape=tuple(shape))
 
 
 def _require_sizes(recipe: Recipe, batch: Batch, rows: int) -> None:
     """Raise SettingError if an input of the model has another number of rows, or open sizes."""
     for name in [spec.name for spec in recipe.inputs]:
         spec = batch[name]
-        if spec.shape and spec.shape[0] != rows:
+        if spec.shape and spec.has_rows and spec.shape[0] != rows:
             raise SettingError(
                 f"batch_size={rows} does not fit the model: input {spec} has a fixed batch"
                 " dimension. Pass its size, or use onnxfit.dynamic_batch(model)."

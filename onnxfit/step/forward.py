@@ -21,7 +21,7 @@ from onnxfit.graph.model import (
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.losses import SoftTargets
+from onnxfit.losses import Loss, SoftTargets
 from onnxfit.penalties import Penalty
 from onnxfit.step.finish import prune
 from onnxfit.step.loss_scale import kept_if_not_finite
@@ -147,6 +147,7 @@ def _loss_terms(
         y_true = _labels_of(output, y_pred, batch)
         if spec_of(outputs[output]).shape == ():
             y_true = _of_one_row(output, y_true)
+        _require_same_rows(output, objective, y_true, y_pred)
         weight, teacher = names.weight_of(output, weights), targets.get(output)
         value, count = _loss_of(objective, output, y_true, y_pred, weight, teacher)
         if len(objectives) > 1:
@@ -192,6 +193,23 @@ def _of_one_row(output: str, y_true: Value) -> Value:
             " (batch,)."
         )
     return y_true.op.Reshape(y_true, [1])  # refuses other numbers of rows when the step runs
+
+
+def _require_same_rows(output: str, objective: Objective, y_true: Value, y_pred: Value) -> None:
+    """Raise SettingError if an output and its labels have different numbers of rows.
+
+    A loss of the user may expect that.
+    """
+    shapes = y_true.shape, y_pred.shape
+    rows, first = (shape[0] if shape else None for shape in shapes)
+    is_own = type(objective.loss).__module__ == Loss.__module__
+    if is_own and isinstance(rows, int) and isinstance(first, int) and rows != first:
+        raise SettingError(
+            f"Output {_named(y_pred, output)} has {first} rows for a batch of {rows}, so its first"
+            " axis is not the batch. If another axis is, export the model with the name of the"
+            " batch on it, such as dynamic_axes={'x': {0: 'batch'}, 'y': {1: 'batch'}}. If no axis"
+            " is, pass batch_size=1."
+        )
 
 
 def _loss_of(

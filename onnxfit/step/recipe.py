@@ -25,6 +25,7 @@ from onnxfit.gradients.update import (
     optimizer_for,
 )
 from onnxfit.graph import names, tensors
+from onnxfit.graph.batch_axis import BatchLayout
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.quantized import quantized_weights
 from onnxfit.graph.spec import TensorSpec
@@ -82,6 +83,8 @@ class Recipe:
     frozen_rows: FrozenRows = field(default_factory=dict)
     # the file and the conversion back to it, unless the file itself is trained
     trainable: TrainableModel | None = None
+    # the batch axes of the file; `model` has the batch on the first axis
+    layout: BatchLayout = field(default_factory=BatchLayout)
     # the model whose outputs are learned in addition to the labels
     teacher: Teacher | None = None
     # whether graphs add up the metrics that they can; else all metrics read the outputs
@@ -192,7 +195,8 @@ class Recipe:
             clip_norm=clip_bound("clip_norm", settings.clip_norm, [norm_dtype(dtypes.values())]),
             clip_value=clip_bound("clip_value", settings.clip_value, dtypes.values()),
             trainable=None if trainable.is_file else trainable,
-            teacher=_teacher(distillation, normalized, list(objectives)),
+            layout=trainable.layout,
+            teacher=_teacher(distillation, trainable.layout, normalized, list(objectives)),
         )
         trainable.check(recipe.weights, recipe.statistics)
         _warn_of_unmeasured(normalized, recipe.statistics if trains else ())
@@ -257,13 +261,23 @@ class Recipe:
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's inputs."""
-        return tuple(spec_of(value) for value in self.model.graph.inputs)
+        """The model's inputs, rows first."""
+        specs = (spec_of(value) for value in self.model.graph.inputs)
+        without = {n for n, one in self.layout.inputs.items() if one.axis is None}
+        return tuple(
+            replace(spec, batch_axis=None) if spec.name in without else spec for spec in specs
+        )
+
+    @cached_property
+    def data_inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's inputs as data has them: in the layout of the file."""
+        moved = {name: one.spec for name, one in self.layout.inputs.items() if one.axis}
+        return tuple(moved.get(spec.name, spec) for spec in self.inputs)
 
     @property
     def has_free_lengths(self) -> bool:
         """Whether the rows of an input may have different sizes, as sequences do."""
-        sizes = [size for spec in self.inputs for size in (spec.shape or ())[1:]]
+        sizes = [size for s in self.inputs for size in (s.shape or ())[int(s.has_rows) :]]
         return not all(isinstance(size, int) for size in sizes)
 
     @cached_property
@@ -357,11 +371,17 @@ def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:
 
 
 def _teacher(
-    distillation: Distillation | None, model: ir.Model, losses: Sequence[str]
+    distillation: Distillation | None, layout: BatchLayout, model: ir.Model, losses: Sequence[str]
 ) -> Teacher | None:
     """Return the teacher of a model whose `outputs` have a loss, if it has a teacher."""
     if distillation is None:
         return None
+    if layout.changes_graph:
+        raise SettingError(
+            "A teacher needs a model whose inputs and outputs all have the batch on the first axis."
+            f" This model has {'; '.join(layout.lines())}. Remove the teacher, or transpose in the"
+            " exported models."
+        )
     inputs = [spec_of(value) for value in model.graph.inputs]
     opset = model.graph.opset_imports[""]
     return distillation.teacher_of(inputs, tensor_outputs(model), losses, opset)

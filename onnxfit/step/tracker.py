@@ -81,6 +81,14 @@ class Sum(Mean):
 Savepoint = tuple[int, list[tuple[float, float]], list[dict[str, Any]], list[tuple[list[Any], int]]]
 
 
+def _rows_of(output: str, batch: Batch) -> int:
+    """Return the rows of an output, which are those of its labels where inputs have no rows."""
+    for name, array in batch.scalars:
+        if name == names.target(output):
+            return len(array)
+    return batch.rows
+
+
 class Tracker:
     """Running figures over batches, exact for any batch sizes.
 
@@ -236,7 +244,7 @@ class Tracker:
             if self._several:
                 value = scalars[names.output_loss(output)].item()
             count = scalars.get(self._counts[output])
-            mean.add(value, rows if count is None else count.item())
+            mean.add(value, _rows_of(output, batch) if count is None else count.item())
         return loss
 
     def _update_metrics(self, result: StepResult, batch: Batch) -> None:

@@ -30,7 +30,7 @@ def adapter_for(
             " with forward, backward and apply_gradients."
         )
     return DataAdapter(
-        recipe.inputs,
+        recipe.data_inputs,
         recipe.targets,
         purpose=purpose,
         seed=seed,

@@ -12,6 +12,7 @@ import onnx
 from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.data.convert import as_array
 from onnxfit.errors import SettingError
+from onnxfit.graph.batch_axis import batch_first, layout_of
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.reading import share_tensors
 from onnxfit.graph.tensors import without_numbers
@@ -38,9 +39,10 @@ def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> TrainableModel:
     """Return the model that is trained in place of a file, and the conversion back to the file.
 
-    A file with caches is trained as a model for whole sequences, fixed inputs become constants, a
-    quantized file is trained in floats, and adapters are trained in branches parallel to the
-    layers. Each form is built on the previous one. With adapters, integers do not change.
+    A file with caches is trained as a model for whole sequences, fixed inputs become constants, the
+    batch becomes the first axis, a quantized file is trained in floats, and adapters are trained in
+    branches parallel to the layers. Each form is built on the previous one. With adapters, integers
+    do not change.
 
     - `file`: a model that `read_model` returned.
     - `settings`: the arguments of `Trainer`; those that are missing have their defaults.
@@ -48,6 +50,8 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
     ModelError, SettingError or UnknownNameError: the file or a setting is not valid.
     """
     view = with_fixed_inputs(without_caches(file), settings.get("fixed_inputs"))
+    layout = layout_of(view)
+    view = batch_first(view, layout)
     quantization, adapters = settings.get("quantization"), settings.get("adapters")
     if adapters is None:
         form = unfold(view, quantization)
@@ -58,7 +62,9 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
             "quantization= trains the integers of a file, but with adapters= these integers stay"
             " frozen. Pass only one of the two."
         )
-    return form if view is file else replace(form, file=file, view=view)
+    if view is file:
+        return replace(form, layout=layout)
+    return replace(form, file=file, view=view, layout=layout)
 
 
 def without_trained_numbers(form: TrainableModel, recipe: Recipe) -> TrainableModel:
@@ -74,4 +80,4 @@ def without_trained_numbers(form: TrainableModel, recipe: Recipe) -> TrainableMo
     changing = frozenset(recipe.state)
     file = without_numbers(form.file, changing)
     share_tensors(recipe.model.graph, file, changing)
-    return TrainableModel.of(file)
+    return replace(form, file=file, model=file)

@@ -31,8 +31,8 @@ class InferenceTrainer(BaseTrainer):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Name, type and shape of each input of the model."""
-        return self._recipe.inputs
+        """Name, type and shape of each input of the model, and the axis of the batch."""
+        return self._recipe.data_inputs
 
     @check_arguments
     def evaluate(
@@ -86,9 +86,10 @@ class InferenceTrainer(BaseTrainer):
         - `x`, `batch_size`, `callbacks`: as in `fit`.
         - `steps`, `verbose`: as in `evaluate`.
 
-        A single output is an array, several outputs are a dict. If the sizes of an output, apart
-        from the rows, differ between batches, as with sequences of several lengths, the output is a
-        list of arrays, one per batch. A trainer without a loss can predict, too.
+        A single output is an array, several outputs are a dict. An output has the layout of the
+        file, such as [time, batch, classes]. If its sizes, apart from the rows, differ between
+        batches, as with sequences of several lengths, or if it has no rows, the output is a list of
+        arrays, one per batch. A trainer without a loss can predict, too.
 
         The trained model is compiled first, so that predictions equal the predictions of the
         exported file bit for bit; `predict_on_batch` does not compile. With more than 512 MB of
@@ -241,7 +242,9 @@ class InferenceTrainer(BaseTrainer):
         `make_run` returns the function that computes the outputs of a batch. It is called after
         `on_predict_begin`, which may change the weights.
         """
+        layout = self._recipe.layout
         results: list[Mapping[str, Any]] = []  # outputs of each batch
+        rows: list[int] = []
         outer = self.predicted  # a callback of a prediction may predict
         callbacks.on_predict_begin(Logs())
         run = make_run()
@@ -254,18 +257,25 @@ class InferenceTrainer(BaseTrainer):
                 predicted: Any = run(batch) if batch.rows else {}
                 if tells_end:
                     (predicted,) = joined_over_ranks(self._world, [predicted])
+                    predicted = layout.outputs_in_file(predicted)
                 self._thread.predicted = predicted
                 results.append(predicted)
+                rows.append(batch.rows if batch.whole_rows is None else batch.whole_rows)
                 if callbacks.predict_batch_end:
                     callbacks.on_predict_batch_end(index, Logs())
         finally:
             self._thread.predicted = outer
         callbacks.on_predict_end(Logs())
         if not tells_end:
-            results = [*joined_over_ranks(self._world, results)]
+            joined = joined_over_ranks(self._world, results)
+            results = [layout.outputs_in_file(one) for one in joined]
         if not results:
             raise DataError("The prediction data is empty: it gave no batches.")
-        return {name: join_batches([one[name] for one in results]) for name in results[0]}
+        outputs: dict[str, Array | list[Array]] = {}
+        for name in results[0]:
+            arrays = [one[name] for one in results]
+            outputs[name] = join_batches(arrays, layout.joining_axis(name, arrays, rows))
+        return outputs
 
 
 def check_steps(name: str, steps: int | None) -> None:

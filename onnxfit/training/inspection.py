@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from onnxfit.gradients.inspection import Inspection, inspect_model
@@ -50,6 +51,8 @@ def inspect(
     w            2×3    yes     looks like one
     <BLANKLINE>
     Trains: 1 weight, differentiated by the table of rules.
+    Batch: axis 0 of x, y: the size 'N'.
     """
-    model = trainable_form(read_model(model_onnx), {"fixed_inputs": fixed_inputs}).model
-    return inspect_model(model, weights, outputs=outputs, gradient=gradient)
+    form = trainable_form(read_model(model_onnx), {"fixed_inputs": fixed_inputs})
+    report = inspect_model(form.model, weights, outputs=outputs, gradient=gradient)
+    return replace(report, batch_axes=tuple(form.layout.lines()))

@@ -16,6 +16,7 @@ from onnxfit.distributed.world import World
 from onnxfit.environment import installed_distributions, versions
 from onnxfit.errors import DataError, SettingError
 from onnxfit.files import refusing_misfits
+from onnxfit.graph.batch_axis import BatchLayout
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.precision import StepPrecision
 from onnxfit.step.tracker import Tracker
@@ -66,6 +67,15 @@ def refuse_two_scales(world: World, precision: StepPrecision) -> None:
             f"precision={precision.name!r} cannot be combined with"
             f" average_every={world.average_every}, because each rank would adapt its own loss"
             " scale. Use precision='bf16', or share every gradient with average_every=None."
+        )
+
+
+def require_rows_to_share(world: World, layout: BatchLayout) -> None:
+    """Raise SettingError if several ranks would share batches that cannot be divided."""
+    if world.size > 1 and layout.is_whole:
+        raise SettingError(
+            f"{world.size} processes share the rows of each batch, but the batches of this model"
+            f" cannot be divided ({'; '.join(layout.lines())}). Pass distribute=None."
         )
 
 

@@ -264,6 +264,7 @@ class SavedTrainer(GeneratingTrainer):
         recipe = self._recipe
         outputs = recipe.loss_outputs or recipe.float_outputs
         report = inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
+        report = replace(report, batch_axes=tuple(recipe.layout.lines()))
         if device is None:
             return report
         if not recipe.loss_outputs:

@@ -105,13 +105,17 @@ def concise(value: object, *, hidden: Iterable[str] = (), shown: Iterable[str] =
 
 def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     """Return the lines above the table."""
-    lines = [f"input      {spec}" for spec in recipe.inputs]
+    lines = [f"input      {spec}" for spec in recipe.data_inputs]
     for name, array in (settings.get("fixed_inputs") or {}).items():
         value = array.item() if array.size == 1 else f"an array of shape {array.shape}"
         lines.append(f"fixed      {name} = {value}")
+    moved = recipe.layout.moved_outputs
     for value in recipe.model.graph.outputs:
-        lines.append(f"output     {spec_of(value)}")
+        layout = moved.get(value.name or "")
+        lines.append(f"output     {spec_of(value) if layout is None else layout.spec}")
         lines += _loss_lines(recipe.objectives.get(value.name or ""))
+    for i, line in enumerate(recipe.layout.lines()):
+        lines.append(f"{'' if i else 'batch':10} {line}")
     lines.append(f"optimizer  {concise(recipe.optimizer, shown=['learning_rate'])}")
     changed = [
         f"{field.name}={concise(settings[field.name])}"

@@ -215,6 +215,7 @@ class FolderTrainer(SavedTrainer):
     def _require_exportable(self) -> None:
         """Raise SettingError for a training that the graphs of a folder cannot compute."""
         problem = None
+        without = [spec.name for spec in self.inputs if spec.shape and not spec.has_rows]
         if not self._recipe.loss_outputs:
             problem = "has no loss. Pass a loss: Trainer(..., loss='mean_squared_error')"
         elif self._backend.can_accumulate:
@@ -232,6 +233,11 @@ class FolderTrainer(SavedTrainer):
             problem = (
                 f"has precision={self._recipe.precision.name!r}, for which other programs have no"
                 " kernels. Train with precision='float32'"
+            )
+        elif without:
+            problem = (
+                f"has inputs without a batch axis ({listed_names(without)}), which hosts would"
+                " divide into rows. Give them a value with fixed_inputs="
             )
         elif self._recipe.large:
             problem = "has more than 2 GB of tensors, the limit of one ONNX file"

@@ -67,6 +67,7 @@ input      x: float32[N, 4]
 output     y: float32[N, 3]
   loss     CrossEntropy()
            taken as logits: Gemm node 'fc1' computes the output
+batch      axis 0 of x, y: the size 'N'
 optimizer  Adam(learning_rate=0.001)
 settings   metrics=['accuracy'], clip_norm=1.0
 

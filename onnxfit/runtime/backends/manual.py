@@ -49,6 +49,7 @@ class ManualTraining:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._recipe = backend.recipe
+        self._layout = backend.recipe.layout
         self._inputs = [spec_of(v) for v in self._recipe.model.graph.inputs]
         self._pending: list[PendingPass] = []  # the newest last
         # Forward passes since the last update. Each draws different random numbers.
@@ -77,18 +78,22 @@ class ManualTraining:
         OrtValues. Random numbers depend on `step` and `seed`.
         """
         returns_ort_values = any(not isinstance(value, np.ndarray) for value in inputs.values())
+        if returns_ort_values and self._layout.changes_graph:
+            raise SettingError(
+                "OrtValues need the batch on the first axis of every input and output, but this"
+                " model has it on others. Pass arrays."
+            )
         values = _unwrapped(inputs)
         shapes = {name: TensorSpec(name, *dtype_and_shape(value)) for name, value in values.items()}
         self._check_inputs(shapes)
         if not training:
             session = self._compiled(self._inference, shapes, self._compile_inference)
             session.run(values)
-            return _single(
-                {
-                    name: wrap_ort_value(value) if returns_ort_values else array_of(value)
-                    for name, value in session.outputs().items()
-                }
-            )
+            outputs = {
+                name: wrap_ort_value(value) if returns_ort_values else array_of(value)
+                for name, value in session.outputs().items()
+            }
+            return _single(self._layout.outputs_in_file(outputs))
         if len(self._pending) >= MAX_PENDING_PASSES:
             raise SettingError(
                 f"{MAX_PENDING_PASSES} forward passes are waiting for their backward passes, and"
@@ -100,12 +105,11 @@ class ManualTraining:
         number = (step + STEP_STRIDE * self._passes_since_update) % 2**31
         forward = passes.forward(values, number, seed)
         self._passes_since_update += 1
-        returned = _single(
-            {
-                name: wrap_ort_value(value) if returns_ort_values else _read_only(value)
-                for name, value in forward.outputs.items()
-            }
-        )
+        outputs = {
+            name: wrap_ort_value(value) if returns_ort_values else _read_only(value)
+            for name, value in forward.outputs.items()
+        }
+        returned = _single(self._layout.outputs_in_file(outputs))
         self._pending.append(PendingPass(returned, forward))
         return returned
 
@@ -132,6 +136,7 @@ class ManualTraining:
         for name, value in computed.items():
             kind = "weights" if name in self._recipe.weights else "inputs"
             results[kind][name] = wrap_ort_value(value) if returns_ort_values else array_of(value)
+        results["inputs"] = self._layout.inputs_in_file(results["inputs"])
         return results
 
     def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
@@ -219,8 +224,15 @@ class ManualTraining:
         for name in expected:
             dtype, shape = dtype_and_shape(forward.outputs[name])
             gradient = gradients[name]
-            value = _as_value(np.zeros(shape, dtype) if gradient is None else gradient)
+            if gradient is None:
+                checked[name] = np.zeros(shape, dtype)
+                continue
+            value, moved = _as_value(gradient), self._layout.moved_outputs.get(name)
+            if moved is not None:
+                shape = moved.in_file(np.broadcast_to(0, shape)).shape
             _check_value(value, TensorSpec(name, dtype, shape), f"The gradient of output {name}")
+            if moved is not None:
+                value = np.ascontiguousarray(moved.in_view(value))
             checked[name] = value
         return checked
 

@@ -1,0 +1,387 @@
+"""The batch axis of each input and output of a model: found by the names of sizes, never guessed.
+
+Most files have the batch on the first axis. Recurrent networks may have outputs [time, batch,
+units] and states [layers, batch, units]. Training and evaluation use a view of the model in which
+the batch is the first axis everywhere, `batch_first`; data and predictions have the layout of the
+file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from onnxfit.errors import listed_names
+from onnxfit.graph.model import spec_of
+from onnxfit.graph.names import unused
+from onnxfit.graph.replacement import replace_nodes
+from onnxfit.graph.spec import Dim, TensorSpec
+from onnxfit.graph.subgraphs import graph_protos
+
+Array = npt.NDArray[Any]
+
+# Names that ONNX's inference and torch's older exporter invent for sizes that they do not know;
+# two of them may be the same size.
+INVENTED = re.compile(r"unk__\d+|.*_dynamic_axes_\d+")
+ALWAYS_BATCH = ("batch", "batch_size", "batchsize")
+OFTEN_BATCH = ("N", "B")  # decides only between sizes that qualify otherwise
+AXES_AS_INPUT = 13  # the first opset whose Unsqueeze reads the axes
+
+
+@dataclass(frozen=True)
+class ValueLayout:
+    """The batch axis of an input or output.
+
+    - `spec`: name, type and shape in the file, with the batch axis.
+    - `reason`: why this axis is the batch, or why there is none, for `summary` and messages.
+    - `is_assumed`: whether the file does not tell, so that the first axis is taken.
+    """
+
+    spec: TensorSpec
+    reason: str
+    is_assumed: bool = False
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of the rows; None for a value without rows."""
+        return self.spec.batch_axis
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the view has another layout than the file: rows first, or one row."""
+        return bool(self.axis) or (self.axis is None and bool(self.spec.shape))
+
+    def in_file(self, array: Array) -> Array:
+        """Return an array of the view in the layout of the file, without a copy."""
+        if self.axis is None:  # several ranks have an entry each
+            return array[0] if self.spec.shape and len(array) == 1 else array
+        return np.moveaxis(array, 0, self.axis) if self.axis else array
+
+    def in_view(self, array: Array) -> Array:
+        """Return an array of the file in the layout of the view, without a copy."""
+        if self.axis is None:
+            return array[None] if self.spec.shape else array
+        return np.moveaxis(array, self.axis, 0) if self.axis else array
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """The batch axes of a model.
+
+    - `inputs`, `outputs`: name -> layout, in the model's order.
+    - `batch`: the name of the size that counts rows; None if no name does.
+    - `is_whole`: whether inputs have several sizes that data may choose freely, such as the atoms
+      and bonds of a molecule. Then no axis counts rows: each batch is passed as it is.
+    """
+
+    inputs: Mapping[str, ValueLayout] = field(default_factory=dict)
+    outputs: Mapping[str, ValueLayout] = field(default_factory=dict)
+    batch: str | None = None
+    is_whole: bool = False
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """The inputs in the layout of the file."""
+        return tuple(layout.spec for layout in self.inputs.values())
+
+    @property
+    def moved_outputs(self) -> dict[str, ValueLayout]:
+        """The outputs whose layout in the view differs from the file."""
+        if self.is_whole:
+            return {}
+        return {name: layout for name, layout in self.outputs.items() if layout.is_moved}
+
+    @property
+    def changes_graph(self) -> bool:
+        """Whether the view differs from the file."""
+        return bool(self.moved_outputs) or any(layout.axis for layout in self.inputs.values())
+
+    def inputs_in_file(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arrays of inputs, such as their gradients, in the layout of the file."""
+        moved = {name: layout for name, layout in self.inputs.items() if layout.axis}
+        return {n: moved[n].in_file(a) if n in moved else a for n, a in inputs.items()}
+
+    def outputs_in_file(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs of a batch in the layout of the file, without copies."""
+        moved = self.moved_outputs
+        return {n: moved[n].in_file(a) if n in moved else a for n, a in outputs.items()}
+
+    def joining_axis(self, output: str, arrays: Sequence[Array], rows: Sequence[int]) -> int | None:
+        """Return the axis along which the outputs of batches are joined; None if there is none.
+
+        - `arrays`: the output of each batch, in the layout of the file.
+        - `rows`: the number of rows of each batch.
+        """
+        layout = self.outputs.get(output)
+        if layout is None or not layout.is_assumed:
+            return 0 if layout is None else layout.axis
+        first = layout.spec.rows
+        if isinstance(first, str) and self.batch is not None and self.batch in first:
+            return 0  # several entries for each row, such as batch*time
+        fits = all(array.ndim and len(array) == size for array, size in zip(arrays, rows))
+        return 0 if fits else None
+
+    def lines(self) -> list[str]:
+        """Return a sentence for each batch axis and its reason, with the values that have it."""
+        groups: dict[str, list[str]] = {}
+        for layout in (*self.inputs.values(), *self.outputs.values()):
+            place = "no axis" if layout.axis is None else f"axis {layout.axis}"
+            groups.setdefault(f"{place} of {{}}: {layout.reason}", []).append(layout.spec.name)
+        return [text.format(listed_names(names)) for text, names in groups.items()]
+
+
+def batch_layout(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> BatchLayout:
+    """Return the batch axes of a model with these inputs and outputs.
+
+    The batch is the size whose name says so (`batch`), or else the name of the first size of an
+    input that outputs have, too. Without such a name, the first axis is taken.
+
+    >>> x = TensorSpec("x", np.dtype("float32"), ("batch", 7))
+    >>> state = TensorSpec("state", np.dtype("float32"), (2, "batch", 5))
+    >>> rate = TensorSpec("rate", np.dtype("int64"), ())
+    >>> y = TensorSpec("y", np.dtype("float32"), ("time", "batch", 3))
+    >>> for line in batch_layout([x, state, rate], [y]).lines():
+    ...     print(line)
+    axis 0 of x: the size 'batch'
+    axis 1 of state, y: the size 'batch'
+    no axis of rate: it is one number
+    """
+    batch = _batch_name(inputs, outputs)
+    if batch is None:
+        return _by_position(inputs, outputs)
+    having = [spec for spec in inputs if batch in _names(spec)]
+    lengths = {name for spec in having for name in _names(spec)}
+    free = [name for spec in inputs for name in _names(spec) if name not in lengths]
+    if free:
+        return _whole(inputs, outputs, batch, free[0])
+    reason = f"the size {batch!r}"
+    read = {spec.name: _of_input(spec, batch, reason) for spec in inputs}
+    written = {spec.name: _of_output(spec, batch, reason, lengths) for spec in outputs}
+    return BatchLayout(read, written, batch)
+
+
+def _names(spec: TensorSpec) -> list[str]:
+    """Return the names of a value's sizes, without invented names."""
+    return [name for size in spec.shape or () if (name := _name(size)) is not None]
+
+
+def _name(size: Dim) -> str | None:
+    return size if isinstance(size, str) and size and not INVENTED.fullmatch(size) else None
+
+
+def _batch_name(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
+    """Return the name of the size that counts rows, or None if no name does."""
+    listed = list(dict.fromkeys(name for spec in inputs for name in _names(spec)))
+    saying = [name for name in listed if "batch" in name.lower()]
+    if len(saying) > 1:
+        saying = [name for name in saying if name.lower() in ALWAYS_BATCH]
+    if len(saying) == 1:
+        return saying[0]
+    first = [name for spec in inputs if spec.shape and (name := _name(spec.shape[0])) is not None]
+    if not first:
+        return None
+    offered = {name for spec in outputs for name in _names(spec)}
+    shared = [name for name in first if name in offered]
+    if shared:
+        often = [name for name in listed if name in offered and name in OFTEN_BATCH]
+        return often[0] if len(often) == 1 else shared[0]
+    named = [set(_names(spec)) for spec in inputs if _names(spec)]
+    everywhere = [name for name in listed if name in offered and all(name in one for one in named)]
+    return everywhere[0] if len(everywhere) == 1 else first[0]
+
+
+def _of_input(spec: TensorSpec, batch: str, reason: str) -> ValueLayout:
+    shape = spec.shape
+    if shape is not None and batch in shape:
+        return _at(spec, shape.index(batch), reason)
+    if shape == ():
+        return _at(spec, None, "it is one number")
+    if shape is None or (not isinstance(shape[0], int) and _name(shape[0]) is None):
+        return _at(spec, 0, "assumed, because the file does not name its first size", True)
+    return _at(spec, None, f"it has no size {batch!r}, so each batch gets the whole array")
+
+
+def _of_output(
+    spec: TensorSpec, batch: str | None, reason: str, lengths: Collection[Dim]
+) -> ValueLayout:
+    shape = spec.shape
+    if batch is not None and shape is not None and batch in shape:
+        return _at(spec, shape.index(batch), reason)
+    if shape == ():
+        return _at(spec, None, "it is one number for each batch")
+    if shape is not None and shape[0] in lengths:
+        return _at(spec, None, f"its first size is {shape[0]!r}, and the batch has another name")
+    return _at(spec, 0, "assumed, because the file does not name the batch of this value", True)
+
+
+def _at(spec: TensorSpec, axis: int | None, reason: str, assumed: bool = False) -> ValueLayout:
+    return ValueLayout(replace(spec, batch_axis=axis), reason, assumed)
+
+
+def _by_position(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> BatchLayout:
+    """Return the layout of a model without a name for the batch: the first axis is taken.
+
+    An input whose first size is another number than the batch of the others has no rows.
+    """
+    sized = [spec.shape for spec in inputs if spec.shape]
+    firsts = list(dict.fromkeys(shape[0] for shape in sized if isinstance(shape[0], int)))
+    is_free = any(not isinstance(shape[0], int) for shape in sized)
+    rows: int | None = None
+    if firsts and not is_free:
+        anywhere = [size for size in firsts if all(size in shape for shape in sized)]
+        rows = anywhere[0] if len(firsts) > 1 and anywhere else firsts[0]
+    reason = "the first axis, because no size is called the batch"
+    read = {}
+    for spec in inputs:
+        first = spec.shape[0] if spec.shape else None
+        if spec.shape == ():
+            read[spec.name] = _at(spec, None, "it is one number")
+        elif isinstance(first, int) and first != rows:
+            batch = "of another input is free" if is_free else f"is {rows}"
+            why = f"its first size is {first}, and the batch {batch}"
+            read[spec.name] = _at(spec, None, f"{why}, so each batch gets the whole array")
+        else:
+            read[spec.name] = _at(spec, 0, reason)
+    lengths = {name for spec in inputs for name in _names(spec)}
+    written = {spec.name: _of_output(spec, None, reason, lengths) for spec in outputs}
+    for name, layout in written.items():
+        if rows is not None and layout.axis == 0 and layout.spec.rows == rows:
+            written[name] = _at(layout.spec, 0, reason)
+    return BatchLayout(read, written)
+
+
+def _whole(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batch: str, other: str
+) -> BatchLayout:
+    """Return the layout of a model whose batches cannot be divided into rows."""
+    why = f"the inputs have the sizes {batch!r} and {other!r}, so each batch is passed as it is"
+    read = {
+        spec.name: _at(spec, None, "it is one number" if spec.shape == () else why)
+        for spec in inputs
+    }
+    own = "the rows of this output"
+    written = {
+        spec.name: _at(spec, None, "it is one number for each batch")
+        if spec.shape == ()
+        else _at(spec, 0, own)
+        for spec in outputs
+    }
+    return BatchLayout(read, written, is_whole=True)
+
+
+# ---------------------------------------------------------------------- the view
+
+
+def layout_of(model: onnx.ModelProto) -> BatchLayout:
+    """Return the batch axes of a model's tensors; sequences and maps are left out."""
+    graph = model.graph
+    defaults = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in defaults]
+    return batch_layout(_specs(inputs), _specs(graph.output))
+
+
+def _specs(values: Iterable[onnx.ValueInfoProto]) -> list[TensorSpec]:
+    read = [
+        ir.serde.deserialize_value_info_proto(value, None)
+        for value in values
+        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type
+    ]
+    return [_without_negative_sizes(spec_of(value)) for value in read]
+
+
+def _without_negative_sizes(spec: TensorSpec) -> TensorSpec:
+    """Return the spec with unknown sizes in place of -1, which some exporters write."""
+    if spec.shape is None:
+        return spec
+    sizes = (None if isinstance(size, int) and size < 0 else size for size in spec.shape)
+    return replace(spec, shape=tuple(sizes))
+
+
+def batch_first(model: onnx.ModelProto, layout: BatchLayout) -> onnx.ModelProto:
+    """Return the model with the batch on the first axis of each input and output that has rows.
+
+    An output without rows, which is not a number, gets a first axis of size 1. A Transpose or
+    Unsqueeze at the edge of the graph restores the layout of the file inside.
+
+    - `model`: the model, which stays unchanged; it is returned itself if nothing moves.
+    - `layout`: the result of `layout_of`.
+    """
+    if not layout.changes_graph:
+        return model
+    view = onnx.ModelProto()
+    view.CopyFrom(model)
+    graph = view.graph
+    used = {name for node in graph.node for name in (*node.input, *node.output)}
+    moved = {n: one for n, one in layout.inputs.items() if one.axis} | layout.moved_outputs
+    inner = {name: unused(f"{name}/in_file", used.__contains__) for name in moved}
+    _rename(graph, inner)
+    opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    before, after = [], []
+    for value in graph.input:
+        if value.name in moved:
+            perm = _permutation(moved[value.name].spec)
+            _permute(value, perm)
+            back = [int(i) for i in np.argsort(perm)]
+            before.append(_transpose(value.name, inner[value.name], back))
+    for value in graph.output:
+        if value.name not in moved:
+            continue
+        spec = moved[value.name].spec
+        if spec.batch_axis is None:
+            value.type.tensor_type.shape.dim.insert(0, _one())
+            after += _unsqueeze(inner[value.name], value.name, opset)
+        else:
+            perm = _permutation(spec)
+            _permute(value, perm)
+            after.append(_transpose(inner[value.name], value.name, perm))
+    replace_nodes(graph, [*before, *graph.node, *after])
+    return view
+
+
+def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Rename values inside a graph and its subgraphs, but not its inputs and outputs, in place."""
+    for one in graph_protos(graph):
+        for node in one.node:
+            node.input[:] = [renamed.get(name, name) for name in node.input]
+            node.output[:] = [renamed.get(name, name) for name in node.output]
+        for value in one.value_info if one is graph else (*one.value_info, *one.output):
+            value.name = renamed.get(value.name, value.name)
+
+
+def _permutation(spec: TensorSpec) -> list[int]:
+    """Return the axes of the file in the order of the view."""
+    assert spec.shape is not None
+    others = [axis for axis in range(len(spec.shape)) if axis != spec.batch_axis]
+    return [spec.batch_axis or 0, *others]
+
+
+def _permute(value: onnx.ValueInfoProto, perm: Sequence[int]) -> None:
+    dims = value.type.tensor_type.shape.dim
+    copies = onnx.TensorShapeProto(dim=[dims[axis] for axis in perm])
+    del dims[:]
+    dims.extend(copies.dim)
+
+
+def _transpose(source: str, result: str, perm: Sequence[int]) -> onnx.NodeProto:
+    return onnx.helper.make_node("Transpose", [source], [result], f"{result}/layout", perm=perm)
+
+
+def _unsqueeze(source: str, result: str, opset: int) -> list[onnx.NodeProto]:
+    name = f"{result}/layout"
+    if opset < AXES_AS_INPUT:
+        return [onnx.helper.make_node("Unsqueeze", [source], [result], name, axes=[0])]
+    axes = onnx.numpy_helper.from_array(np.zeros(1, np.int64))
+    constant = onnx.helper.make_node("Constant", [], [f"{name}/axes"], f"{name}/axes", value=axes)
+    node = onnx.helper.make_node("Unsqueeze", [source, f"{name}/axes"], [result], name)
+    return [constant, node]
+
+
+def _one() -> onnx.TensorShapeProto.Dimension:
+    return onnx.TensorShapeProto.Dimension(dim_value=1)
