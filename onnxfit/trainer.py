@@ -93,9 +93,8 @@ class Trainer(FolderTrainer):
     - `threads`: threads that onnxruntime uses for an operator, up to 1024; None lets it choose.
     - `dynamic_batch`: allow any batch size if the file fixes the batch size; see the function
       `onnxfit.dynamic_batch`.
-    - `stop_gradients`: names and patterns, as for `weights`, of values that nodes read without a
-      gradient, as after PyTorch's `detach`: all nodes that read them, on every path. An output
-      keeps the gradient of its own loss.
+    - `stop_gradients`: names and patterns, as for `weights`, of values that all nodes read without
+      a gradient, as after PyTorch's `detach`. An output keeps the gradient of its own loss.
     - `freeze_rows`: weight or pattern -> rows that keep their values, such as an embedding's row 0
       for padding: `{"emb.weight": [0]}`.
     - `fixed_inputs`: input -> its value in all batches, an array, or a number that fills its shape:
@@ -370,10 +369,10 @@ class Trainer(FolderTrainer):
         `path` may be a folder of `save_onnx_graph` or of `export_training`. `model_onnx` is the
         model of a checkpoint that was saved with `adapters_only=True`; SettingError: it is another
         model. `settings` replace the constructor's arguments, and the state for them: an optimizer
-        sets the learning rate, and slots that the checkpoint lacks begin anew. Pass a custom loss,
-        penalty, optimizer or metric again, because a checkpoint contains no code; also pass
-        `quantization` with a teacher. With several processes, all must call it; rank 0 reads the
-        file and sends its contents, but every rank reads a folder of `export_training`.
+        sets the learning rate, and slots that the checkpoint lacks begin anew. Of other `weights`,
+        those in both keep their slots. Pass a custom loss, penalty, optimizer or metric again, as a
+        checkpoint contains no code; also `quantization` with a teacher. With several processes, all
+        must call it; rank 0 reads the file, but every rank reads a training folder.
         CheckpointError: the file is not a checkpoint, is damaged, or is from a newer onnxfit.
         """
         if is_training_folder(path):

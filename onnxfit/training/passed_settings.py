@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import OnnxfitError, listed_names, warn_user
+from onnxfit.errors import OnnxfitError, SettingError, listed_names, warn_user
 from onnxfit.graph import names
 from onnxfit.optimizers import get_optimizer
 from onnxfit.training.contents import Contents
@@ -23,8 +23,8 @@ SLOT_SETTINGS = ("optimizer", "precision", "accumulate", "backend")
 
 
 def with_passed_settings(
-    contents: Contents, own: TrainerState, passed: Collection[str]
-) -> dict[str, dict[str, Any]]:
+    contents: Contents, own: TrainerState, passed: Collection[str], *, has_numbers: bool
+) -> TrainerState:
     """Return the state of a checkpoint for a trainer with other settings, which win.
 
     A passed optimizer sets the learning rate. Slots that the checkpoint lacks, or has in another
@@ -33,8 +33,14 @@ def with_passed_settings(
 
     - `own`: the state of the new trainer, before it is restored.
     - `passed`: the names of the passed settings.
+    - `has_numbers`: whether the model of the checkpoint has the numbers of all weights.
+
+    SettingError: weights are no longer trained, and the model of the checkpoint lacks their
+    numbers.
     """
-    saved = contents.state
+    saved: TrainerState = contents.state
+    if "weights" in passed and saved["weights"].keys() != own["weights"].keys():
+        saved = _with_own_weights(saved, own, has_numbers=has_numbers)
     counters = dict(saved["counters"])
     if "optimizer" in passed:
         rate = own["counters"]["learning_rate"]
@@ -51,6 +57,49 @@ def with_passed_settings(
             counters["first_step"] = counters["global_step"]
     _warn_of_seed(contents, passed)
     return {**saved, "slots": slots, "counters": counters}
+
+
+def _with_own_weights(
+    saved: TrainerState, own: TrainerState, *, has_numbers: bool
+) -> TrainerState:
+    """Return a state with the weights and slots of the weights that the new trainer trains.
+
+    New weights have the numbers of the model, and slots as before the first update.
+    """
+    weights = saved["weights"]
+    new = [name for name in own["weights"] if name not in weights]
+    left = [name for name in weights if name not in own["weights"]]
+    if left and not has_numbers:
+        raise SettingError(
+            f"The checkpoint trains {listed_names(left)} in another form than the model has them,"
+            " so weights= cannot leave them out. Load it without weights=, export the model, and"
+            " train that file."
+        )
+    old = {name: slot for name, slot in saved["slots"].items() if name in own["slots"]}
+    is_mixed = any(map(_is_slot, old))
+    parts = []
+    if new:
+        counts = ", and bias correction counts the updates of the checkpoint, too"
+        parts.append(
+            f"{listed_names(new)} {'is' if len(new) == 1 else 'are'} new: the slots begin anew"
+            f"{counts * is_mixed}"
+        )
+    if left:
+        parts.append(
+            f"{listed_names(left)} {'is' if len(left) == 1 else 'are'} no longer trained, with the"
+            " numbers of the checkpoint"
+        )
+    warn_user(f"weights= differs from the checkpoint. {'; '.join(parts)}.")
+    slots: dict[str, Any] = {**{n: np.array(own["slots"][n]) for n in own["slots"]}, **old}
+    counters = dict(saved["counters"])
+    if counters["window"]:
+        warn_user("The checkpoint has gradients that wait for an update. They are dropped.")
+        counters["window"] = 0
+        slots |= {n: np.array(array) for n, array in own["slots"].items() if _is_sum(n)}
+    if not is_mixed and any(map(_is_slot, own["slots"])):
+        counters["first_step"] = counters["global_step"]
+    kept = {name: weights.get(name, array) for name, array in own["weights"].items()}
+    return {**saved, "weights": kept, "slots": slots, "counters": counters}
 
 
 def _fitting_slots(saved: TrainerState, own: TrainerState) -> dict[str, Array]:

@@ -39,7 +39,7 @@ from onnxfit.training.contents import Contents
 from onnxfit.training.generation import GeneratingTrainer
 from onnxfit.training.passed_settings import with_passed_settings
 from onnxfit.training.position import PendingFit, Position
-from onnxfit.training.state import require_same_form
+from onnxfit.training.state import TrainerState, require_same_form
 from onnxfit.training.summary import summary, trainer_html
 
 if TYPE_CHECKING:
@@ -391,7 +391,10 @@ class SavedTrainer(GeneratingTrainer):
         pending = PendingFit(position, tracker, undelivered, callbacks)
         with self._training, self._training.advancing, self._backend.lock:
             own = self.get_state()
-            state = with_passed_settings(contents, own, passed) if passed else contents.state
+            state: TrainerState = contents.state
+            if passed:
+                has_numbers = self._trainable.is_file
+                state = with_passed_settings(contents, own, passed, has_numbers=has_numbers)
             require_same_form(state, own)
             self._trainable.require_constants(contents.constants)
             self._set_state(state)

@@ -218,3 +218,66 @@ def test_a_state_whose_slots_begin_later_is_refused(first_step: Any) -> None:
     counters = {**state["counters"], "global_step": 8, "first_step": first_step}
     with pytest.raises(SettingError, match="first_step must be a number of updates up to"):
         trainer.set_state({**state, "counters": counters})
+
+
+# ---------------------------------------------------------------------- other weights
+
+
+def two_layers(**settings: Any) -> Trainer:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 3] y)
+        { h = MatMul(x, u)  t = Tanh(h)  y = MatMul(t, w) }"""
+    )
+    arrays = {"u": np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4), "w": W}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+    return Trainer(model, loss="cross_entropy", **{"optimizer": Adam(0.1), **settings})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (["u", "w"], ["w"], ["u is no longer trained"]),
+        (["u"], ["u", "w"], ["w is new: the slots begin anew, and bias correction counts"]),
+        (["u"], ["w"], ["w is new: the slots begin anew;", "u is no longer trained"]),
+        (["u"], None, ["w is new"]),
+        (["u"], ["u"], []),
+    ],
+)
+def test_weights_in_both_keep_their_slots(
+    tmp_path: Path, backend: str, first: Any, second: Any, words: list[str]
+) -> None:
+    trainer = two_layers(weights=first, backend=backend)
+    trainer.fit(X, Y, batch_size=24, epochs=2, verbose=0)
+    path = trainer.save(tmp_path / "a.ckpt")
+    other, messages = loaded(path, weights=second)
+    assert len(messages) == bool(words)
+    assert all(word in messages[0] for word in words)
+    np.testing.assert_array_equal(other.predict(X), trainer.predict(X))
+    old, new = trainer.get_state(), other.get_state()
+    assert other.global_step == trainer.global_step
+    for name, array in new["slots"].items():
+        kept = old["slots"].get(name)
+        np.testing.assert_array_equal(array, np.zeros_like(array) if kept is None else kept)
+    other.fit(X, Y, epochs=3, verbose=0)
+    frozen = {"u", "w"} - set(other.get_weights())
+    tensors = {t.name: onnx.numpy_helper.to_array(t) for t in other.export().graph.initializer}
+    for name in frozen & set(first):
+        np.testing.assert_array_equal(tensors[name], old["weights"][name])
+
+
+def test_waiting_gradients_are_dropped_with_other_weights(tmp_path: Path) -> None:
+    trainer = two_layers(weights=["u"], accumulate=2)
+    for _ in range(3):
+        trainer.train_on_batch(X[:8], Y[:8])
+    other, messages = loaded(trainer.save(tmp_path / "a.ckpt"), weights=["u", "w"])
+    assert any("gradients that wait for an update. They are dropped" in m for m in messages)
+    assert other.get_state()["counters"]["window"] == 0
+    assert not any(a.any() for n, a in other.get_state()["slots"].items() if "sum" in n)
+
+
+def test_weights_in_another_form_cannot_be_left_out(tmp_path: Path) -> None:
+    trainer = two_layers(weights=["u"], adapters=onnxfit.LoRA(target="w", rank=2))
+    path = trainer.save(tmp_path / "a.ckpt")
+    with pytest.raises(SettingError, match=r"trains u in another form.*export the model"):
+        Trainer.load(path, weights=None)
