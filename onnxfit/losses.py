@@ -10,10 +10,10 @@ number), False as probabilities. None, the default, lets the graph decide: a Sof
 its end, also before operators that only move or scale numbers, means probabilities; an Add, Gemm,
 MatMul, Conv or LogSoftmax means logits. The activation may be spelled in other operators, such as
 Exp, ReduceSum and Div, or 1 / (1 + Exp). A HardSigmoid, or a Clip to numbers from 0 to 1, means
-probabilities, too. For any other graph, CrossEntropy, CTC and Focal expect logits, BinaryCrossEntropy
-and KLDivergence probabilities, as in Keras. `Trainer.summary()` shows the decision, and the nodes.
-A setting that contradicts the graph is followed, with a UserWarning. Where the graph does not show
-what the output is, `fit` and `evaluate` compare the numbers of the first batch with the setting,
+probabilities, too. For any other graph, CrossEntropy, CTC and Focal expect logits,
+BinaryCrossEntropy and KLDivergence probabilities, as in Keras. `Trainer.summary()` shows the
+decision, and the nodes. A setting that contradicts the graph is followed, with a UserWarning. Where
+the graph does not show what the output is, `fit` and `evaluate` compare the numbers of the first batch with the setting,
 and warn once: of scores that are all from 0 to 1 and sum to 1 in each row of classes, and of
 probabilities outside of 0 to 1.
 

@@ -83,7 +83,8 @@ class Trainer(FolderTrainer):
     - `seed`: a whole number, the random seed of the order of rows and of dropout. The same seed
       gives the same weights, bit for bit, on one machine.
     - `batch_norm`: "train" normalizes by the batch and updates the running statistics; "frozen"
-      normalizes by the running statistics and does not update them.
+      normalizes by the running statistics, without updates; "batch" always by the batch, also in
+      predictions and exports, where the file does (`training_mode=1`).
     - `precision`: "float32"; or "bf16" or "fp16" to compute the products of a training step in half
       precision, with weights, losses and the update in float32; or, on CUDA alone, "tf32" to round
       the factors of products to 10 bits after the point. Keras's names work too.

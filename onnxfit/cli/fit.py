@@ -160,10 +160,13 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
 )
 @click.option(
     "--batch-norm",
-    type=click.Choice(["train", "frozen"]),
+    type=click.Choice(["train", "frozen", "batch"]),
     default="train",
     show_default=True,
-    help="Let BatchNormalization use the statistics of each batch, or its running statistics.",
+    help=(
+        "Let BatchNormalization use the statistics of each batch, or its running statistics; batch:"
+        " those that MODEL uses, also in predictions."
+    ),
 )
 @click.option(
     "--precision",

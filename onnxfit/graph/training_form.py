@@ -19,8 +19,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import ModelError
+from onnxfit.errors import ModelError, SettingError
 from onnxfit.graph.random import BITS, normal, uniform
+from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -35,8 +36,8 @@ def to_training_form(
     - `op`: the builder of the graph.
     - `weights`: the names of the weights that are trained.
     - `batch_norm`: "train" lets a BatchNormalization normalize by the batch if its scale or bias is
-      trained. With "frozen", or if its scale and bias are frozen, it uses its running statistics,
-      like a frozen layer in Keras.
+      trained. Otherwise, or if its scale and bias are frozen, it uses its running statistics, like
+      a frozen layer in Keras.
     - `seed`: an int64 scalar.
     - `step`: the number of updates so far, an int64 scalar.
 
@@ -207,6 +208,38 @@ def constant_batch_norms(op: GraphBuilder, weights: Sequence[str], batch_norm: s
     return constant
 
 
+def keep_batch_norms(model: ir.Model, batch_norm: str) -> None:
+    """With `batch_norm="batch"`, let each BatchNormalization compute what the file says, in place.
+
+    Nodes in training mode are written as arithmetic. They then normalize by the batch in training
+    and in evaluation alike, and their running statistics are not used. Other values of `batch_norm`
+    change nothing. SettingError: no node is in training mode.
+    """
+    if batch_norm == "batch" and not _normalize_by_batch(GraphBuilder(model.graph)):
+        raise SettingError(
+            "batch_norm='batch' needs a BatchNormalization that normalizes by the batch in the file"
+            " (training_mode=1), and the model has none. Use batch_norm='train' or 'frozen'."
+        )
+
+
+def _normalize_by_batch(op: GraphBuilder) -> int:
+    """Write each BatchNormalization of training mode as arithmetic; return their number."""
+    changed = 0
+    for node in list(op.graph):
+        if (
+            node.op_type == "BatchNormalization"
+            and node.domain == ""
+            and _attribute(node, "training_mode", 0)
+        ):
+            _refuse_other_outputs(node)
+            with op.replacing(node) as replace_node:
+                replace_node(_normalized_by_batch(op, node)[0])
+            changed += 1
+        else:
+            changed += sum(_normalize_by_batch(inside) for inside, _ in _bodies(op, node))
+    return changed
+
+
 def to_evaluation_form(op: GraphBuilder) -> None:
     """Rewrite the graph of `op` for evaluation, in place.
 
@@ -246,22 +279,18 @@ def to_frozen_form(op: GraphBuilder) -> None:
                 replace_node(_frozen_batch_norm(op, node))
 
 
-def to_inference_form(model: onnx.ModelProto) -> None:
+def to_inference_form(model: onnx.ModelProto, batch_norm: str = "train") -> None:
     """Switch the nodes of a model from training to inference, in place.
 
     Names and structure stay.
+
+    - `batch_norm`: "batch" keeps every BatchNormalization as it is.
     """
-    _graph_to_inference_form(model.graph)
-
-
-def _graph_to_inference_form(graph: onnx.GraphProto) -> None:
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _graph_to_inference_form(attribute.g)
+    keeps_batch_norms = batch_norm == "batch"
+    for node in nodes_of(model.graph):
         if node.domain == "" and node.op_type == "Dropout":
             del node.input[2:]  # training_mode
-        elif node.domain == "" and node.op_type == "BatchNormalization":
+        elif node.domain == "" and node.op_type == "BatchNormalization" and not keeps_batch_norms:
             for attribute in [a for a in node.attribute if a.name == "training_mode" and a.i]:
                 node.attribute.remove(attribute)
                 del node.output[1:]
@@ -287,17 +316,9 @@ def _batch_norm(
     `earlier_updates` are the updates of earlier nodes: if two nodes share statistics, the second
     update starts from the first.
     """
-    x, scale, bias, running_mean, running_variance = (_input(op, node, i) for i in range(5))
-    axes = [a for a in range(_rank(x, node)) if a != 1]
-    epsilon = float(_attribute(node, "epsilon", 1e-5))
+    running_mean, running_variance = (_input(op, node, i) for i in (3, 4))
     momentum = float(_attribute(node, "momentum", 0.9))
-    mean = op.ReduceMean(x, axes, keepdims=1)
-    centred = x - mean
-    # ReduceSumSquare takes twice as long as these two
-    variance = op.ReduceMean(centred * centred, axes, keepdims=1)
-    # The division runs once per channel, because operators on whole batches are expensive.
-    factor = _per_channel(op, scale, x) / op.Sqrt(variance + epsilon)
-    y = centred * factor + _per_channel(op, bias, x)
+    y, mean, variance = _normalized_by_batch(op, node)
 
     def update(running: Value, batch: Value) -> Value:
         running = earlier_updates.get(running.name, running)
@@ -306,6 +327,20 @@ def _batch_norm(
     next_mean = update(running_mean, mean)
     next_variance = update(running_variance, variance)
     return y, {running_mean.name: next_mean, running_variance.name: next_variance}
+
+
+def _normalized_by_batch(op: GraphBuilder, node: ir.Node) -> tuple[Value, Value, Value]:
+    """Return x normalized by the batch, and the batch's mean and population variance."""
+    x, scale, bias = (_input(op, node, i) for i in range(3))
+    axes = [a for a in range(_rank(x, node)) if a != 1]
+    epsilon = float(_attribute(node, "epsilon", 1e-5))
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    centred = x - mean
+    # ReduceSumSquare takes twice as long as these two
+    variance = op.ReduceMean(centred * centred, axes, keepdims=1)
+    # The division runs once per channel, because operators on whole batches are expensive.
+    factor = _per_channel(op, scale, x) / op.Sqrt(variance + epsilon)
+    return centred * factor + _per_channel(op, bias, x), mean, variance
 
 
 def _frozen_batch_norm(op: GraphBuilder, node: ir.Node) -> Value:

@@ -18,7 +18,7 @@ from onnxfit.gradients.paths import reachable_values
 from onnxfit.graph import names
 from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
-from onnxfit.graph.training_form import RANDOM, to_evaluation_form
+from onnxfit.graph.training_form import RANDOM, keep_batch_norms, to_evaluation_form
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import SGD
@@ -142,6 +142,7 @@ class FunctionalModel:
             selected = all_weights(work)  # a layer without weights is fine, unlike in a Trainer
         else:
             selected = select_weights(work, weights) if len(weights) else []
+        keep_batch_norms(work, batch_norm)
         self.inputs = [spec_of(v) for v in work.graph.inputs]
         self.outputs = tuple(v.name or "" for v in work.graph.outputs)
         self.recipe = Recipe(

@@ -212,7 +212,7 @@ def _only_tensors(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
 
     Nodes and opset stay, so onnxruntime chooses the same kernels.
     """
-    to_inference_form(model)
+    to_inference_form(model, recipe.batch_norm)
     graph = model.graph
     inputs = {spec.name for spec in recipe.inputs}
     for value in [v for v in graph.input if v.name not in inputs]:

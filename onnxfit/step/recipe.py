@@ -31,7 +31,11 @@ from onnxfit.graph.quantized import quantized_weights
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.stop_gradients import stop_gradients
 from onnxfit.graph.trainable import TrainableModel
-from onnxfit.graph.training_form import unmeasured_batch_norms, updated_statistics
+from onnxfit.graph.training_form import (
+    keep_batch_norms,
+    unmeasured_batch_norms,
+    updated_statistics,
+)
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
@@ -179,6 +183,7 @@ class Recipe:
             name: initial_slots_to_read(optimizer, name, _array_of(initializers[name]))
             for name in weights
         }
+        keep_batch_norms(normalized, settings.batch_norm)
         recipe = cls(
             model=normalized,
             weights=tuple(weights),
@@ -435,8 +440,9 @@ def _warn_of_unmeasured(model: ir.Model, measured: Collection[str]) -> None:
         warn_user(
             f"BatchNormalization {listed_names(map(repr, nodes))} normalizes by the batch in the"
             " file (training_mode=1) and has no measured statistics. evaluate, predict and export"
-            " use the statistics. Train with batch_norm='train', which measures them, or export the"
-            " network with measured statistics."
+            " use the statistics. Train with batch_norm='train', which measures them; pass"
+            " batch_norm='batch', which normalizes by the batch everywhere, as the file does; or"
+            " export the network with measured statistics."
         )
 
 

@@ -51,8 +51,7 @@ class TrainerSettings:
     adapters: LoRA | Sequence[LoRA] | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_norm not in ("train", "frozen"):
-            raise SettingError(f"batch_norm must be 'train' or 'frozen', got {self.batch_norm!r}.")
+        check_batch_norm(self.batch_norm)
         get_precision(self.precision)
         check_accumulate(self.accumulate)
         if not isinstance(self.dynamic_batch, bool):
@@ -74,6 +73,14 @@ class TrainerSettings:
                 raise SettingError(
                     f"{name} must be a positive number or None, got {shortened(bound)}."
                 )
+
+
+def check_batch_norm(batch_norm: object) -> None:
+    """Raise SettingError unless `batch_norm` is a way to normalize by batches or statistics."""
+    if batch_norm not in ("train", "frozen", "batch"):
+        raise SettingError(
+            f"batch_norm must be 'train', 'frozen' or 'batch', got {shortened(batch_norm)}."
+        )
 
 
 def check_accumulate(batches: object) -> None:

@@ -32,6 +32,7 @@ from onnxfit.runtime.device import Device
 from onnxfit.runtime.functional import FunctionalModel, FunctionalPasses
 from onnxfit.runtime.values import HAS_DLPACK, numpy_dtype
 from onnxfit.runtime.version import onnxruntime_version
+from onnxfit.step.settings import check_batch_norm
 from onnxfit.torch.autograd import OnnxFunction, refuse_tangents, refuse_transforms, run
 from onnxfit.training.fixed_inputs import with_fixed_inputs
 
@@ -51,7 +52,7 @@ class OnnxModule(torch.nn.Module):
     - `gradient`: the source of gradients, "auto", "onnx" or "onnxruntime", as for
       `onnxfit.Trainer`.
     - `batch_norm`: "train" normalises by the batch in training; "frozen" uses the running
-      statistics and does not update them.
+      statistics and does not update them; "batch" does in both modes what the file says.
     - `device`: the initial device of the Parameters: "cpu", "cuda", "cuda:1". `to` moves them to
       another device that onnxruntime supports.
     - `seed`: seed of Dropout and other random numbers. Each forward pass draws new random numbers,
@@ -112,8 +113,7 @@ class OnnxModule(torch.nn.Module):
         fixed_inputs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if batch_norm not in ("train", "frozen"):
-            raise SettingError(f"batch_norm must be 'train' or 'frozen', got {batch_norm!r}.")
+        check_batch_norm(batch_norm)
         if not isinstance(seed, int):
             raise SettingError(f"seed must be a whole number, got {seed!r}.")
         if not HAS_DLPACK:
@@ -220,7 +220,7 @@ class OnnxModule(torch.nn.Module):
         """
         arrays = {name: _array(self._state_tensor(name)) for name in self._functional.recipe.state}
         model = with_initializers(self._file, arrays)
-        to_inference_form(model)
+        to_inference_form(model, self._settings[2])
         lower_constants(model)
         if path is not None:
             write_atomically(path, lambda file: file.write(model.SerializeToString()))

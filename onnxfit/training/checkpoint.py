@@ -116,7 +116,7 @@ class Snapshot:
         if contents.model is not None:
             own, masters = _divided(contents.model, masters)
             model, self._tensors = detached(contents.model, own, DATA)
-            to_inference_form(model)
+            to_inference_form(model, contents.settings["batch_norm"])
             self._model = model.SerializeToString()
         info = {
             "format": 3 if contents.model is None else 2 if masters else 1,

@@ -184,7 +184,7 @@ class CompiledFile:
     def _compile(self, state: Mapping[str, Array], inputs: Mapping[str, Array]) -> StatelessSession:
         """Compile the file. The initializers of `inputs`, and shared ones, become inputs."""
         file, contents = self._trainable.shared_export(state)
-        to_inference_form(file)
+        to_inference_form(file, self._backend.recipe.batch_norm)
         graph = file.graph
         names = [tensor.name for tensor in graph.initializer]
         for value in [value for value in graph.input if value.name in names]:

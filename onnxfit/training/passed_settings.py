@@ -59,9 +59,7 @@ def with_passed_settings(
     return {**saved, "slots": slots, "counters": counters}
 
 
-def _with_own_weights(
-    saved: TrainerState, own: TrainerState, *, has_numbers: bool
-) -> TrainerState:
+def _with_own_weights(saved: TrainerState, own: TrainerState, *, has_numbers: bool) -> TrainerState:
     """Return a state with the weights and slots of the weights that the new trainer trains.
 
     New weights have the numbers of the model, and slots as before the first update.

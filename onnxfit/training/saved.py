@@ -299,7 +299,7 @@ class SavedTrainer(GeneratingTrainer):
                 for name in self._recipe.weights:
                     arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
         model, contents = exported(arrays)
-        to_inference_form(model)
+        to_inference_form(model, self._recipe.batch_norm)
         lower_constants(model)
         return ModelSnapshot(model, contents, self._recipe.state, writes=self.is_main)
 

@@ -118,7 +118,7 @@ class FolderTrainer(SavedTrainer):
         graphs = step_graphs(self._recipe, target, graphs_to_write, rows, sample_weight, fused)
         entries = state_entries(self._recipe, state)
         model = self._trainable.for_host(state["weights"])
-        to_inference_form(model)
+        to_inference_form(model, self._recipe.batch_norm)
         initializers = {tensor.name for tensor in model.graph.initializer}
         own = initializers.intersection(self._recipe.state)
         trained = {entry.name: entry for entry in entries if entry.name in own}
