@@ -29,7 +29,7 @@ benching := .venv-bench/bin/python
 distributing := .venv-dist/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python faults files
+.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python faults files disagreements
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -111,6 +111,11 @@ soak: .venv-dev/installed  ## hundreds of fits, random kills, files above 2 GB (
 # Options: --processes 4, --sample, or words of the functions' names: ARGS="export fit"
 faults: .venv-dev/installed  ## let each call for a file fail, or kill there (5 min)
 	OMP_NUM_THREADS=1 $(dev) scripts/faults $(ARGS)
+
+# Networks and rules with and without onnxruntime's graph optimizations, into docs/onnxruntime-disagreements.md (3 min); the page
+# also has the versions of the environments that are there.
+disagreements: .venv-dev/installed
+	OMP_NUM_THREADS=1 $(dev) scripts/disagreements --write-docs --pythons $(wildcard .venv-oldest/bin/python .venv-training/bin/python)
 
 fuzz: .venv-dev/installed  ## use damaged files, and train on random ranks (8 min)
 	$(dev) scripts/fuzz

@@ -13,9 +13,9 @@ Exp, ReduceSum and Div, or 1 / (1 + Exp). A HardSigmoid, or a Clip to numbers fr
 probabilities, too. For any other graph, CrossEntropy, CTC and Focal expect logits,
 BinaryCrossEntropy and KLDivergence probabilities, as in Keras. `Trainer.summary()` shows the
 decision, and the nodes. A setting that contradicts the graph is followed, with a UserWarning. Where
-the graph does not show what the output is, `fit` and `evaluate` compare the numbers of the first batch with the setting,
-and warn once: of scores that are all from 0 to 1 and sum to 1 in each row of classes, and of
-probabilities outside of 0 to 1.
+the graph does not show what the output is, `fit` and `evaluate` compare the numbers of the first
+batch with the setting, and warn once: of scores that are all from 0 to 1 and sum to 1 in each row
+of classes, and of probabilities outside of 0 to 1.
 
 If the graph shows the Sigmoid or Softmax that computes probabilities, the loss computes from its
 input, as in Keras. So a probability that is rounded to 0 or 1 has the same loss and gradient as its

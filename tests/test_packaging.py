@@ -246,7 +246,16 @@ TARGETS = set(
 # help lists itself in its first line, python only says that there is none, test-others has its
 # parts, test-all is a longer test, and the screen has no line for the rest
 PARTS = {"test-oldest", "test-newest", "test-builder"}
-UNLISTED = {"gallery", "help", "memory", "python", "screenshots", "test-all", *PARTS}
+UNLISTED = {
+    "disagreements",
+    "gallery",
+    "help",
+    "memory",
+    "python",
+    "screenshots",
+    "test-all",
+    *PARTS,
+}
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
