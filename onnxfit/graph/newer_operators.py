@@ -16,13 +16,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.bodies import function_body
+from onnxfit.graph.bodies import Body, function_body
 from onnxfit.graph.inference import find_schema
 from onnxfit.graph.operator_versions import Types, oldest_opset, set_opset, types_in
 from onnxfit.graph.reading import to_ir
 from onnxfit.graph.runtime_support import has_kernel, newest_opset
 from onnxfit.graph.subgraphs import nodes_of, subgraphs_of
-from onnxfit.graph.values import GraphBuilder
+from onnxfit.graph.values import GraphBuilder, Value
 
 PREVIEW = "ai.onnx.preview"  # ONNX's domain of operators that may still change
 
@@ -130,10 +130,28 @@ def _with_definitions(
     return ir.to_proto(work)
 
 
+def _definition(node: ir.Node, graph: ir.Graph) -> Body | None:
+    """Return the definition of a node in operators of older opsets; None if there is none."""
+    if node.op_type == "Mod" and node.domain == "" and not node.attributes.get_int("fmod", 0):
+        return lambda op: (_floor_mod(op, *map(op.wrap, filter(None, node.inputs))),)
+    return function_body(node, graph)
+
+
+def _floor_mod(op: GraphBuilder, x: Value, divisor: Value) -> Value:
+    """Return x - floor(x / divisor) divisor, which has the sign of the divisor.
+
+    Mod computes it from opset 28 on for floats, and has no definition in ONNX. The remainder of
+    `fmod` has the sign of x, and is exact.
+    """
+    rest = op.Mod(x, divisor, fmod=1)
+    has_other_sign = (rest < 0) != (divisor < 0)
+    return op.Where(has_other_sign & (rest != 0), rest + divisor, rest)
+
+
 def _replace(op: GraphBuilder, names: set[str], without_definition: set[str]) -> None:
     for node in list(op.graph):
         name = next((v.name for v in node.outputs if v.name), "")
-        body = function_body(node, op.graph) if name in names else None
+        body = _definition(node, op.graph) if name in names else None
         if body is not None:
             with op.replacing(node) as replace:
                 replace(*body(op))

@@ -349,3 +349,19 @@ def test_the_shapes_in_a_definition_are_known_to_the_gradient(
     found = operators()
     monkeypatch.setattr(newer_operators, "newest_opset", lambda: 21)
     assert found == operators()
+
+
+@pytest.mark.skipif(newest_opset() < 28, reason="Mod of floats needs opset 28")
+def test_mod_of_floats_beside_operators_without_a_kernel_there() -> None:
+    """onnxruntime 1.32 has no QuantizeLinear of opset 28, and ONNX no definition of Mod."""
+    divisors = np.array([2, -2, 0.7, -0.7], np.float32)
+    model = parse(
+        f"""<ir_version: 13, opset_import: ["": 28]> g (float[N, 4] x) => (float[N, 4] y)
+        <float scale = {{0.125}}, uint8 zero = {{128}}, float[4] d = {{{",".join(map(str, divisors))}}}>
+        {{ q = QuantizeLinear(x, scale, zero)  r = DequantizeLinear(q, scale, zero)
+           y = Mod(r, d) }}"""
+    )
+    assert normalize(read_model(model)).opset_imports[""] < 28
+    x = np.random.default_rng(0).integers(-100, 100, (32, 4)).astype(np.float32) / 8
+    expected = np.mod(x, divisors)
+    np.testing.assert_allclose(Trainer(model).predict(x), expected, atol=1e-6)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.blocker import TYPED
 from onnxfit.gradients.building import (
     elements_at,
     known,
@@ -199,7 +198,9 @@ def cum_prod(
     """
     number = known_int(axis)
     if number is None:
-        raise NoGradientError("its axis is not a constant", TYPED)
+        raise NoGradientError(
+            "its axis is computed", "write the axis as a constant, or freeze the weights before it"
+        )
     rank = require_rank(x)
     first = number % rank
     others = [i for i in range(rank) if i != first]
