@@ -35,6 +35,7 @@ from onnxfit.step.objectives import Losses, Metrics
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint
+from onnxfit.training.carried import require_order
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.forms import stored_settings, trainable_form, without_trained_numbers
 from onnxfit.training.inference import check_steps, refuse_number
@@ -100,6 +101,9 @@ class Trainer(FolderTrainer):
       for padding: `{"emb.weight": [0]}`.
     - `fixed_inputs`: input -> its value in all batches, an array, or a number that fills its shape:
       `{"sr": 16000, "state": 0}`. The input is then no part of the data; an export still has it.
+    - `state_outputs`: output -> the input that gets it in the next batch, `{"hn": "h0"}`, without a
+      gradient through it. A sequence goes on in the same row of the next batch, and begins with
+      zeros, or the input's value in `fixed_inputs`; see `reset_states`.
     - `distribute`: the processes that train together, each on its share of every batch: "auto" for
       the processes that mpiexec started together; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None for this process alone.
@@ -159,6 +163,7 @@ class Trainer(FolderTrainer):
         stop_gradients: Sequence[str] | str | None = None,
         freeze_rows: Mapping[str, Sequence[int]] | None = None,
         fixed_inputs: Mapping[str, Any] | None = None,
+        state_outputs: Mapping[str, str] | None = None,
         distribute: Any = "auto",
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,
@@ -178,7 +183,7 @@ class Trainer(FolderTrainer):
         world = world_of(distribute)
         teacher = None if distillation is None else distillation.teacher
         require_same_trainers(world, model, arrays, settings, teacher)
-        require_rows_to_share(world, recipe.layout)
+        require_rows_to_share(world, recipe)
         refuse_two_waits(world, accumulate)
         refuse_two_scales(world, recipe.precision)
         warn_of_weights(model, recipe.model, {n: arrays[n] for n in recipe.weights}, settings)
@@ -257,6 +262,7 @@ class Trainer(FolderTrainer):
                 x, y, sample_weight, validation_split, inputs
             )
         is_due = validation_due(validation_freq)
+        require_order(self._recipe, x, shuffle)
         if isinstance(class_weight, str):
             class_weight = balanced_class_weight(class_weight, y)
         with self._training.fitting(), self._world.turn("fit"), ExitStack() as stack:
@@ -323,6 +329,8 @@ class Trainer(FolderTrainer):
         `training=False` is inference.
         """
         manual = self._require_manual()
+        if self._recipe.state_outputs:
+            raise SettingError("forward takes states as inputs. Create it without state_outputs=.")
         arrays = manual.match_ort_values(inputs)
         if arrays is None:
             arrays = next(self._single_batches.whole("prediction", inputs).batches(0)).arrays()

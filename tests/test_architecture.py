@@ -61,7 +61,7 @@ ONNXRUNTIME_FOLDERS = (
 )
 MAX_ROOT_MODULES = 15
 MAX_FILE_LINES = 600
-MAX_TRAINER_LINES = 410
+MAX_TRAINER_LINES = 420
 MAX_FUNCTION_LINES = 60  # of code, without docstring, comments and blank lines
 FORMULA_TABLES = ("losses.py", "optimizers.py", "metrics.py")  # one class after another: any size
 SHARED_CLASS_NAMES = {"losses", "metrics"}  # the modules between which a name may stand twice
@@ -470,7 +470,7 @@ VIOLATIONS: list[tuple[Callable[[Package], list[str]], dict[str, str], str]] = [
     (private_names_stay_in_their_module, {"graph/a.py": "from onnxfit.graph import b\nb._f()", "graph/b.py": ""}, "a.py:2 uses _f of onnxfit.graph.b"),
     (the_root_is_small, {f"m{i}.py": "" for i in range(16)}, "onnxfit/ holds 16 modules"),
     (files_are_short, {"graph/a.py": "x = 1\n" * 601}, "a.py has 601 lines, more than 600"),
-    (files_are_short, {"trainer.py": "x = 1\n" * 411}, "trainer.py has 411 lines, more than 410"),
+    (files_are_short, {"trainer.py": "x = 1\n" * 421}, "trainer.py has 421 lines, more than 420"),
     (files_are_short, {"graph/losses.py": "x = 1\n" * 601}, "graph/losses.py has 601 lines"),
     (functions_are_short, {"graph/a.py": "def f():\n" + body(61)}, "a.py:1 f has 61 lines of code"),
     (class_names_are_unique, {"losses.py": "class A: ...", "penalties.py": "class A: ..."}, "A is a class of onnxfit.losses and of onnxfit.penalties"),

@@ -78,7 +78,7 @@ def with_loss(recipe: Recipe, batch: Batch, *, shared: bool = False) -> ir.Model
     op, statistics = training_forward(recipe, batch)
     targets = soft_targets(op, recipe, batch)
     add_loss_outputs(op, recipe.objectives, recipe.penalties, batch, targets, shared=shared)
-    keep_outputs(op, add_metric_sums(op, recipe))
+    keep_outputs(op, [*add_metric_sums(op, recipe), *recipe.state_outputs])
     for name, value in statistics.items():
         op.output(names.updated(name), value)
     return complete_shapes(prune(op))

@@ -159,7 +159,7 @@ def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     op = forward(recipe, batch)
     to_evaluation_form(op)
     add_loss_outputs(op, recipe.objectives, recipe.penalties, batch)
-    keep_outputs(op, add_metric_sums(op, recipe))
+    keep_outputs(op, [*add_metric_sums(op, recipe), *recipe.state_outputs])
     return finish(op)
 
 

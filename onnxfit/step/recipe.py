@@ -89,6 +89,8 @@ class Recipe:
     trainable: TrainableModel | None = None
     # the batch axes of the file; `model` has the batch on the first axis
     layout: BatchLayout = field(default_factory=BatchLayout)
+    # output -> the input that gets it in the next batch
+    state_outputs: Mapping[str, str] = field(default_factory=dict)
     # the model whose outputs are learned in addition to the labels
     teacher: Teacher | None = None
     # whether graphs add up the metrics that they can; else all metrics read the outputs
@@ -201,6 +203,7 @@ class Recipe:
             clip_value=clip_bound("clip_value", settings.clip_value, dtypes.values()),
             trainable=None if trainable.is_file else trainable,
             layout=trainable.layout,
+            state_outputs=dict(settings.state_outputs or {}),
             teacher=_teacher(distillation, trainable.layout, normalized, list(objectives)),
         )
         trainable.check(recipe.weights, recipe.statistics)
@@ -275,9 +278,10 @@ class Recipe:
 
     @cached_property
     def data_inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's inputs as data has them: in the layout of the file."""
+        """The model's inputs as data has them: in the layout of the file, without states."""
         moved = {name: one.spec for name, one in self.layout.inputs.items() if one.axis}
-        return tuple(moved.get(spec.name, spec) for spec in self.inputs)
+        states = set(self.state_outputs.values())
+        return tuple(moved.get(spec.name, spec) for spec in self.inputs if spec.name not in states)
 
     @property
     def has_free_lengths(self) -> bool:

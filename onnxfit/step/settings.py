@@ -47,6 +47,7 @@ class TrainerSettings:
     stop_gradients: Sequence[str] | str | None = None
     freeze_rows: Mapping[str, Sequence[int]] | None = None
     fixed_inputs: Mapping[str, Any] | None = None
+    state_outputs: Mapping[str, str] | None = None
     quantization: Quantization | None = None
     adapters: LoRA | Sequence[LoRA] | None = None
 

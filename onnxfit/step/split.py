@@ -11,7 +11,7 @@ The functions here are pure, as in `graphs`. The weights after a step equal thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,13 +76,15 @@ def split_step(
     outputs: Sequence[str],
     wrt: Sequence[str],
     scored: Sequence[str] = (),
+    states: Collection[str] = (),
 ) -> SplitStep:
     """Split the step for batches of these shapes into forward and backward pass.
 
     `outputs` are computed; those that depend on `wrt`, names of weights and inputs, are
-    differentiated. The loss of those in `scored` computes with logits or logarithms.
+    differentiated, apart from `states`. The loss of those in `scored` computes with logits or
+    logarithms.
     """
-    return divide(join_passes(recipe, batch, outputs, wrt, scored))
+    return divide(join_passes(recipe, batch, outputs, wrt, scored, states))
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,10 @@ def join_passes(
     outputs: Sequence[str],
     wrt: Sequence[str],
     scored: Sequence[str] = (),
+    states: Collection[str] = (),
 ) -> JoinedPasses:
     """Return both passes of the step as one graph; the arguments are as for `split_step`."""
-    pullback, statistics, logarithms = _pullback(recipe, batch, outputs, wrt, scored)
+    pullback, statistics, logarithms = _pullback(recipe, batch, outputs, wrt, scored, states)
     TopologicalSortPass()(pullback.model)
     graph = pullback.model.graph
     outputs = (*outputs, *logarithms.values())
@@ -173,6 +176,7 @@ def _pullback(
     outputs: Sequence[str],
     wrt: Sequence[str],
     scored: Sequence[str],
+    states: Collection[str],
 ) -> tuple[Pullback, list[str], dict[str, str]]:
     """Return both passes as one graph, its outputs that are next running statistics, and a mapping
     from outputs in `scored` to the outputs with their logits or logarithms.
@@ -190,7 +194,7 @@ def _pullback(
     for name, value in statistics.items():
         op.output(names.updated(name), value)
     model = complete_shapes(prune(op))
-    results = {*outputs, *logarithms.values()} - {*logarithms}
+    results = {*outputs, *logarithms.values()} - {*logarithms} - {*states}
     floats = [_name(v) for v in model.graph.outputs if is_float(v) and v.name in results]
     differentiable = [name for name in floats if reachable_values(model, [name], wrt)]
     pullback = recipe.gradient.add_pullback(model, differentiable, wrt)

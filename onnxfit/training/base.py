@@ -28,6 +28,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, StepResult, Tracker
 from onnxfit.training.adapting import SingleBatches
+from onnxfit.training.carried import CarriedStates
 from onnxfit.training.frozen import FrozenTensors
 from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.hints import CheckedAttributes
@@ -97,6 +98,10 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         self._output_check = OutputCheck(recipe.objectives if self.is_main else {})
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
         self._pending_fit = PendingFit()  # from which the next fit resumes
+        fixed = settings["fixed_inputs"] or {}
+        self._carried = CarriedStates(recipe, fixed)  # of training
+        # those of the methods for single batches
+        self._carried_in = {n: CarriedStates(recipe, fixed) for n in ("evaluation", "prediction")}
         self._training = TrainingGuard()
         self._thread = ThreadState()
         self._is_complete = True
@@ -209,6 +214,28 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         """Output -> array of the batch that was just predicted, in `on_predict_batch_end`."""
         return self._thread.predicted
 
+    def reset_states(self, rows: Sequence[int] | None = None) -> None:
+        """Begin new sequences: return the states of `state_outputs` to their first values.
+
+        States begin anew in each epoch, evaluation and prediction. Call this method in a hook, such
+        as `on_train_batch_end`, where sequences begin in between, and before a single batch of
+        another sequence. In a hook of an evaluation or prediction, it resets the states of that
+        one, and otherwise those of training and of all methods for single batches.
+
+        - `rows`: the rows of the next batch in which a sequence begins, as numbers or as a mask;
+          None for all rows.
+
+        SettingError: the trainer has no states, or there are no such rows.
+        """
+        if not self._recipe.state_outputs:
+            raise SettingError(
+                "reset_states needs a trainer with states: Trainer(..., state_outputs={'output':"
+                " 'input'})."
+            )
+        running = self._thread.carried
+        for states in [*self._carried_in.values(), self._carried] if running is None else [running]:
+            states.reset(rows)
+
     @property
     def batch_size(self) -> int | None:
         """Rows of a batch in the running fit, or in the last fit; None if the data determines it.
@@ -261,6 +288,8 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
             batches = stack.enter_context(closing(b for n in numbers for b in data.batches(n)))
             state, on_gradients = self.get_state(), self._backend.on_gradients
             averaged_step = self._averaged_step
+            carried = self._carried.state_dict()
+            self._carried.reset()
             self._backend.window = 0  # no gradients wait for an update
             self._backend.on_gradients = None
             try:
@@ -275,6 +304,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
             finally:
                 with self._training, self._training.advancing, self._backend.lock:
                     self._set_state(state)
+                self._carried.load_state_dict(carried)
                 self._averaged_step = averaged_step
                 self._backend.on_gradients = on_gradients
 
@@ -365,6 +395,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
         with self._training, self._training.advancing, self._backend.lock:
             self._world.meet("revert_step")
             self._backend.revert()
+            self._carried.revert()
             self._averaged_step = -1  # each rank has its own weights again
 
     # ------------------------------------------------------------------ single batches
@@ -393,6 +424,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
     def _run_step(self, batch: Batch, learning_rate: float, tracker: Tracker) -> float:
         """Update weights, tracker and counters, and return the loss, or change nothing."""
         backend, has_metrics = self._backend, self._recipe.metrics
+        batch = self._carried.add_to(batch)
         sums = tracker.savepoint() if has_metrics or backend.updates_late else None
         _, changes = backend.begin_step()
         try:
@@ -406,6 +438,7 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
                 loss = self._add_metrics(result, batch, tracker)
             else:
                 loss = tracker.update(result, batch)
+            states = result.prediction() if self._recipe.state_outputs and result else {}
             if backend.updates_late:
                 self._finish_step(tracker)
         except BaseException:  # a second Ctrl-C, too
@@ -413,6 +446,8 @@ class BaseTrainer(CheckedAttributes, RankedTrainer):
             if sums is not None:
                 tracker.restore(sums)
             raise
+        if states:
+            self._carried.take(states)
         counters = self.__dict__  # three calls of `__setattr__` take 2 µs longer
         counters["global_batch"] += 1
         counters["samples_seen"] += batch.rows if batch.whole_rows is None else batch.whole_rows

@@ -19,6 +19,7 @@ from onnxfit.graph.tensors import without_numbers
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.step.recipe import Recipe
+from onnxfit.training.carried import with_states
 from onnxfit.training.fixed_inputs import with_fixed_inputs
 
 
@@ -49,8 +50,12 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
 
     ModelError, SettingError or UnknownNameError: the file or a setting is not valid.
     """
-    view = with_fixed_inputs(without_caches(file), settings.get("fixed_inputs"))
-    layout = layout_of(view)
+    states, fixed = settings.get("state_outputs"), settings.get("fixed_inputs")
+    view = without_caches(file)
+    if isinstance(states, Mapping) and isinstance(fixed, Mapping):  # the first values of states
+        fixed = {name: value for name, value in fixed.items() if name not in states.values()}
+    view = with_fixed_inputs(view, fixed)
+    layout = with_states(layout_of(view), states)
     view = batch_first(view, layout)
     quantization, adapters = settings.get("quantization"), settings.get("adapters")
     if adapters is None:

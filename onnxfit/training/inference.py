@@ -21,6 +21,7 @@ from onnxfit.runtime.values import join_batches
 from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training.adapting import adapter_for
 from onnxfit.training.base import BaseTrainer, scalar_logs
+from onnxfit.training.carried import CarriedStates
 from onnxfit.training.ranks import joined_over_ranks, merged_over_ranks
 
 Array = npt.NDArray[Any]
@@ -109,7 +110,7 @@ class InferenceTrainer(BaseTrainer):
             self._single_batches.source("evaluation", x, y, sample_weight) as data,
             self._calling((), "test_on_batch") as called,
         ):
-            return dict(self._evaluate_source(data, called))
+            return dict(self._evaluate_source(data, called, carried=self._carried_in["evaluation"]))
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the model's outputs for the rows of `x`, in one run; fast between two steps.
@@ -120,7 +121,8 @@ class InferenceTrainer(BaseTrainer):
             self._single_batches.source("prediction", x) as data,
             self._calling((), "predict_on_batch") as called,
         ):
-            return self._predict(data, called, lambda: self._backend.predict)
+            carried = self._carried_in["prediction"]
+            return self._predict(data, called, lambda: self._backend.predict, carried=carried)
 
     # ------------------------------------------------------------------ inside
 
@@ -146,9 +148,23 @@ class InferenceTrainer(BaseTrainer):
         make_run: Callable[[], Callable[[Batch], dict[str, Array]]],
         steps: int | None = None,
         verbose: int | str = 0,
+        carried: CarriedStates | None = None,
     ) -> Any:
-        outputs = self._predict_source(data, callbacks, make_run, steps, verbose)
+        with self._carrying(carried):
+            outputs = self._predict_source(data, callbacks, make_run, steps, verbose)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    @contextmanager
+    def _carrying(self, carried: CarriedStates | None) -> Iterator[None]:
+        """Use these states between batches; None begins with new ones."""
+        outer = self._thread.carried
+        if carried is None:
+            carried = CarriedStates(self._recipe, self.settings["fixed_inputs"] or {})
+        self._thread.carried = carried
+        try:
+            yield
+        finally:
+            self._thread.carried = outer
 
     @contextmanager
     def _calling(
@@ -179,12 +195,29 @@ class InferenceTrainer(BaseTrainer):
         callbacks: CallbackList,
         steps: int | None = None,
         verbose: int | str = 0,
+        carried: CarriedStates | None = None,
     ) -> Figures:
-        """Return loss and metrics over the data, or over its first `steps` batches."""
+        """Return loss and metrics over the data, or over its first `steps` batches.
+
+        - `carried`: the states before the first batch; None begins with new ones.
+        """
+        with self._carrying(carried):
+            return self._evaluate_batches(source, callbacks, steps, verbose)
+
+    def _evaluate_batches(
+        self,
+        source: Source,
+        callbacks: CallbackList,
+        steps: int | None,
+        verbose: int | str,
+    ) -> Figures:
+        states = self._thread.carried
+        assert states is not None
         tracker = self._new_tracker()
         callbacks.on_test_begin(Logs())
         tells_end = "on_test_batch_end" in callbacks.heard
         exchanges = tells_end and self.world_size > 1
+        reads_outputs = bool(self._recipe.metrics or self._recipe.state_outputs)
         batches = shown_batches(source, steps, verbose, "evaluate", self.is_main)
         for index, batch in enumerate(batches):
             if callbacks.test_batch_begin:
@@ -192,10 +225,13 @@ class InferenceTrainer(BaseTrainer):
             loss = math.nan
             this_batch = Tracker(self.objectives, []) if exchanges else None
             if batch.rows:
+                batch = states.add_to(batch)
                 if self._output_check.pending:
                     self._check_outputs(batch)
-                result = self._backend.evaluate(batch, outputs=bool(self._recipe.metrics))
+                result = self._backend.evaluate(batch, outputs=reads_outputs)
                 loss = tracker.update(result, batch)
+                if self._recipe.state_outputs:
+                    states.take(result.prediction())
                 if this_batch is not None:
                     this_batch.update(result, batch)
             if tells_end:
@@ -242,7 +278,8 @@ class InferenceTrainer(BaseTrainer):
         `make_run` returns the function that computes the outputs of a batch. It is called after
         `on_predict_begin`, which may change the weights.
         """
-        layout = self._recipe.layout
+        layout, states = self._recipe.layout, self._thread.carried
+        assert states is not None
         results: list[Mapping[str, Any]] = []  # outputs of each batch
         rows: list[int] = []
         outer = self.predicted  # a callback of a prediction may predict
@@ -254,7 +291,9 @@ class InferenceTrainer(BaseTrainer):
             for index, batch in enumerate(batches):
                 if callbacks.predict_batch_begin:
                     callbacks.on_predict_batch_begin(index, Logs())
-                predicted: Any = run(batch) if batch.rows else {}
+                predicted: Any = run(states.add_to(batch)) if batch.rows else {}
+                if self._recipe.state_outputs and batch.rows:
+                    states.take(predicted)
                 if tells_end:
                     (predicted,) = joined_over_ranks(self._world, [predicted])
                     predicted = layout.outputs_in_file(predicted)

@@ -16,6 +16,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.step.forward import constant_batch_norms
 from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training.base import scalar_logs
+from onnxfit.training.carried import CARRIED
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
@@ -233,6 +234,11 @@ class FitLoop:
         state = self.state
         tracker.reset()
         state.sums_batch = -1
+        carried = self.trainer._carried
+        if CARRIED in state.pending.tracker:
+            carried.load_state_dict(state.pending.tracker[CARRIED])
+        elif not position.batch:
+            carried.reset()
         if state.pending.tracker:
             state.sums, state.sums_batch = state.pending.tracker, position.batch
             sums = own_sums(self.trainer._world, state.pending.tracker, tracker)
@@ -316,7 +322,7 @@ class FitLoop:
         if batch.rows == 1 and not self.state.met_single_row:
             self._warn_of_single_row(batch)
         if self.trainer._output_check.pending:
-            self.trainer._check_outputs(batch)
+            self.trainer._check_outputs(self.trainer._carried.add_to(batch))
 
     def _warn_of_single_row(self, batch: Batch) -> None:
         """Warn if BatchNormalization gets a batch of one row, which has no variance."""

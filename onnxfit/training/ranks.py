@@ -16,9 +16,9 @@ from onnxfit.distributed.world import World
 from onnxfit.environment import installed_distributions, versions
 from onnxfit.errors import DataError, SettingError
 from onnxfit.files import refusing_misfits
-from onnxfit.graph.batch_axis import BatchLayout
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.precision import StepPrecision
+from onnxfit.step.recipe import Recipe
 from onnxfit.step.tracker import Tracker
 
 Array = npt.NDArray[Any]
@@ -70,8 +70,14 @@ def refuse_two_scales(world: World, precision: StepPrecision) -> None:
         )
 
 
-def require_rows_to_share(world: World, layout: BatchLayout) -> None:
+def require_rows_to_share(world: World, recipe: Recipe) -> None:
     """Raise SettingError if several ranks would share batches that cannot be divided."""
+    layout = recipe.layout
+    if world.size > 1 and recipe.state_outputs:
+        raise SettingError(
+            f"{world.size} processes share the rows of each batch, but state_outputs= carries the"
+            " rows of whole batches. Pass distribute=None."
+        )
     if world.size > 1 and layout.is_whole:
         raise SettingError(
             f"{world.size} processes share the rows of each batch, but the batches of this model"

@@ -35,6 +35,7 @@ from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.placement import operators_on_cpu
 from onnxfit.training import checkpoint
+from onnxfit.training.carried import CARRIED
 from onnxfit.training.contents import Contents
 from onnxfit.training.generation import GeneratingTrainer
 from onnxfit.training.passed_settings import with_passed_settings
@@ -368,7 +369,10 @@ class SavedTrainer(GeneratingTrainer):
     def _sums_of_epoch(self, fit: FitState) -> Mapping[str, Any]:
         """Return the sums of the running epoch; {}, with a warning, if ranks did not share them."""
         if self.world_size == 1:
-            return self._tracker.state_dict()
+            sums = self._tracker.state_dict()
+            if self._recipe.state_outputs:
+                sums[CARRIED] = self._carried.state_dict()
+            return sums
         if fit.sums_batch == fit.position.batch:
             return fit.sums
         warn_user(

@@ -32,7 +32,7 @@ MIN_NAME_CHARACTERS = 10
 MAX_ROWS = 40  # number of rows of the table with depth="auto"
 LAST_ROWS = 9  # number of rows after the omitted middle of a long table without modules
 # These settings have their own lines above the table, or columns in it.
-SHOWN_ELSEWHERE = {"weights", "loss", "penalty", "optimizer", "fixed_inputs"}
+SHOWN_ELSEWHERE = {"weights", "loss", "penalty", "optimizer", "fixed_inputs", "state_outputs"}
 
 
 def summary(
@@ -109,6 +109,8 @@ def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     for name, array in (settings.get("fixed_inputs") or {}).items():
         value = array.item() if array.size == 1 else f"an array of shape {array.shape}"
         lines.append(f"fixed      {name} = {value}")
+    for output, name in recipe.state_outputs.items():
+        lines.append(f"state      {name} = {output} of the batch before")
     moved = recipe.layout.moved_outputs
     for value in recipe.model.graph.outputs:
         layout = moved.get(value.name or "")

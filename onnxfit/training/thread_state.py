@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from onnxfit.callbacks.callback_list import CallbackList
+from onnxfit.training.carried import CarriedStates
 
 
 class ThreadState(local):
@@ -15,9 +16,11 @@ class ThreadState(local):
 
     - `callbacks`: the callbacks of the running fit, evaluation or prediction, or None.
     - `predicted`: output -> array of the current batch of a prediction.
+    - `carried`: the states of the running evaluation or prediction, or None.
     """
 
     callbacks: CallbackList | None = None
+    carried: CarriedStates | None = None
 
     def __init__(self) -> None:
         self.predicted: dict[str, npt.NDArray[Any]] = {}

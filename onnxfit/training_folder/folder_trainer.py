@@ -234,6 +234,8 @@ class FolderTrainer(SavedTrainer):
                 f"has precision={self._recipe.precision.name!r}, for which other programs have no"
                 " kernels. Train with precision='float32'"
             )
+        elif self._recipe.state_outputs:
+            problem = "carries states between batches, which hosts do not. Remove state_outputs="
         elif without:
             problem = (
                 f"has inputs without a batch axis ({listed_names(without)}), which hosts would"

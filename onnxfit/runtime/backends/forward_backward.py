@@ -252,7 +252,7 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
     The outputs are those that the loss reads; without a loss, all outputs.
     """
     outputs = [v.name or "" for v in recipe.model.graph.outputs]
-    needed = recipe.loss_outputs or outputs
+    needed = [*recipe.loss_outputs, *recipe.state_outputs] if recipe.loss_outputs else outputs
     scored = [
         output
         for output, objective in recipe.objectives.items()
@@ -264,6 +264,7 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
         [name for name in outputs if name in needed],
         recipe.weights,
         scored,
+        [name for name in recipe.state_outputs if name not in recipe.loss_outputs],
     )
 
 
