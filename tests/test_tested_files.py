@@ -19,7 +19,7 @@ from scripts.files import __main__ as command
 from scripts.files import laws, page
 from scripts.files.attempt import FIXED, REFUSED, STOPPED, TRAINS, WRONG, attempt, quietly
 from scripts.files.catalogue import PublicFile, read_catalogue
-from scripts.files.data import inputs_of, labels_of, loss_of
+from scripts.files.data import inputs_of, labels_of, loss_of, scores_of
 from scripts.files.processes import run_in_child
 from scripts.files.wheels import WheelError, fetch, read_file
 
@@ -149,7 +149,9 @@ class TestLaws:
         dy = 2 * (t @ v - labels["y"]) / labels["y"].size
         right = {"w": x["x"].T @ ((dy @ v.T) * (1 - t**2)), "v": t.T @ dy}
         gradients = {name: factor * g for name, g in right.items()}
-        return laws.compare_gradients(model, x, gradients, lambda out: loss_of(out, labels, row))
+        return laws.compare_gradients(
+            model, x, gradients, lambda out: loss_of(out, labels, row, {})
+        )
 
     def test_right_gradients_agree_with_central_differences(self) -> None:
         found = self.gradients(1.0)
@@ -203,9 +205,25 @@ class TestLaws:
             probabilities = 1 / (1 + np.exp(-scores))
         plain = row_of("any_rows", losses={"y": loss})
         labels = labels_of({"y": scores}, plain)
-        expected = loss_of({"y": probabilities}, labels, plain)
-        found = loss_of({"y": scores}, labels, row_of("any_rows", losses={"y": loss}, logits=["y"]))
+        expected = loss_of({"y": probabilities}, labels, plain, {})
+        found = loss_of(
+            {"y": scores}, labels, row_of("any_rows", losses={"y": loss}, logits=["y"]), {}
+        )
         assert found == pytest.approx(expected)
+
+    @pytest.mark.parametrize("final", ["Sigmoid", "Softmax"])
+    def test_losses_of_saturated_probabilities_are_those_of_their_scores(self, final: str) -> None:
+        loss = {"Sigmoid": "binary_cross_entropy", "Softmax": "cross_entropy"}[final]
+        model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+            g (float[N, 2] x) => (float[N, 2] y) {{ s = Identity(x)  y = {final}(s) }}""")
+        row = row_of("any_rows", losses={"y": loss})
+        scores = scores_of(model, row, {"y": 2})
+        x = np.array([[500, -500], [-500, 500]], np.float32)
+        y = laws.run(laws.with_outputs(model, scores.values()), {"x": x})
+        labels = {"y": np.array([1, 0]) if final == "Softmax" else np.array([[0.0, 1], [1, 0]])}
+        expected = {"Sigmoid": 500, "Softmax": 1000}[final]
+        assert loss_of(y, labels, row, scores) == pytest.approx(expected)
+        assert not scores_of(model, row_of("any_rows"), {"y": 2})
 
 
 class TestWheels:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
 import time
 import traceback
@@ -22,7 +21,7 @@ from onnxfit import OnnxfitError, Quantization, Trainer
 from onnxfit.optimizers import Adam
 from scripts.files import laws
 from scripts.files.catalogue import PublicFile
-from scripts.files.data import Arrays, inputs_of, labels_of, loss_of
+from scripts.files.data import Arrays, inputs_of, labels_of, loss_of, scores_of
 
 TRAINS, FIXED, REFUSED, WRONG, STOPPED = "trains", "trains after the fix", "refused", "WRONG", "stopped"  # fmt: skip
 STEPS, FALL = 100, 10.0  # of Adam at most, until the loss is a tenth
@@ -72,8 +71,14 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.x = inputs_of(self.model, self.row)
-        self.outputs = laws.run(self.model, self.x)
+        outputs = laws.run(self.model, self.x)
+        ranks = {name: y.ndim for name, y in outputs.items()}
+        self.scores = scores_of(self.model, self.row, ranks)
+        self.outputs = laws.run(self.with_scores(self.model), self.x)
         self.labels = labels_of(self.outputs, self.row)
+
+    def with_scores(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return laws.with_outputs(model, self.scores.values())
 
     def require(self, law: str, lines: list[str]) -> None:
         if lines:
@@ -92,7 +97,7 @@ class Attempt:
         )
 
     def loss(self, outputs: Arrays) -> float:
-        return loss_of(outputs, self.labels, self.row)
+        return loss_of(outputs, self.labels, self.row, self.scores)
 
     def judge(self) -> Result:
         """Compare predictions, loss and gradients before training, and what `inspect` promised."""
@@ -111,7 +116,7 @@ class Attempt:
             self.require("inspect", ["inspect says that the file does not train"])
         if laws.ROUNDING & laws.operators_of(self.model):
             return {"weights": len(gradients), "gradient": "not compared", "runtime": runtime}
-        found = laws.compare_gradients(given, self.x, gradients, self.loss)
+        found = laws.compare_gradients(self.with_scores(given), self.x, gradients, self.loss)
         for name, (ours, theirs) in found.wrong.items():
             self.require("gradient", [f"{name}: {ours:.4g}, central difference {theirs:.4g}"])
         text = f"{found.right} of {found.right + len(found.wrong)} in {found.precision}"
@@ -176,6 +181,8 @@ def quietly(action: Callable[[], Result]) -> Result:
 
 def main(arguments: list[str]) -> None:
     job, path, gigabytes = arguments
+    import resource  # Windows has none
+
     size = int(float(gigabytes) * (1 << 30))
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -61,16 +61,38 @@ def labels_of(outputs: Mapping[str, np.ndarray[Any, Any]], row: PublicFile) -> A
     return labels
 
 
+def scores_of(model: onnx.ModelProto, row: PublicFile, ranks: Mapping[str, int]) -> dict[str, str]:
+    """Return output -> the value before its final Sigmoid or Softmax over the last axis.
+
+    Probabilities of 0 and 1 in float32 do not tell how far the score is beyond.
+    """
+    producers = {name: node for node in model.graph.node for name in node.output}
+    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    scores = {}
+    for name, loss in row.losses.items():
+        node = producers.get(name)
+        kind = node.op_type if node is not None else ""
+        if loss == "binary_cross_entropy" and kind == "Sigmoid":
+            scores[name] = node.input[0]
+        elif loss == "cross_entropy" and kind == "Softmax" and ranks[name] < 4:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), -1 if opset >= 13 else 1)
+            if axis % ranks[name] == ranks[name] - 1:
+                scores[name] = node.input[0]
+    return scores
+
+
 def loss_of(
     outputs: Mapping[str, np.ndarray[Any, Any]],
     labels: Mapping[str, np.ndarray[Any, Any]],
     row: PublicFile,
+    scores: Mapping[str, str],
 ) -> float:
-    """Return the sum of the outputs' mean losses, in float64."""
-    return sum(
-        _mean_loss(loss, outputs[name].astype(float), labels[name], name in row.logits)
-        for name, loss in row.losses.items()
-    )
+    """Return the sum of the outputs' mean losses, in float64; see `scores_of`."""
+    total = 0.0
+    for name, loss in row.losses.items():
+        y = outputs[scores.get(name, name)].astype(float)
+        total += _mean_loss(loss, y, labels[name], name in row.logits or name in scores)
+    return total
 
 
 def _mean_loss(

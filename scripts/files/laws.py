@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,16 @@ def _named_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorPro
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
             yield node.output[0], node.attribute[0].t
+
+
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Return a copy that also returns values of its graph."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    present = {output.name for output in copy.graph.output}
+    added = [name for name in dict.fromkeys(names) if name not in present]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in added)
+    return copy
 
 
 def exposed(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, Arrays]:
