@@ -507,7 +507,7 @@ class TestGraphs:
 
     def test_nothing_is_kept_for_its_sizes_alone(self) -> None:
         model = onnx.parser.parse_model(
-            """<ir_version: 8, opset_import: ["": 17]> g (float[A, B] x) => (float[B] y) <float[1] w = {2}>
+            """<ir_version: 8, opset_import: ["": 17]> g (float[A, B] x) => (float[2] y) <float[1] w = {2}>
             { h = Mul(x, w)  y = ReduceSum<keepdims = 0>(h, a) }""".replace(
                 "float[1] w = {2}", "float[2] w = {2, 3}, int64[1] a = {0}"
             )
