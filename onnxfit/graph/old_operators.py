@@ -1,7 +1,8 @@
 """Rewrite operators of opsets 1 to 8 that the converter of the onnx package refuses.
 
 The converter raises most operators. It has no adapter for Cast and Tile of opset 5, for recurrent
-operators of opset 6, and for inputs that are broadcast from an axis on.
+operators of opset 6, and for inputs that are broadcast from an axis on. onnx 1.19 writes a
+wrong tensor for the shape of a Reshape of opset 4.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx.shape_inference
 import onnx.version_converter
@@ -41,8 +43,9 @@ def use_newer_operators(model: onnx.ModelProto, version: int) -> onnx.ModelProto
     raised = onnx.ModelProto()
     raised.CopyFrom(model)
     if version < OPSET_OF_INPUTS:
-        raised = _converted(raised, OPSET_OF_INPUTS, {"Cast", "Tile"})
+        raised = _converted(raised, OPSET_OF_INPUTS, {"Cast", "Reshape", "Tile"})
         _cast_by_number(raised)
+        _reshape_by_input(raised)
         _tile_by_repeats(raised, version)
     if version < OPSET_OF_BROADCASTING:
         _align_at_the_end(raised, version)
@@ -80,6 +83,25 @@ def _cast_by_number(model: onnx.ModelProto) -> None:
             node.attribute.append(helper.make_attribute("to", number))
 
 
+def _reshape_by_input(model: onnx.ModelProto) -> None:
+    """Let each Reshape to a shape in an attribute have it as an input, in place."""
+    for node in model.graph.node:
+        shape = _attribute(node, "shape") if node.op_type == "Reshape" else None
+        if shape is not None:
+            sizes = np.array(shape.ints, np.int64)
+            _remove_attribute(node, "shape")
+            node.input.append(_add_integers(model, f"{node.output[0]}/shape", sizes))
+
+
+def _add_integers(model: onnx.ModelProto, name: str, array: npt.NDArray[np.int64]) -> str:
+    """Add an initializer, in old files also an input, and return its name."""
+    model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model.graph.input.append(
+        helper.make_tensor_value_info(name, onnx.TensorProto.INT64, array.shape)
+    )
+    return name
+
+
 def _tile_by_repeats(model: onnx.ModelProto, version: int) -> None:
     """Let each Tile with a number of tiles and an axis have the repeats of all axes, in place.
 
@@ -100,9 +122,7 @@ def _tile_by_repeats(model: onnx.ModelProto, version: int) -> None:
         times, axis = (int(numpy_helper.to_array(numbers[name]).item()) for name in node.input[1:])
         repeats = np.ones(rank, np.int64)
         repeats[axis] = times
-        name = f"{node.output[0]}/repeats"
-        model.graph.initializer.append(numpy_helper.from_array(repeats, name))
-        model.graph.input.append(helper.make_tensor_value_info(name, 7, [rank]))
+        name = _add_integers(model, f"{node.output[0]}/repeats", repeats)
         node.input[:] = [node.input[0], name]
 
 
