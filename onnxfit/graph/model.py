@@ -74,6 +74,10 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
     if unroll_sequences(work) or took_branches:
         work = infer_shapes(work)
     restore_initializers(work.graph, model)
+    for value in work.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and value.shape != tensor.shape:
+            value.shape = ir.Shape(tensor.shape.numpy())  # the file declares names of sizes
     require_packed_sizes(work.graph)
     remove_places(work)
     # The converter drops metadata, in which exporters record the weights.

@@ -246,6 +246,15 @@ def test_a_layer_in_the_body_of_an_if_is_listed() -> None:
     assert [row[0] for row in rows(text)] == ["module", "b", "w"]
 
 
+def test_a_weight_that_is_declared_with_the_name_of_a_size() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y, float[N, 2] u)
+        <float[2, 2] u = {1, 2, 3, 4}> { y = MatMul(x, u) }"""
+    )
+    trainer = Trainer(model, loss={"y": "mse"})
+    assert [row[:3] for row in rows(trainer.summary())[1:]] == [["u", "2×2", "N×2"]]
+
+
 def test_a_weight_that_only_a_body_reads() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x, bool c) => (float[N, 3] y)
