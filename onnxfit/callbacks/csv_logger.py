@@ -33,7 +33,7 @@ class _FileLogger(StatefulCallback):
 
     A line is on disk at the end of its epoch. A resumed fit drops the lines of the epochs that run
     again. If the file cannot be written, there is one warning per fit; the missing lines are
-    written together with the next line.
+    written together with the next line, or when the fit ends.
     """
 
     phase: ClassVar[str] = "logger"
@@ -66,6 +66,15 @@ class _FileLogger(StatefulCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._unwritten.append({"epoch": epoch, **logs})
+        self._write_rest()
+
+    def on_close(self) -> None:
+        super().on_close()
+        if self._unwritten:
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Write the lines that are not in the file yet."""
         with self._guard:
             if not self._begun:
                 self._begin()

@@ -150,7 +150,8 @@ class TrainingRoom:
             return outcome, "the run ends with other weights, figures or callbacks"
         files = contents(place)
         wrong = [name for name, value in self.contents.items() if not equal(files[name], value)]
-        if outcome == "finished":  # a logger that cannot write warns, and training continues
+        # A logger that cannot write warns and tries again: one fault changes no log.
+        if outcome == "finished" and fault.kind == "full":
             wrong = [name for name in wrong if name not in LOGS]
         if is_over:
             wrong = [name for name in wrong if name != "runs"]

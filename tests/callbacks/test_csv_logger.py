@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from onnxfit.callbacks import CSVLogger, JSONLLogger, LambdaCallback
+from onnxfit.callbacks import CSVLogger, JSONLLogger, LambdaCallback, csv_logger
 from onnxfit.errors import SettingError
+from onnxfit.files import append_whole
 from tests.callbacks.helpers import X, Y, fit, rows
 
 
@@ -52,6 +53,27 @@ def test_appending_goes_on_under_one_header_and_beginning_afresh_replaces(tmp_pa
     assert len(text.splitlines()) == (4 if kind is CSVLogger else 3)
     fit(kind(path), epochs=1)
     assert len(path.read_text().splitlines()) == (2 if kind is CSVLogger else 1)
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
+@pytest.mark.parametrize("failing", range(1, 4))
+def test_a_line_that_could_not_be_written_comes_later(tmp_path, kind, failing, monkeypatch):
+    """Also if it is the last one."""
+    calls = iter(range(1, 99))
+
+    def append(file, data):
+        if next(calls) == failing:
+            raise OSError(28, "No space left on device")
+        append_whole(file, data)
+
+    fit(kind(tmp_path / "whole"), epochs=4)
+    monkeypatch.setattr(csv_logger, "append_whole", append)
+    with pytest.warns(RuntimeWarning, match="cannot write .* No space left"):
+        fit(kind(tmp_path / "log"), epochs=4 if kind is CSVLogger else 3)
+    whole = (tmp_path / "whole").read_text().splitlines(keepends=True)
+    lines = (tmp_path / "log").read_text().splitlines(keepends=True)
+    assert lines == whole[: len(lines)]
+    assert len(lines) == (5 if kind is CSVLogger else 3)
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
