@@ -444,9 +444,8 @@ def _warn_of_unmeasured(model: ir.Model, measured: Collection[str]) -> None:
         warn_user(
             f"BatchNormalization {listed_names(map(repr, nodes))} normalizes by the batch in the"
             " file (training_mode=1) and has no measured statistics. evaluate, predict and export"
-            " use the statistics. Train with batch_norm='train', which measures them; pass"
-            " batch_norm='batch', which normalizes by the batch everywhere, as the file does; or"
-            " export the network with measured statistics."
+            " use the statistics. Pass batch_norm='batch', which normalizes by the batch as the"
+            " file does, or train its scale and bias, or export measured statistics."
         )
 
 

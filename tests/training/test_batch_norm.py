@@ -141,5 +141,5 @@ def test_a_module_of_torch_normalizes_by_the_batch_in_both_modes() -> None:
 
 
 def test_the_warning_of_unmeasured_statistics_names_the_mode() -> None:
-    with pytest.warns(UserWarning, match="batch_norm='batch', which normalizes by the batch"):
+    with pytest.warns(UserWarning, match="batch_norm='batch', which normalizes by the batch as"):
         onnxfit.Trainer(network(), weights=["v"], loss="cross_entropy")
