@@ -107,8 +107,8 @@ class TestInverse:
                 """g (float[2, 3] x) => (float[N, 2] y, float[2] z) {
                 axes = Constant<value_ints = [1, 0]>()  z = Constant<value = float[2] {1, 2}>()
                 unread = Constant<value = float[2] {1, 2}>()  t = Transpose<perm = [1, 0]>(x)
-                none = Constant<value = float[0] {}>()  shape = Constant<value_ints = [-1, 2]>()
-                r = Reshape(t, shape)  y = Concat<axis = 0>(r, r) }"""
+                none = Constant<value = float[0] {}>()  shape = Constant<value = int64[2] {-1, 2}>()
+                r = Reshape(t, shape)  s = Add(r, z)  y = Concat<axis = 0>(s, r) }"""
             )
         )
         before = given.SerializeToString(deterministic=True)
@@ -338,6 +338,7 @@ class TestGraphs:
             y = Identity(k) }"""
         )
         onnx.checker.check_model(model)
+        assert [t.name for t in read_model(model).graph.initializer] == ["w_2", "w_3"]
         trainer = onnxfit.Trainer(model, loss="mse", optimizer="sgd")
         assert list(trainer.get_weights()) == ["w_2", "w_3"]
         assert all(name in trainer.summary() for name in ("w_2", "w_3"))
@@ -356,6 +357,20 @@ class TestGraphs:
             np.testing.assert_array_equal(
                 numpy_helper.to_array(tensor), trainer.get_weights()[name]
             )
+
+    def test_a_tensor_that_the_main_graph_reads_stays_there(self) -> None:
+        model = parse(
+            """g (float[2] x, bool c) => (float[2] y) { y = If (c) <
+            then_branch = t () => (float[2] a) { w = Constant<value = float[2] {1, 2}>()  a = Add(x, w) },
+            else_branch = e () => (float[2] b) { b = Neg(x) }> }"""
+        )
+        lifted = read_model(model)
+        lifted.graph.node[0].output[0] = "k"
+        lifted.graph.node.append(helper.make_node("Add", ["k", "w"], ["y"]))
+        lower_constants(lifted)
+        onnx.checker.check_model(lifted)
+        assert [node.op_type for node in nodes_of(lifted.graph)] == ["If", "Add", "Neg", "Add"]
+        assert [tensor.name for tensor in lifted.graph.initializer] == ["w"]
 
     def test_the_body_of_a_scan(self) -> None:
         model = parse(
