@@ -40,7 +40,7 @@ def test_a_vector_of_any_length_is_opened_and_named_when_it_does_not_fit(name: s
     """ONNX's inference would make a list of its length."""
     assert makes_long_vectors(model(name).graph)
     trainer = Trainer(model(name), loss="mse")
-    with pytest.raises(OnnxfitError, match=r"failed \(node .*made by the model\)"):
+    with pytest.raises(OnnxfitError, match=r"failed|cannot compile"):
         trainer.predict(np.ones((2, 4), np.float32))
 
 
