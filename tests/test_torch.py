@@ -1003,7 +1003,7 @@ def test_operators_without_gradient_are_listed(table_of_rules_restored) -> None:
 @pytest.mark.parametrize(
     ("setting", "error"),
     [
-        ({"batch_norm": "off"}, "batch_norm must be 'train' or 'frozen', got 'off'"),
+        ({"batch_norm": "off"}, "batch_norm must be 'train', 'frozen' or 'batch', got 'off'"),
         ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
         ({"gradient": "onyx"}, "No gradient source is called 'onyx'"),
         ({"weights": ["fc9*"]}, r"No weight is called 'fc9\*'"),

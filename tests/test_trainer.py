@@ -502,7 +502,7 @@ class TestRefusals:
             (
                 {"loss": "mse", "batch_norm": "eval"},
                 SettingError,
-                r"batch_norm must be 'train' or 'frozen', got 'eval'",
+                r"batch_norm must be 'train', 'frozen' or 'batch', got 'eval'",
             ),
             (
                 {"loss": "mse", "accumulate": 0},

@@ -8,6 +8,7 @@ com.microsoft are registered with their gradient rules, by `infer=`.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar, Union
@@ -369,6 +370,7 @@ Inferred = tuple[Union[tuple[Any, Union[ir.Shape, None]], None], ...]
 # A training graph repeats the same nodes (an optimizer's, for every weight), and ONNX's inference
 # takes more time than all other work on the graph.
 _INFERRED: dict[Any, Inferred] = {}
+_LOCK = threading.Lock()
 MAX_CACHED_INFERENCES = 20_000
 MAX_CONSTANT_ELEMENTS = 1024  # elements of a constant that inference may read: shapes, axes, sizes
 
@@ -408,9 +410,10 @@ def _infer_by_onnx(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -
     if inferred is None:
         inferred = _run_onnx_inference(graph, node, schema)
         if key is not None:
-            _INFERRED[key] = inferred
-            if len(_INFERRED) > MAX_CACHED_INFERENCES:
-                del _INFERRED[next(iter(_INFERRED))]
+            with _LOCK:  # two threads could remove the same entry
+                _INFERRED[key] = inferred
+                if len(_INFERRED) > MAX_CACHED_INFERENCES:
+                    del _INFERRED[next(iter(_INFERRED))]
     for out, result in zip(node.outputs, inferred):
         if result is None:
             continue

@@ -172,10 +172,8 @@ class Recipe:
             differentiated = [name for name, spec in outputs.items() if spec.dtype.kind == "f"]
         if trains:
             weights = _trained_weights(normalized, patterns, differentiated)
-        elif patterns is None:
-            weights = all_weights(normalized)  # a model without weights can also predict
         else:
-            weights = select_weights(normalized, patterns)
+            weights = _weights(normalized, patterns)
         initializers = graph.initializers
         dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
         own = trainable.bounds
@@ -432,6 +430,11 @@ def _trained_weights(
             " from the target of adapters=, or add a loss to an output that depends on them."
         )
     return trained
+
+
+def _weights(model: ir.Model, patterns: Sequence[str] | None) -> list[str]:
+    """Return the weights of a model that only predicts; it may have none."""
+    return all_weights(model) if patterns is None else select_weights(model, patterns)
 
 
 def _warn_of_unmeasured(model: ir.Model, measured: Collection[str]) -> None:

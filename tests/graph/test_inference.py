@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import onnx_ir as ir
 import pytest
 
@@ -30,6 +33,25 @@ def outputs(text: str) -> list[tuple[ir.DataType | None, list | None]]:
         (v.dtype, None if v.shape is None else [getattr(d, "value", d) for d in v.shape])
         for v in node.outputs
     ]
+
+
+def test_threads_share_the_cache_of_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads removed the same oldest entry."""
+    monkeypatch.setattr(inference, "MAX_CACHED_INFERENCES", 0)
+    monkeypatch.setattr(inference, "_INFERRED", {})
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def infer(thread: int) -> None:
+        for i in range(150):
+            outputs(f"(float[{thread + 1},{i + 1}] x) => (y) {{ y = Neg(x) }}")
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(infer, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert not inference._INFERRED
 
 
 @pytest.fixture
