@@ -18,6 +18,7 @@ import onnx
 
 import onnxfit
 from onnxfit import OnnxfitError, Quantization, Trainer
+from onnxfit.graph.batch_axis import layout_of
 from onnxfit.optimizers import Adam
 from scripts.files import laws
 from scripts.files.catalogue import PublicFile
@@ -76,6 +77,9 @@ class Attempt:
         self.scores = scores_of(self.model, self.row, ranks)
         self.outputs = laws.run(self.with_scores(self.model), self.x)
         self.labels = labels_of(self.outputs, self.row)
+        layouts = layout_of(self.model).outputs
+        # A Trainer takes labels with the rows first, also where an output has them elsewhere.
+        self.fed_labels = {name: layouts[name].in_view(y) for name, y in self.labels.items()}
 
     def with_scores(self, model: onnx.ModelProto) -> onnx.ModelProto:
         return laws.with_outputs(model, self.scores.values())
@@ -106,7 +110,7 @@ class Attempt:
         deployed = laws.run(self.model, self.x, optimized=True)
         self.require("predict", laws.differing_outputs(self.predicted(trainer), deployed))
         runtime = laws.differing_outputs(deployed, self.outputs)  # no fault of onnxfit
-        first = float(trainer.train_on_batch(self.x, self.labels)["loss"])
+        first = float(trainer.train_on_batch(self.x, self.fed_labels)["loss"])
         wanted = self.loss(self.outputs)
         if not math.isclose(first, wanted, rel_tol=1e-3, abs_tol=1e-6):
             self.require("loss", [f"{first:.6g} in onnxfit, {wanted:.6g} in NumPy"])
@@ -155,7 +159,7 @@ class Attempt:
         losses: list[float] = []
         end = time.monotonic() + TRAINING_SECONDS
         while len(losses) < STEPS and (len(losses) < 2 or time.monotonic() < end):
-            losses.append(float(trainer.train_on_batch(self.x, self.labels)["loss"]))
+            losses.append(float(trainer.train_on_batch(self.x, self.fed_labels)["loss"]))
             if losses[-1] <= losses[0] / FALL:
                 break
         return losses
