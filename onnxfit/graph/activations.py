@@ -87,7 +87,11 @@ def activation_of(value: ir.Value | None) -> FoundActivation | None:
         return FoundActivation(node.op_type, node.inputs[0], (node,), (axis,))
     if node.op_type in ("Exp", "Log"):
         before, result = (LOG_SOFTMAX, SOFTMAX) if node.op_type == "Exp" else (SOFTMAX, LOG_SOFTMAX)
-        inner = activation_of(original(node.inputs[0]))
+        exponent = original(node.inputs[0])
+        source = node_of(exponent)
+        # A chain of Exp and Log may be of any length, and is no activation.
+        is_chain = source is not None and source.op_type in ("Exp", "Log")
+        inner = None if is_chain else activation_of(exponent)
         if inner is not None and inner.operator == before:
             return FoundActivation(result, inner.scores, (*inner.nodes, node), inner.axes)
     found = _sigmoid(node) or _softmax(node) or _log_softmax(node)

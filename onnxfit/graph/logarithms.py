@@ -44,10 +44,11 @@ ONLY_MOVING = {
     "Transpose",
     "Unsqueeze",
 }
+MAX_DEPTH = 12  # operators between an activation and the output
 Source = Callable[[GraphBuilder, Union[ir.Value, None]], Union[Value, None]]
 
 
-def logits_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
+def logits_of(op: GraphBuilder, value: ir.Value | None, depth: int = MAX_DEPTH) -> Value | None:
     """Return z if `value` is the sigmoid of z, else None.
 
     Operators that only move, join or bound numbers, or change their float type, may follow the
@@ -55,6 +56,7 @@ def logits_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
     and each of two classes of a Softmax is the sigmoid of their difference.
 
     - `op`: builder of the graph of `value`.
+    - `depth`: the number of operators that may follow.
 
     >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float[N, 2] y)'
     >>> model = ir.from_onnx_text(text + " { s = Sigmoid(x) y = Identity(s) }")
@@ -71,12 +73,14 @@ def logits_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
     if activation is not None and activation.operator == SOFTMAX:
         return _difference_of_two(op, value, activation)
     if node.op_type == "Sub" and number_of(node.inputs[0]) == 1:
-        positive = logits_of(op, node.inputs[1])
+        positive = logits_of(op, node.inputs[1], depth - 1) if depth else None
         return None if positive is None else -positive
-    return _followed(op, node, value, logits_of, _logit)
+    return _followed(op, node, value, logits_of, _logit, depth)
 
 
-def log_probabilities_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
+def log_probabilities_of(
+    op: GraphBuilder, value: ir.Value | None, depth: int = MAX_DEPTH
+) -> Value | None:
     """Return the logarithm of probabilities, computed without them; None if the graph shows none.
 
     The arguments are those of `logits_of`. `value` may come from a Softmax or a Sigmoid, or be the
@@ -86,7 +90,7 @@ def log_probabilities_of(op: GraphBuilder, value: ir.Value | None) -> Value | No
     if value is not None and activation is not None and activation.operator == SOFTMAX:
         scores = _own_scores(op, value, activation)
         return None if scores is None else log_softmax(op, scores, *activation.axes)
-    logits = logits_of(op, value)
+    logits = logits_of(op, value, depth)
     if logits is not None:
         return -softplus(op, -logits)
     node = _own_node(op, value)
@@ -94,10 +98,12 @@ def log_probabilities_of(op: GraphBuilder, value: ir.Value | None) -> Value | No
         return None
     if node.op_type == "Exp" and node.inputs[0] is not None:
         return op.wrap(node.inputs[0])
-    return _followed(op, node, value, log_probabilities_of, _log)
+    return _followed(op, node, value, log_probabilities_of, _log, depth)
 
 
-def log_softmax_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
+def log_softmax_of(
+    op: GraphBuilder, value: ir.Value | None, depth: int = MAX_DEPTH
+) -> Value | None:
     """Return a value that is a log-softmax, computed from its scores; None for any other value.
 
     The arguments are those of `logits_of`. A LogSoftmax node is such a computation already, so that
@@ -110,25 +116,34 @@ def log_softmax_of(op: GraphBuilder, value: ir.Value | None) -> Value | None:
     if activation is not None and activation.operator == LOG_SOFTMAX and len(activation.nodes) > 1:
         scores = _own_scores(op, value, activation)
         return None if scores is None else log_softmax(op, scores, *activation.axes)
-    return _followed(op, node, value, log_softmax_of, None)
+    return _followed(op, node, value, log_softmax_of, None, depth)
 
 
 def _followed(
     op: GraphBuilder,
     node: ir.Node,
     value: ir.Value,
-    source: Source,
+    find: Callable[[GraphBuilder, Union[ir.Value, None], int], Union[Value, None]],
     function: Callable[[float], float] | None,
+    depth: int,
 ) -> Value | None:
-    """Return what `source` gives for the inputs of a node that moves, joins or bounds numbers.
+    """Return what `find` gives for the inputs of a node that moves, joins or bounds numbers.
 
     - `node`: the node that computes `value`.
-    - `function`: the rising function that `source` applies, for bounds; None to refuse bounds.
+    - `function`: the rising function that `find` applies, for bounds; None to refuse bounds.
+    - `depth`: the number of operators that may still be followed.
     """
+    if not depth:
+        return None
+
+    def source(op: GraphBuilder, part: ir.Value | None) -> Value | None:
+        return find(op, part, depth - 1)
+
     if node.op_type in ("Concat", "Where"):
         skipped = int(node.op_type == "Where")  # the condition
-        parts = [source(op, part) for part in node.inputs[skipped:]]
-        known = [part for part in parts if part is not None]
+        parts = node.inputs[skipped:]
+        sources = {part: source(op, part) for part in dict.fromkeys(parts)}
+        known = [found for part in parts if (found := sources[part]) is not None]
         if len(known) < len(parts):
             return None
         if skipped:

@@ -161,6 +161,22 @@ def _probabilities(value: ir.Value | None, depth: int = MAX_DEPTH) -> _Bounded |
 
 def _bounded(value: ir.Value | None, depth: int) -> _Bounded | None:
     """Return a bound of a value that is computed from probabilities, or is a constant."""
+    moving: list[ir.Node] = []
+    node = node_of(value)
+    while node is not None and node.op_type in MOVING:
+        moving.insert(0, node)
+        value = node.inputs[0] if node.inputs else None
+        node = node_of(value)
+    bounded = _bounded_where_computed(value, depth)
+    if bounded is None:
+        return None
+    for node in moving:
+        bounded = bounded.through(node)
+    return bounded
+
+
+def _bounded_where_computed(value: ir.Value | None, depth: int) -> _Bounded | None:
+    """Return the bound of a value that no node moves."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     if tensor is not None:
         number = float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else -1.0
@@ -172,15 +188,12 @@ def _bounded(value: ir.Value | None, depth: int) -> _Bounded | None:
     if activation is not None and activation.operator in (SIGMOID, SOFTMAX):
         return _Bounded(1.0, activation)
     if node.op_type == "Div":
-        return _quotient(node, depth)
-    if node.op_type in MOVING:
-        bounded = _bounded(node.inputs[0], depth)
-        return None if bounded is None else bounded.through(node)
+        return _quotient(node, depth - 1)
     if node.op_type == "Sub" and _is_constant(node.inputs[0]):
-        other = _probabilities(node.inputs[1])  # 1 - p, the first of two classes
+        other = _probabilities(node.inputs[1], depth - 1)  # 1 - p, the first of two classes
         return None if other is None else other.through(node, 1.0)
     if node.op_type in BOUNDING:
-        return _between_bounds(node, depth)
+        return _between_bounds(node, depth - 1)
     if node.op_type == "If":
         return _of_branches(node, node.outputs.index(value), depth - 1)
     return _combined(node, depth - 1)

@@ -12,8 +12,10 @@ from scipy import special
 
 from onnxfit import Trainer
 from onnxfit.graph.activations import FoundActivation, activation_of
+from onnxfit.graph.logarithms import log_probabilities_of, log_softmax_of, logits_of
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.probabilities import any_number_operator, probability_operator
+from onnxfit.graph.values import GraphBuilder
 from tests.graph.spellings import LOG_SOFTMAXES, OTHERS, SIGMOIDS, SOFTMAXES, network
 
 Array = np.ndarray[Any, Any]
@@ -144,3 +146,29 @@ def test_the_summary_names_nodes_that_pass_an_activation_on() -> None:
         node.name = node.output[0]
     text = " ".join(str(Trainer(model, loss="bce", weights=["b"]).summary()).split())
     assert "Sigmoid node 'p' computes the output through Split node 'l' and Concat node 'y'" in text
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["Neg", "Exp", "Exp Log", "Squeeze", "Cast<to = 1>", "Sigmoid", "Concat"],
+)
+def test_a_long_chain_is_no_activation(step: str) -> None:
+    """Each chain is looked at in linear time, and without recursion; Concat doubles its columns."""
+    operators = step.split(" ") if "<" not in step else [step]
+    length = 20 if step == "Concat" else 1500
+    nodes = []
+    for i in range(length):
+        operator = operators[i % len(operators)]
+        inputs = f"v{i}, v{i}" if operator == "Concat" else f"v{i}"
+        operator += "<axis = 1>" if operator == "Concat" else ""
+        nodes.append(f"v{i + 1} = {operator}({inputs})")
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] v0) => (y)'
+    model = ir.from_onnx_text(f"{text} {{ {' '.join(nodes)} y = Identity(v{length}) }}")
+    graph = infer_shapes(model).graph
+    op, value = GraphBuilder(graph), graph.outputs[0]
+    # The last node counts, not those before it.
+    assert (logits_of(op, value) is not None) == (step == "Sigmoid")
+    assert (log_probabilities_of(op, value) is not None) == (step in ("Sigmoid", "Exp"))
+    assert log_softmax_of(op, value) is None
+    probability_operator(value)
+    any_number_operator(value)
