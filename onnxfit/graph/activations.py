@@ -43,6 +43,24 @@ NEGATIVES: list[Pattern] = [("Neg", "z"), ("Mul", "-1", "z"), ("Sub", "0", "z"),
 COPIES = {"Cast", "Identity"}
 # Operators that give the elements another shape in the same order
 RESHAPING = {"Flatten", "Reshape", "Squeeze", "Unsqueeze"}
+# Operators that only move or repeat the numbers of their first input
+ONLY_MOVING = {
+    "DepthToSpace",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "SpaceToDepth",
+    "Split",
+    "Squeeze",
+    "Tile",
+    "Transpose",
+    "Unsqueeze",
+}
 SUMS = {"ReduceSum", "ReduceL1"}  # alike for exponentials, which are positive
 REDUCTIONS = {*SUMS, "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"}
 FUNCTIONS = {"Log", "Max", "Reciprocal"}  # of single elements, between a reduction and its use

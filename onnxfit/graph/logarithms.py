@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxfit.graph.activations import (
     LOG_SOFTMAX,
+    ONLY_MOVING,
     SIGMOID,
     SOFTMAX,
     FoundActivation,
@@ -26,24 +27,6 @@ from onnxfit.graph.activations import (
 from onnxfit.graph.probabilities import bounds_of
 from onnxfit.graph.values import GraphBuilder, Value
 
-# Operators that only move or repeat the numbers of their first input
-ONLY_MOVING = {
-    "DepthToSpace",
-    "Expand",
-    "Flatten",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
-}
 MAX_DEPTH = 12  # operators between an activation and the output
 Source = Callable[[GraphBuilder, Union[ir.Value, None]], Union[Value, None]]
 

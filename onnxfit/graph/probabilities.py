@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxfit.graph.activations import (
     LOG_SOFTMAX,
+    ONLY_MOVING,
     SIGMOID,
     SOFTMAX,
     FoundActivation,
@@ -20,32 +21,17 @@ from onnxfit.graph.activations import (
 
 # Operators that move, copy, round or average numbers: their result is probabilities if their first
 # input is, and any number if that is.
-MOVING = {
+MOVING = ONLY_MOVING | {
     "AveragePool",
     "Cast",
     "CastLike",
-    "DepthToSpace",
     "DequantizeLinear",
     "Dropout",
-    "Expand",
-    "Flatten",
-    "Gather",
-    "GatherElements",
-    "GatherND",
     "GlobalAveragePool",
-    "Identity",
     "LpNormalization",
     "QuantizeLinear",
     "ReduceMean",
-    "Reshape",
     "Resize",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
     "Upsample",
 }
 # Operators whose result may be any number

@@ -179,9 +179,7 @@ def unmeasured_batch_norms(model: ir.Model, measured: Collection[str]) -> list[s
     return [
         node.name or node.outputs[0].name or ""
         for node in model.graph
-        if node.op_type == "BatchNormalization"
-        and node.domain == ""
-        and _attribute(node, "training_mode", 0)
+        if _is_in_training_mode(node)
         and not any(v is not None and v.name in measured for v in node.inputs[3:5])
         and all(_consists_of(v, number) for v, number in zip(node.inputs[3:5], (0, 1)))
     ]
@@ -222,15 +220,17 @@ def keep_batch_norms(model: ir.Model, batch_norm: str) -> None:
         )
 
 
+def _is_in_training_mode(node: ir.Node) -> bool:
+    """Return whether a node is a BatchNormalization of training mode."""
+    is_batch_norm = node.op_type == "BatchNormalization" and node.domain == ""
+    return is_batch_norm and bool(_attribute(node, "training_mode", 0))
+
+
 def _normalize_by_batch(op: GraphBuilder) -> int:
     """Write each BatchNormalization of training mode as arithmetic; return their number."""
     changed = 0
     for node in list(op.graph):
-        if (
-            node.op_type == "BatchNormalization"
-            and node.domain == ""
-            and _attribute(node, "training_mode", 0)
-        ):
+        if _is_in_training_mode(node):
             _refuse_other_outputs(node)
             with op.replacing(node) as replace_node:
                 replace_node(_normalized_by_batch(op, node)[0])
@@ -251,11 +251,7 @@ def to_evaluation_form(op: GraphBuilder) -> None:
             _refuse_other_outputs(node)
             with op.replacing(node) as replace_node:
                 replace_node(_input(op, node, 0))
-        elif (
-            node.op_type == "BatchNormalization"
-            and node.domain == ""
-            and _attribute(node, "training_mode", 0)
-        ):
+        elif _is_in_training_mode(node):
             _refuse_other_outputs(node)
             with op.replacing(node) as replace_node:
                 inputs = [_input(op, node, i) for i in range(5)]
