@@ -4,6 +4,7 @@ back.
 
 from importlib import import_module
 from importlib.util import find_spec
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from onnxfit import imports  # noqa: F401  # before everything else
@@ -167,16 +168,21 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 # These modules need other packages, so they are imported by their full names alone.
 _OPTIONAL = {"flower", "sklearn", "torch"}
 
+# One thread at a time imports a public name. Python deadlocks if one thread imports a package,
+# whose __init__ imports a module of it, while another imports this module, and with it the package.
+_IMPORTING = RLock()
+
 if not TYPE_CHECKING:  # type checkers would accept every name
 
     def __getattr__(name: str) -> object:
         """Import the module of a public name, or the module of this name."""
-        if name in _MODULE_OF:
-            value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        elif name not in _OPTIONAL and not name.startswith("_") and _has_module(name):
-            value = import_module(f"{__name__}.{name}")
-        else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with _IMPORTING:
+            if name in _MODULE_OF:
+                value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+            elif name not in _OPTIONAL and not name.startswith("_") and _has_module(name):
+                value = import_module(f"{__name__}.{name}")
+            else:
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value
         return value
 

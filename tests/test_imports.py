@@ -134,6 +134,43 @@ def test_threads_may_ask_for_the_first_names_at_once() -> None:
         assert result.stdout.strip() == "[]"
 
 
+def test_a_package_and_a_module_of_it_may_be_imported_by_two_threads() -> None:
+    code = """if True:
+        import sys, threading, time
+        from importlib._bootstrap import _module_locks
+        import onnxfit
+        from importlib.machinery import PathFinder
+        class Finder:  # the package waits until the other thread wants to import a module of it
+            def find_spec(self, name, path=None, target=None):
+                if name == "onnxfit.distributed":
+                    spec = PathFinder.find_spec(name, path, target)
+                    spec.loader.create_module = wait
+                    return spec
+        def wait(spec):
+            inside.set()
+            end = time.monotonic() + 2
+            while time.monotonic() < end and "onnxfit.distributed.world" not in _module_locks:
+                time.sleep(0.01)
+            time.sleep(0.1)
+        errors, inside = [], threading.Event()
+        def ask(name):
+            try:
+                getattr(onnxfit, name)
+            except BaseException as error:
+                errors.append(f"{name}: {error!r}")
+        sys.meta_path.insert(0, Finder())
+        threads = [threading.Thread(target=ask, args=(n,)) for n in ("distributed", "Trainer")]
+        threads[0].start()
+        inside.wait()
+        threads[1].start()
+        for thread in threads: thread.join()
+        print(errors)"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
 def test_a_public_name_imports_its_module_when_it_is_asked_for() -> None:
     code = """if True:
         import sys
