@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.optuna_pruning import OptunaPruning as OptunaPruning
     from onnxfit.callbacks.prediction_writer import PredictionWriter as PredictionWriter
     from onnxfit.callbacks.progress import ProgressBar as ProgressBar
-    from onnxfit.callbacks.remote_monitor import RemoteMonitor as RemoteMonitor
     from onnxfit.callbacks.stateful_callback import StatefulCallback as StatefulCallback
     from onnxfit.callbacks.tensorboard import TensorBoard as TensorBoard
     from onnxfit.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN

@@ -7,7 +7,6 @@ import inspect
 import pickle
 import shutil
 import sys
-import warnings
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -34,7 +33,6 @@ MINIMAL = {
     "ModelCheckpoint": ("{epoch}.ckpt",),
     "OptunaPruning": (SimpleNamespace(report=max, should_prune=bool),),
     "PredictionWriter": ("predictions",),
-    "RemoteMonitor": ("http://127.0.0.1:9/",),
     "ThresholdStop": ("loss",),
     "Unfreeze": ({1: "fc0.*"},),
 }
@@ -129,20 +127,8 @@ def trainer(backend, number=0):
 
 
 def fit(on, callbacks, **settings):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "RemoteMonitor cannot reach")  # nobody listens there
-        return on.fit(
-            X,
-            Y,
-            **{
-                "epochs": 2,
-                "batch_size": 4,
-                "verbose": 0,
-                "callbacks": callbacks,
-                "validation_data": (X, Y),
-            }
-            | settings,
-        )
+    defaults = {"epochs": 2, "batch_size": 4, "verbose": 0, "validation_data": (X, Y)}
+    return on.fit(X, Y, **{**defaults, "callbacks": callbacks, **settings})
 
 
 def same(one, other):

@@ -46,7 +46,6 @@ KERAS = {
     "ModelCheckpoint": "filepath monitor verbose save_best_only save_weights_only mode save_freq"
     " initial_value_threshold",
     "ReduceLROnPlateau": "monitor factor patience verbose mode min_delta cooldown min_lr",
-    "RemoteMonitor": "root path field headers send_as_json",
     "SwapEMAWeights": "swap_on_epoch",
     "TensorBoard": "log_dir histogram_freq write_graph update_freq",
     "TerminateOnNaN": "raise_error",

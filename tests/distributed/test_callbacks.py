@@ -5,7 +5,6 @@ The ranks are threads here.
 
 import sys
 import threading
-import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -63,7 +62,6 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     for name, module in {"mlflow": mlflow(), "optuna": optuna, "wandb": wandb()}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("no_proxy", "*")
-    warnings.filterwarnings("ignore", "RemoteMonitor cannot reach")
 
 
 def trainer(distribute, **settings):
@@ -115,7 +113,7 @@ FILES = ("BackupAndRestore", "CSVLogger", "JSONLLogger", "ModelCheckpoint", "Pre
 WATCHING = (
     "BackupAndRestore", "CSVLogger", "DeviceStats", "JSONLLogger", "LambdaCallback",
     "LearningRateMonitor", "MLflowLogger", "ModelCheckpoint", "PredictionWriter", "ProgressBar",
-    "RemoteMonitor", "TensorBoard", "TerminateOnNaN", "Timer", "WandbLogger",
+    "TensorBoard", "TerminateOnNaN", "Timer", "WandbLogger",
 )  # fmt: skip
 ACTING = sorted({*CLASSES} - {*WATCHING, "Callback", "History"})
 
