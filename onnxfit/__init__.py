@@ -7,7 +7,10 @@ from importlib.util import find_spec
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from onnxfit import imports  # noqa: F401  # before everything else
+# Two threads that import NumPy first, by different modules of it, can break it: these modules
+# import each other.
+import numpy  # noqa: F401
+
 from onnxfit.environment import versions
 
 if TYPE_CHECKING:

@@ -11,8 +11,10 @@ import importlib.metadata
 import os
 import platform
 import re
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -232,3 +234,21 @@ def _release(version: str) -> tuple[int, ...]:
 def is_switched_off(variable: str) -> bool:
     """Return whether an environment variable is "off", in any case of letters."""
     return os.environ.get(variable, "").strip().lower() == "off"
+
+
+@contextmanager
+def uninstalled(name: str) -> Iterator[None]:
+    """Context in which `importlib.util.find_spec` finds no module of this name, nor does `import`.
+
+    - `name`: the module. If it is imported already, it stays so. Other threads do not find it
+      either: use it for a few imports only.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is None:
+            sys.modules.pop(name, None)

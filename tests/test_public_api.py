@@ -29,7 +29,6 @@ INTERNAL = {
     "onnxfit.environment": "plumbing",
     "onnxfit.files": "plumbing",
     "onnxfit.folders": "plumbing",
-    "onnxfit.imports": "plumbing",
     "onnxfit.registry": "plumbing",
 }
 OPTIONAL = {"onnxfit.sklearn": "sklearn", "onnxfit.torch": "torch"}  # module -> needed library

@@ -19,9 +19,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from onnxfit.environment import warn_of_mixed_distributions
+from onnxfit.environment import uninstalled, warn_of_mixed_distributions
 from onnxfit.errors import DataError, InstallationError, ModelError, StepError
-from onnxfit.imports import uninstalled
 from onnxfit.runtime.values import Array
 
 # Our name of an integer type -> onnxruntime's

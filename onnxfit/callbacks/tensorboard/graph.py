@@ -15,9 +15,9 @@ import onnx.inliner
 from onnx import AttributeProto, TensorProto
 
 from onnxfit.callbacks.tensorboard.scopes import name_of_weight, reads, scopes_of_nodes
-from onnxfit.imports import without
+from onnxfit.environment import uninstalled
 
-with without("torch"):
+with uninstalled("torch"):
     from tensorboardX.proto.attr_value_pb2 import AttrValue
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.graph_pb2 import GraphDef

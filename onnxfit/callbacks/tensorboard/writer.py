@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from onnxfit.environment import uninstalled
 from onnxfit.files import append_whole, make_folder
-from onnxfit.imports import without
 
 # tensorboardX imports torch only to annotate its methods, at a cost of 2 s and 200 MB. A method
 # that is given a tensor of torch imports torch itself.
-with without("torch"):
+with uninstalled("torch"):
     from tensorboardX import SummaryWriter
     from tensorboardX.proto.api_pb2 import (
         DataType,
