@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,3 +65,19 @@ class Recorder(Callback):
 
     def logs(self, event: str, name: str) -> list[float]:
         return [logs.get(name) for kind, _, logs in self.events if kind == event]
+
+
+def with_changed_description(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Return a copy of a checkpoint, beside it, whose description was changed."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    info = json.loads(entries["onnxfit.json"])
+    change(info)
+    entries["onnxfit.json"] = json.dumps(info).encode()
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    changed = path.with_name("changed")
+    changed.write_bytes(data.getvalue())
+    return changed

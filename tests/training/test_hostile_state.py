@@ -4,12 +4,8 @@ changes, with the file and the field.
 
 from __future__ import annotations
 
-import io
-import json
 import random
 import re
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ import pytest
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback, CSVLogger
 from onnxfit.errors import CheckpointError, OnnxfitError
+from tests.helpers import with_changed_description
 from tests.models import mlp
 
 RNG = np.random.default_rng(0)
@@ -67,22 +64,6 @@ def trainer() -> Trainer:
     return trainer
 
 
-def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """Return a checkpoint whose description was changed."""
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    info = json.loads(entries["onnxfit.json"])
-    change(info)
-    entries["onnxfit.json"] = json.dumps(info).encode()
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
-    hostile = path.with_name("hostile")
-    hostile.write_bytes(data.getvalue())
-    return hostile
-
-
 NAN, INF = float("nan"), float("inf")
 POSITION = ("epoch", "batch", "data_epoch", "data_batch", "learning_rate", "trained", "batch_size")
 WRONG = {
@@ -117,18 +98,22 @@ def expect_refused(trainer: Trainer, hostile: Path, field: str) -> None:
 )
 def test_positions_that_no_fit_has(trainer: Trainer, saved: Path, field: str, value: Any) -> None:
     index = POSITION.index(field)
-    hostile = changed(saved, lambda info: info["resume"].__setitem__(index, value))
+    hostile = with_changed_description(saved, lambda info: info["resume"].__setitem__(index, value))
     expect_refused(trainer, hostile, field)
 
 
 @pytest.mark.parametrize("resume", [[1.5], [0] * 9, {}, None, 1, "0000000"], ids=str)
 def test_positions_of_another_form(trainer: Trainer, saved: Path, resume: Any) -> None:
-    expect_refused(trainer, changed(saved, lambda info: info.update(resume=resume)), "resume")
+    expect_refused(
+        trainer, with_changed_description(saved, lambda info: info.update(resume=resume)), "resume"
+    )
 
 
 @pytest.mark.parametrize("value", [-1, INF, NAN, "0.1", 10**400, True, [0.1]], ids=str)
 def test_learning_rates_that_no_update_has(trainer: Trainer, saved: Path, value: Any) -> None:
-    hostile = changed(saved, lambda info: info["counters"].update(learning_rate=value))
+    hostile = with_changed_description(
+        saved, lambda info: info["counters"].update(learning_rate=value)
+    )
     expect_refused(trainer, hostile, "learning_rate")
 
 
@@ -136,7 +121,9 @@ def test_learning_rates_that_no_update_has(trainer: Trainer, saved: Path, value:
 def test_settings_with_such_learning_rates(saved: Path, rate: float) -> None:
     adam = {"onnxfit:class": {"name": "Adam", "settings": {"learning_rate": rate}}}
     for optimizer in (rate, adam):
-        hostile = changed(saved, lambda info, o=optimizer: info["settings"].update(optimizer=o))
+        hostile = with_changed_description(
+            saved, lambda info, o=optimizer: info["settings"].update(optimizer=o)
+        )
         with pytest.raises(CheckpointError, match=f"{re.escape(str(hostile))}.*learning_rate"):
             Trainer.load(hostile)
 
@@ -144,7 +131,7 @@ def test_settings_with_such_learning_rates(saved: Path, rate: float) -> None:
 @pytest.mark.parametrize("name", ["epoch", "global_step", "global_batch", "samples_seen", "window"])
 @pytest.mark.parametrize("value", [-1, 1.5, True, NAN, 1 << 63, "1", None], ids=str)
 def test_counters_that_count_nothing(trainer: Trainer, saved: Path, name: str, value: Any) -> None:
-    hostile = changed(saved, lambda info: info["counters"].update({name: value}))
+    hostile = with_changed_description(saved, lambda info: info["counters"].update({name: value}))
     expect_refused(trainer, hostile, name)
 
 
@@ -169,7 +156,9 @@ OTHER_FIELDS = [
 
 @pytest.mark.parametrize(("name", "value"), OTHER_FIELDS, ids=str)
 def test_other_fields_of_another_form(trainer: Trainer, saved: Path, name: str, value: Any) -> None:
-    expect_refused(trainer, changed(saved, lambda info: info.update({name: value})), name)
+    expect_refused(
+        trainer, with_changed_description(saved, lambda info: info.update({name: value})), name
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +182,11 @@ def test_events_that_no_logger_is_told_of(
     trainer: Trainer, saved: Path, name: str, value: Any
 ) -> None:
     """The name of the hook is one of two: any other would call a method that a stranger chose."""
-    expect_refused(trainer, changed(saved, lambda info: info["ended"].update({name: value})), name)
+    expect_refused(
+        trainer,
+        with_changed_description(saved, lambda info: info["ended"].update({name: value})),
+        name,
+    )
 
 
 def metric_states(info: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +215,9 @@ def metric_states(info: dict[str, Any]) -> dict[str, Any]:
     ids=str,
 )
 def test_sums_of_a_metric_that_it_does_not_have(saved: Path, metric: str, state: Any) -> None:
-    hostile = changed(saved, lambda info: metric_states(info).update({metric: state}))
+    hostile = with_changed_description(
+        saved, lambda info: metric_states(info).update({metric: state})
+    )
     try:
         fit(Trainer.load(hostile), CSVLogger("log.csv"))
     except OnnxfitError:
@@ -270,10 +265,10 @@ def test_random_values_anywhere_load_or_are_refused(saved: Path, seed: int) -> N
                 entry = entry[key]
             entry[last] = random_value(chooser)
 
-    hostile = changed(saved, change)
+    hostile = with_changed_description(saved, change)
     try:
         trainer = Trainer.load(hostile)
         fit(trainer, CSVLogger("log.csv"))
     except OnnxfitError:
         pass
-    assert {path.name for path in Path().iterdir()} <= {"hostile", "log.csv", "saved"}
+    assert {path.name for path in Path().iterdir()} <= {"changed", "log.csv", "saved"}
