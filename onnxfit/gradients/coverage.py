@@ -10,9 +10,7 @@ import onnx
 
 from onnxfit.errors import UnknownNameError
 from onnxfit.gradients import rules  # noqa: F401  # fills the table of rules
-from onnxfit.gradients.onnxruntime import builder  # noqa: F401  # fills the table of lowerings
 from onnxfit.gradients.onnxruntime.coverage import CHECKS
-from onnxfit.gradients.onnxruntime.lowerings import LOWERINGS
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS, Key
 from onnxfit.graph.inference import find_schema
 from onnxfit.graph.newer_operators import PREVIEW
@@ -77,7 +75,7 @@ def operators(names: Collection[str] = ()) -> list[Operator]:
 def operator(key: Key) -> Operator:
     """Return one operator and how it is differentiated."""
     domain, op_type = key
-    by_builder = not domain and (op_type in CHECKS or op_type in LOWERINGS)
+    by_builder = not domain and op_type in CHECKS
     return Operator(domain, op_type, _gradient(key), NOT_DIFFERENTIABLE.get(key, ""), by_builder)
 
 

@@ -1,10 +1,9 @@
 """Gradients from the builder of onnxruntime's training build.
 
-The builder never sees a user's model. It gets only the nodes between weights and loss, each
-rewritten by its lowering and allowed by the table in `coverage.py`. Of the builder's result, only
-the added nodes are used; the forward pass stays unchanged. So the builder cannot change nodes
-outside the gradient path, and values without a derivative (of a comparison, a shape, a rounding)
-are constants for the builder.
+The builder never sees a user's model. It gets only the nodes between weights and loss, if the table
+in `coverage.py` allows all of them. Of the builder's result, only the added nodes are used; the
+forward pass stays unchanged. So the builder cannot change nodes outside the gradient path, and
+values without a derivative (of a comparison, a shape, a rounding) are constants for the builder.
 """
 
 from __future__ import annotations
@@ -20,14 +19,10 @@ from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.environment import installed_distributions, reinstallation, require_onnxruntime
 from onnxfit.errors import GradientError, InstallationError
-from onnxfit.gradients.blocker import TYPED, Blocker, check_ends, refuse, without_consequences
-
-# these modules register lowerings
-from onnxfit.gradients.onnxruntime import elementwise, layers, movement, recurrent  # noqa: F401
+from onnxfit.gradients.blocker import Blocker, check_ends, refuse, without_consequences
 from onnxfit.gradients.onnxruntime.coverage import check
-from onnxfit.gradients.onnxruntime.lowerings import LOWERINGS, NodeToLower
 from onnxfit.gradients.onnxruntime.subgraph import ExtractedModel
-from onnxfit.gradients.paths import PathNode, differentiable_path, leaves_of, outputs_of
+from onnxfit.gradients.paths import differentiable_path, leaves_of, outputs_of
 from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.values import GraphBuilder
@@ -38,7 +33,7 @@ def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> list[Blocker
 
     The builder is not run.
     """
-    return LoweredModel(model, loss, weights).blockers
+    return BuilderModel(model, loss, weights).blockers
 
 
 def add_gradients(
@@ -52,12 +47,12 @@ def add_gradients(
     onnxruntime has no builder.
     """
     module = require_builder()
-    lowered = LoweredModel(model, loss, weights)
-    refuse(lowered.blockers)
-    if not lowered.path:
-        return lowered.model, {}
-    extracted = ExtractedModel(lowered.model.graph, lowered.path, loss, weights)
-    return lowered.model, extracted.append_to_graph(_build(module, extracted, weights), weights)
+    prepared = BuilderModel(model, loss, weights)
+    refuse(prepared.blockers)
+    if not prepared.path:
+        return prepared.model, {}
+    extracted = ExtractedModel(prepared.model.graph, prepared.path, loss, weights)
+    return prepared.model, extracted.append_to_graph(_build(module, extracted, weights), weights)
 
 
 def require_builder() -> Any:
@@ -97,76 +92,33 @@ def _has_training_wheel() -> bool:
     return sys.version_info < (3, 13) and (machine == "x86_64" if on_linux else machine != "ARM64")
 
 
-class LoweredModel:
-    """A copy of a model in which every node on the gradient path is lowered.
+class BuilderModel:
+    """A copy of a model in a form that the builder reads.
 
     - `model` is the copy, whose inputs and outputs have their old names.
     - `path` are its nodes between weights and loss.
-    - `blockers` are the nodes of the original that cannot be differentiated.
+    - `blockers` are the nodes that the builder does not differentiate correctly.
     """
 
     def __init__(self, model: ir.Model, loss: str, weights: Sequence[str]) -> None:
-        self.loss = loss
-        self.weights = weights
         self.model = ir.from_proto(ir.to_proto(model))
         NameFixPass()(self.model)
         check_ends(self.model, loss, weights)
-        self._op_types = {node.name or "": node.op_type for node in self.model.graph}
-        self._blocked: dict[str, Blocker] = {}
-        self._lower()
-        self.path = self._path()
+        graph = self.model.graph
+        op = GraphBuilder(graph)
+        _use_weights_once_per_node(op, set(weights))
+        _return_indices_of_pools(op)
+        self.model = infer_shapes(self.model)
+        graph = self.model.graph
+        self.path = differentiable_path(graph, outputs_of(graph, loss), leaves_of(graph, weights))
+        blocked = []
         for path_node in self.path:
+            node = path_node.node
             try:
                 check(path_node)
             except NoGradientError as error:
-                self._block(path_node.node, error)
-        self.blockers = without_consequences(list(self._blocked.values()))
-
-    def _path(self) -> list[PathNode]:
-        graph = self.model.graph
-        return differentiable_path(
-            graph, outputs_of(graph, self.loss), leaves_of(graph, self.weights)
-        )
-
-    def _lower(self) -> None:
-        """Lower every node on the path; repeat while this may infer shapes for other nodes."""
-        while True:
-            changed = False
-            self._blocked.clear()
-            op = GraphBuilder(self.model.graph)
-            for path_node in self._path():
-                try:
-                    changed |= _lower_node(op, path_node)
-                except NoGradientError as error:
-                    self._block(path_node.node, error)
-            _use_weights_once_per_node(op, set(self.weights))
-            self.model = infer_shapes(self.model)
-            if not changed or not self._blocked:
-                return
-
-    def _block(self, node: ir.Node, error: NoGradientError) -> None:
-        """Record why the node, or the original node it was lowered from, has no gradient."""
-        origin = node.name or ""
-        while origin not in self._op_types and "/" in origin:
-            origin = origin.rpartition("/")[0]  # nodes of a lowering are named after its node
-        op_type = self._op_types.get(origin, node.op_type)
-        self._blocked.setdefault(origin, Blocker(origin, op_type, error.reason, error.fix))
-
-
-def _lower_node(op: GraphBuilder, path_node: PathNode) -> bool:
-    """Lower a node in place; its outputs keep their names. Returns whether it was replaced."""
-    node = path_node.node
-    if node.op_type not in LOWERINGS or node.domain not in ("", "ai.onnx"):
-        return False
-    untyped = next((v.name for v in node.inputs if v is not None and v.dtype is None), None)
-    if untyped is not None:
-        raise NoGradientError(f"the element type of {untyped!r} is unknown", TYPED)
-    with op.replacing(node) as replace:
-        outputs = LOWERINGS[node.op_type](op, NodeToLower(op, path_node))
-        if outputs is None:
-            return False
-        replace(*(outputs if isinstance(outputs, tuple) else (outputs,)))
-    return True
+                blocked.append(Blocker(node.name or "", node.op_type, error.reason, error.fix))
+        self.blockers = without_consequences(blocked)
 
 
 def _use_weights_once_per_node(op: GraphBuilder, weights: set[str]) -> None:
@@ -179,6 +131,21 @@ def _use_weights_once_per_node(op: GraphBuilder, weights: set[str]) -> None:
             if value is not None and value.name in weights and value in node.inputs[:i]:
                 with op.replacing(node):
                     node.replace_input_with(i, op.Identity(op.wrap(value)).ir)
+
+
+def _return_indices_of_pools(op: GraphBuilder) -> None:
+    """Let each MaxPool return its indices, by which the builder places the gradient."""
+    for node in list(op.graph):
+        if (node.domain, node.op_type, len(node.outputs)) == ("", "MaxPool", 1):
+            with op.replacing(node) as replace:
+                attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+                (x,) = node.inputs
+                assert x is not None  # MaxPool has no optional input
+                pooled = op.MaxPool(op.wrap(x), _outputs=2, **attributes)[0]
+                pool = pooled.ir.producer()
+                assert pool is not None
+                pool.name = node.name
+                replace(pooled)
 
 
 def _build(module: Any, extracted: ExtractedModel, weights: Sequence[str]) -> onnx.ModelProto:

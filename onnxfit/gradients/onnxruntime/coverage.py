@@ -18,6 +18,7 @@ from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.inference import sizes_of
 from onnxfit.graph.weights import FLOATS
 
+BY_RULES = "use gradient='auto', whose rules need no builder"
 FLOAT32_ONLY_REASON = "onnxruntime computes its gradient in float32 only"
 
 Check = Callable[[PathNode], None]
@@ -28,7 +29,9 @@ def check(path_node: PathNode) -> None:
     node = path_node.node
     key = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
     if key not in CHECKS:
-        raise NoGradientError(f"it has no gradient{REASONS.get(key, '')}")
+        raise NoGradientError(
+            f"onnxruntime's builder has no correct gradient of it{REASONS.get(key, '')}", BY_RULES
+        )
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.name and (value.type is None or value.dtype is None):
             raise NoGradientError(f"the element type of {value.name!r} is unknown", TYPED)
@@ -90,7 +93,7 @@ def attributes(**values: Any) -> Check:
         for name, value in values.items():
             attribute = path_node.node.attributes.get(name)
             actual = value if attribute is None else attribute.value
-            if actual != value and list(actual) != value:
+            if actual != value:
                 raise NoGradientError(f"it has {name}={actual}", f"use {name}={value}")
 
     return check
@@ -115,7 +118,7 @@ def matrix_product(path_node: PathNode) -> None:
     """Correct for matrices, if known sizes determine how the axes before the last two broadcast."""
     shapes = [_shape(v) for v in path_node.node.inputs]
     if min(len(s) for s in shapes) < 2:
-        raise NoGradientError("an operand has rank 1")
+        raise NoGradientError("an operand has rank 1", BY_RULES)
     if max(len(s) for s in shapes) > 2 and path_node.node.outputs[0].dtype == ir.DataType.DOUBLE:
         raise NoGradientError(FLOAT32_ONLY_REASON, "use float32")
     _compatible([s[:-2] for s in shapes])
@@ -149,7 +152,7 @@ def without_broadcasting(path_node: PathNode) -> None:
 def all_outputs(path_node: PathNode) -> None:
     """Correct if every output is on the path: the builder drops the others."""
     if len(path_node.outputs) < len(path_node.node.outputs):
-        raise NoGradientError("an output is not used")
+        raise NoGradientError("an output is not used", BY_RULES)
 
 
 def explicit_axes(path_node: PathNode) -> None:
@@ -157,7 +160,45 @@ def explicit_axes(path_node: PathNode) -> None:
     axes = path_node.node.inputs[1] if len(path_node.node.inputs) > 1 else None
     constant = None if axes is None else ir.convenience.get_const_tensor(axes)
     if constant is None or constant.size == 0:
-        raise NoGradientError("its axes are not constant")
+        raise NoGradientError("its axes are not constant", BY_RULES)
+
+
+def constant_axes(path_node: PathNode) -> None:
+    """Correct for constant axes, or without axes if it then reduces all of them."""
+    node = path_node.node
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    constant = None if axes is None else ir.convenience.get_const_tensor(axes)
+    if axes is not None and constant is None:
+        raise NoGradientError("its axes are not constant", BY_RULES)
+    if constant is None or constant.size == 0:
+        attributes(noop_with_empty_axes=0)(path_node)
+
+
+def several_inputs(path_node: PathNode) -> None:
+    """Correct with two inputs or more."""
+    if len(path_node.node.inputs) < 2:
+        raise NoGradientError("it has one input", "use Identity")
+
+
+def undilated(path_node: PathNode) -> None:
+    """Correct without dilations, which the builder ignores."""
+    dilations = path_node.node.attributes.get("dilations")
+    if dilations is not None and any(d != 1 for d in dilations.value):
+        raise NoGradientError("it has dilations", BY_RULES)
+
+
+def nonzero_exponent(path_node: PathNode) -> None:
+    """Correct for a constant exponent of the base's type without zeros, whose gradient is NaN."""
+    x, exponent = path_node.node.inputs
+    assert x is not None  # neither input is optional
+    assert exponent is not None
+    constant = ir.convenience.get_const_tensor(exponent)
+    if constant is None or (constant.numpy() == 0).any():
+        raise NoGradientError(
+            "its exponent may be 0, at which the builder's gradient is NaN", BY_RULES
+        )
+    if exponent.dtype != x.dtype:
+        raise NoGradientError("its exponent has another type", BY_RULES)
 
 
 def positive_steps(path_node: PathNode) -> None:
@@ -165,7 +206,7 @@ def positive_steps(path_node: PathNode) -> None:
     steps = path_node.node.inputs[4] if len(path_node.node.inputs) > 4 else None
     constant = None if steps is None else ir.convenience.get_const_tensor(steps)
     if steps is not None and (constant is None or (constant.numpy() < 1).any()):
-        raise NoGradientError("its steps are not constant and positive")
+        raise NoGradientError("its steps are not constant and positive", BY_RULES)
 
 
 def float_cast(path_node: PathNode) -> None:
@@ -178,7 +219,7 @@ def float_cast(path_node: PathNode) -> None:
 def without_axes(path_node: PathNode) -> None:
     """Correct if the fourth input, the axes, is absent."""
     if len(path_node.node.inputs) > 3 and path_node.node.inputs[3] is not None:
-        raise NoGradientError("its axes are an input")
+        raise NoGradientError("its axes are an input", BY_RULES)
 
 
 def _shape(value: ir.Value | None) -> tuple[int | str | None, ...]:
@@ -206,25 +247,26 @@ WITHOUT_CONDITIONS = [
     "Abs", "Concat", "Cos", "Div", "Erf", "Exp", "Flatten", "Gather", "GatherElements", "GatherND",
     "Gelu", "GlobalAveragePool", "Identity", "LeakyRelu", "Log", "LogSoftmax", "Neg", "Reciprocal",
     "Relu", "Reshape", "Sigmoid", "Sin", "Softmax", "Sqrt", "Squeeze", "Tanh", "Tile", "TopK",
-    "Transpose", "Trilu", "Unsqueeze", "com.microsoft.GRUTraining", "com.microsoft.LSTMTraining",
+    "Transpose", "Trilu", "Unsqueeze",
 ]  # fmt: skip
 
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(WITHOUT_CONDITIONS, always),
-    **dict.fromkeys(("Add", "Max", "Min", "Mul", "Sub"), broadcasting),
-    **dict.fromkeys(("ReduceMean", "ReduceSum"), attributes(noop_with_empty_axes=0)),
+    **dict.fromkeys(("Add", "Mul", "Sub"), broadcasting),
+    **dict.fromkeys(("Max", "Min"), all_of(several_inputs, broadcasting)),
+    **dict.fromkeys(("ReduceMean", "ReduceSum"), constant_axes),
     **dict.fromkeys(("ReduceL2", "ReduceLogSumExp"), all_of(explicit_axes, attributes(keepdims=1))),
     **dict.fromkeys(("ScatterElements", "ScatterND"), attributes(reduction="none")),
-    "AveragePool": all_of(static_sizes(0), attributes(auto_pad="NOTSET", dilations=[1, 1, 1])),
+    "AveragePool": all_of(static_sizes(0), undilated, attributes(auto_pad="NOTSET", ceil_mode=0)),
     "Cast": float_cast,
-    "Clip": only(0),
+    "Clip": all_of(only(0), several_inputs),
     "Conv": attributes(auto_pad="NOTSET"),
     "Expand": expansion,
     "Gemm": general_product,
     "MatMul": matrix_product,
     "MaxPool": all_of(static_sizes(1), attributes(storage_order=0)),
     "Pad": all_of(only(0), attributes(mode="constant"), without_axes),
-    "Pow": all_of(only(0), without_broadcasting),
+    "Pow": all_of(only(0), without_broadcasting, nonzero_exponent),
     "Slice": positive_steps,
     "Split": all_outputs,
     "Where": without_broadcasting,

@@ -17,10 +17,10 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnxfit import Trainer
 from onnxfit.errors import GradientError
 from onnxfit.gradients import reachable
 from onnxfit.gradients.onnxruntime import builder as source
+from onnxfit.gradients.onnxruntime.coverage import BY_RULES, CHECKS
 from onnxfit.graph.model import infer_shapes
 from tests.builds import needs_builder
 
@@ -48,18 +48,7 @@ def unary(op: str, low: float = -2.0, high: float = 2.0) -> Case:
 
 def reductions() -> list[Case]:
     cases = []
-    for op in [
-        "ReduceSum",
-        "ReduceMean",
-        "ReduceSumSquare",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceLogSum",
-        "ReduceLogSumExp",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceProd",
-    ]:
+    for op in ("ReduceSum", "ReduceMean", "ReduceL2", "ReduceLogSumExp"):
         for keep in (0, 1):
             cases.append(
                 Case(
@@ -111,77 +100,6 @@ def binary(op: str, low: float = -2.0) -> list[Case]:
     ]
 
 
-def softmax_losses() -> list[Case]:
-    cases = []
-    for op, head in (
-        ("SoftmaxCrossEntropyLoss", "l = Identity(a)"),
-        ("NegativeLogLikelihoodLoss", "l = LogSoftmax<axis=1>(a)"),
-    ):
-        for reduction in ("mean", "sum", "none"):
-            for ignore in ("", ", ignore_index=1"):
-                attributes = f'<reduction="{reduction}"{ignore}>'
-                name = f"{op} {reduction}{ignore}"
-                cases.append(
-                    Case(
-                        name,
-                        "float[4,3] a",
-                        f"{head} y = {op}{attributes}(l, t)",
-                        "int64[4] t = {0, 1, 2, 1}",
-                    )
-                )
-                cases.append(
-                    Case(
-                        f"{name} weights",
-                        "float[4,3] a",
-                        f"{head} y = {op}{attributes}(l, t, w)",
-                        "int64[4] t = {0, 1, 2, 1}, float[3] w = {0.5, 2, 3}",
-                    )
-                )
-                cases.append(
-                    Case(
-                        f"{name} 3-D",
-                        "float[2,3,2] a",
-                        f"{head} y = {op}{attributes}(l, t)",
-                        "int64[2,2] t = {0, 1, 2, 1}",
-                    )
-                )
-    cases.append(
-        Case(
-            "SoftmaxCrossEntropyLoss log_prob",
-            "float[4,3] a",
-            "z, y = SoftmaxCrossEntropyLoss(a, t)",
-            "int64[4] t = {0, 1, 2, 1}",
-        )
-    )
-    cases.append(
-        Case(
-            "SoftmaxCrossEntropyLoss both",
-            "float[4,3] a",
-            'u, v = SoftmaxCrossEntropyLoss<reduction="none">(a, t) s = ReduceSum<keepdims=0>(v) y'
-            " = Add(u, s)",
-            "int64[4] t = {0, 1, 2, 1}",
-        )
-    )
-    cases.append(
-        Case(
-            "SoftmaxCrossEntropyLoss int32",
-            "float[4,3] a",
-            "y = SoftmaxCrossEntropyLoss(a, t)",
-            "int32[4] t = {0, 1, 2, 1}",
-        )
-    )
-    cases.append(
-        Case(
-            "SoftmaxCrossEntropyLoss trained weights",
-            "float[4,3] a, float[3] w",
-            "y = SoftmaxCrossEntropyLoss(a, t, w)",
-            "int64[4] t = {0, 1, 2, 1}",
-            low=0.3,
-        )
-    )
-    return cases
-
-
 def pools() -> list[Case]:
     cases = []
     for op in ("MaxPool", "AveragePool"):
@@ -222,13 +140,13 @@ def pools() -> list[Case]:
     cases.append(
         Case("MaxPool indices used", "float[2,2,4,4] a", "y, i = MaxPool<kernel_shape=[2,2]>(a)")
     )
-    for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
+    for op in ("GlobalAveragePool",):
         cases += [
             Case(op, "float[2,2,3,4] a", f"y = {op}(a)"),
             Case(f"{op} 1-D", "float[2,2,5] a", f"y = {op}(a)"),
             Case(f"{op} 3-D", "float[2,2,2,3,2] a", f"y = {op}(a)"),
         ]
-    cases.append(Case("LpPool", "float[2,2,6,6] a", "y = LpPool<kernel_shape=[2,2], p=2>(a)"))
+
     return cases
 
 
@@ -279,13 +197,7 @@ def convolutions() -> list[Case]:
         )
     )
     cases.append(Case("Conv 3-D", "float[1,2,4,4,4] a, float[2,2,2,2,2] b", "y = Conv(a, b)"))
-    cases.append(
-        Case(
-            "ConvTranspose",
-            "float[1,2,3,3] a, float[2,3,2,2] b",
-            "y = ConvTranspose<strides=[2,2]>(a, b)",
-        )
-    )
+
     return cases
 
 
@@ -424,13 +336,6 @@ def moving() -> list[Case]:
             "y = Pad(a, p, v)",
             "int64[4] p = {1, 0, 2, 1}",
         ),
-        Case("DepthToSpace", "float[1,8,2,3] a", "y = DepthToSpace<blocksize=2>(a)"),
-        Case(
-            "DepthToSpace CRD", "float[1,8,2,3] a", 'y = DepthToSpace<blocksize=2, mode="CRD">(a)'
-        ),
-        Case("SpaceToDepth", "float[1,2,4,6] a", "y = SpaceToDepth<blocksize=2>(a)"),
-        Case("Compress", "float[2,3] a", "y = Compress<axis=1>(a, c)", "bool[3] c = {1, 0, 1}"),
-        Case("CenterCropPad", "float[4,5] a", "y = CenterCropPad(a, s)", "int64[2] s = {6, 3}"),
         Case(
             "ScatterElements",
             "float[3,3] a, float[1,2] b",
@@ -473,21 +378,6 @@ def moving() -> list[Case]:
             "float[4,3] a",
             "y, i = TopK<axis=0, largest=0>(a, k)",
             "int64[1] k = {2}",
-        ),
-        Case("ReverseSequence", "float[3,2] a", "y = ReverseSequence(a, s)", "int64[2] s = {2, 3}"),
-        Case("CumSum", "float[3,2] a", "y = CumSum(a, x)", "int64 x = {0}"),
-        Case("Einsum", "float[2,3] a, float[3,4] b", 'y = Einsum<equation="ij,jk->ik">(a, b)'),
-        Case(
-            "Resize",
-            "float[1,1,2,2] a",
-            'y = Resize<mode="nearest">(a, , s)',
-            "float[4] s = {1, 1, 2, 2}",
-        ),
-        Case(
-            "OneHot values",
-            "float[2] v",
-            "y = OneHot(i, d, v)",
-            "int64[3] i = {0, 2, 1}, int64[1] d = {3}",
         ),
     ]
 
@@ -623,20 +513,6 @@ def choices() -> list[Case]:
                 Case(f"{op} one", "float[2,3] a", f"y = {op}(a)"),
             )
         ),
-        *(
-            case
-            for op in ("Sum", "Mean")
-            for case in (
-                Case(op, "float[2,3] a, float[2,3] b, float[2,3] c", f"y = {op}(a, b, c)"),
-                Case(
-                    f"{op} broadcast",
-                    "float[2,3] a, float[3] b, float[2,1] c",
-                    f"y = {op}(a, b, c)",
-                ),
-                Case(f"{op} one", "float[2,3] a", f"y = {op}(a)"),
-                Case(f"{op} same leaf", "float[2,3] a", f"y = {op}(a, a, a)"),
-            )
-        ),
     ]
 
 
@@ -697,9 +573,6 @@ def flat() -> list[Case]:
             "float z = {0}",
         ),
         Case("EyeLike beside", "float[3,3] a", "e = EyeLike(a) y = Add(a, e)"),
-        Case(
-            "Mod beside", "float[2,3] a", "h = Mod<fmod=1>(a, z) y = Mul(h, a)", "float z = {0.7}"
-        ),
     ]
 
 
@@ -715,28 +588,12 @@ def activations() -> list[Case]:
         "Sigmoid",
         "Sin",
         "Tanh",
-        "Softplus",
-        "Softsign",
-        "HardSwish",
-        "Mish",
-        "Sinh",
-        "Cosh",
-        "Asinh",
-        "Atan",
     ]
     cases = [unary(op) for op in plain]
-    cases += [unary(op, 0.3) for op in ("Log", "Sqrt", "Reciprocal")] + [
-        unary("Tan", -1.2, 1.2),
-        unary("Acos", -0.9, 0.9),
-        unary("Asin", -0.9, 0.9),
-        unary("Acosh", 1.2, 3),
-        unary("Atanh", -0.9, 0.9),
-    ]
+    cases += [unary(op, 0.3) for op in ("Log", "Sqrt", "Reciprocal")]
     for op, attributes in (
-        ("LeakyRelu", "<alpha=0.2>"), ("LeakyRelu", ""), ("Elu", ""), ("Elu", "<alpha=0.7>"), ("Celu", ""), ("Celu", "<alpha=0.7>"), ("Selu", ""),
-        ("Selu", "<alpha=1.5, gamma=1.2>"), ("HardSigmoid", ""), ("HardSigmoid", "<alpha=0.4, beta=0.3>"), ("ThresholdedRelu", ""), ("ThresholdedRelu", "<alpha=0.4>"),
-        ("Shrink", ""), ("Shrink", "<bias=0.3, lambd=0.8>"), ("Gelu", ""), ("Gelu", '<approximate="tanh">'), ("Softmax", ""), ("Softmax", "<axis=0>"), ("Softmax", "<axis=1>"),
-        ("Softmax", "<axis=-1>"), ("LogSoftmax", ""), ("LogSoftmax", "<axis=0>"), ("LpNormalization", "<p=1>"), ("LpNormalization", "<p=2, axis=0>"), ("Hardmax", ""),
+        ("LeakyRelu", "<alpha=0.2>"), ("LeakyRelu", ""), ("Gelu", ""), ("Gelu", '<approximate="tanh">'), ("Softmax", ""), ("Softmax", "<axis=0>"),
+        ("Softmax", "<axis=1>"), ("Softmax", "<axis=-1>"), ("LogSoftmax", ""), ("LogSoftmax", "<axis=0>"), ("Hardmax", ""),
     ):  # fmt: skip
         cases.append(Case(f"{op} {attributes}", "float[3,4] a", f"y = {op}{attributes}(a)"))
     cases += [
@@ -745,13 +602,8 @@ def activations() -> list[Case]:
         Case("Softmax vector", "float[4] a", "y = Softmax(a)"),
         Case("ReduceSum scalar", "float a", "y = ReduceSum<keepdims=0>(a)"),
         Case("ReduceL2 scalar", "float a", "y = ReduceL2<keepdims=0>(a)"),
-        Case("PRelu", "float[2,3] a, float[2,3] b", "y = PRelu(a, b)"),
-        Case("PRelu channel", "float[2,3,2,2] a, float[3,1,1] b", "y = PRelu(a, b)"),
-        Case("PRelu one", "float[2,3] a, float[1] b", "y = PRelu(a, b)"),
-        Case("Mod", "float[2,3] a", "y = Mod<fmod=1>(a, b)", "float b = {0.7}"),
         Case("Cast double", "float[2,3] a", "d = Cast<to=11>(a) e = Mul(d, d) y = Cast<to=1>(e)"),
         Case("Cast same", "float[2,3] a", "y = Cast<to=1>(a)"),
-        Case("CastLike", "float[2,3] a", "y = CastLike(a, z)", "float z = {0}"),
         Case(
             "Shape of intermediate",
             "float[2,3] a",
@@ -763,121 +615,13 @@ def activations() -> list[Case]:
 
 
 def normalisations() -> list[Case]:
-    x4 = "float[2,4,3,2] x"
     return [
-        Case(
-            "LayerNormalization",
-            "float[2,3,4] x, float[4] s, float[4] b",
-            "y = LayerNormalization(x, s, b)",
-        ),
-        Case(
-            "LayerNormalization no bias",
-            "float[2,3,4] x, float[4] s",
-            "y = LayerNormalization(x, s)",
-        ),
-        Case(
-            "LayerNormalization axis 1",
-            "float[2,3,4] x, float[3,4] s, float[3,4] b",
-            "y = LayerNormalization<axis=1, epsilon=0.1>(x, s, b)",
-        ),
-        Case(
-            "LayerNormalization axis -2",
-            "float[2,3,4] x, float[3,4] s, float[3,4] b",
-            "y = LayerNormalization<axis=-2>(x, s, b)",
-        ),
-        Case(
-            "LayerNormalization all outputs",
-            "float[2,3,4] x, float[4] s, float[4] b",
-            "y, m, d = LayerNormalization(x, s, b)",
-        ),
-        Case(
-            "LayerNormalization mean used",
-            "float[2,3,4] x, float[4] s, float[4] b",
-            "u, m = LayerNormalization(x, s, b) y = Add(u, m)",
-        ),
-        Case(
-            "LayerNormalization deviation used",
-            "float[2,3,4] x, float[4] s, float[4] b",
-            "u, m, d = LayerNormalization(x, s, b) y = Add(u, d)",
-        ),
-        Case(
-            "LayerNormalization frozen input",
-            "float[3] s, float[3] b",
-            "y = LayerNormalization(x, s, b)",
-            "float[2,3] x = {1,2,4,3,1,0}",
-        ),
-        Case(
-            "LayerNormalization same leaf",
-            "float[4,4] s",
-            "y = LayerNormalization<axis=0>(s, s, s)",
-        ),
-        Case(
-            "InstanceNormalization",
-            f"{x4}, float[4] s, float[4] b",
-            "y = InstanceNormalization(x, s, b)",
-        ),
-        Case(
-            "InstanceNormalization 1-D",
-            "float[2,3,4] x, float[3] s, float[3] b",
-            "y = InstanceNormalization<epsilon=0.1>(x, s, b)",
-        ),
-        Case(
-            "GroupNormalization",
-            f"{x4}, float[4] s, float[4] b",
-            "y = GroupNormalization<num_groups=2>(x, s, b)",
-        ),
-        Case("MeanVarianceNormalization", x4, "y = MeanVarianceNormalization(x)"),
-        Case(
-            "MeanVarianceNormalization axes",
-            "float[2,3,4] x",
-            "y = MeanVarianceNormalization<axes=[1]>(x)",
-        ),
-        Case(
-            "BatchNormalization",
-            f"{x4}, float[4] s, float[4] b",
-            "y = BatchNormalization(x, s, b, m, v)",
-            "float[4] m = {1,0,2,1}, float[4] v = {1,2,0.5,1}",
-        ),
-        Case(
-            "BatchNormalization 2-D",
-            "float[2,4] x, float[4] s, float[4] b",
-            "y = BatchNormalization<epsilon=0.1>(x, s, b, m, v)",
-            "float[4] m = {1,0,2,1}, float[4] v = {1,2,0.5,1}",
-        ),
-        Case(
-            "BatchNormalization training",
-            f"{x4}, float[4] s, float[4] b",
-            "y, q, r = BatchNormalization<training_mode=1>(x, s, b, m, v)",
-            "float[4] m = {1,0,2,1}, float[4] v = {1,2,0.5,1}",
-        ),
-        Case(
-            "BatchNormalization frozen",
-            x4,
-            "t = Tanh(x) y = BatchNormalization(t, s, b, m, v)",
-            "float[4] s = {1,0.5,2,1}, float[4] b = {1,0,2,1}, float[4] m = {1,0,2,1}, float[4] v ="
-            " {1,2,0.5,1}",
-        ),
         Case(
             "BatchNormalization off the path",
             "float[2,3] a",
             "n = BatchNormalization(f, s, b, m, v) y = Mul(a, n)",
             "float[2,3] f = {1,2,3,4,5,6}, float[3] s = {1,0.5,2}, float[3] b = {1,0,2}, float[3] m"
             " = {1,0,2}, float[3] v = {1,2,0.5}",
-        ),
-        Case("LRN", "float[2,5,2,2] x", "y = LRN<size=3>(x)"),
-        Case("Dropout", "float[2,3] a", "y = Dropout(a)"),
-        Case("Dropout mask", "float[2,3] a", "y, m = Dropout(a, r)", "float r = {0.4}"),
-        Case(
-            "Dropout training false",
-            "float[2,3] a",
-            "y, m = Dropout(a, r, t)",
-            "float r = {0.4}, bool t = {0}",
-        ),
-        Case(
-            "Dropout mask used",
-            "float[2,3] a",
-            "d, m = Dropout(a, r) c = Cast<to=1>(m) y = Mul(d, c)",
-            "float r = {0.4}",
         ),
         Case(
             "Dropout off the path",
@@ -891,103 +635,14 @@ def normalisations() -> list[Case]:
             "w = DequantizeLinear(q, s) y = MatMul(a, w)",
             "int8[2,2] q = {1,2,3,4}, float s = {0.1}",
         ),
-        Case(
-            "DequantizeLinear scale",
-            "float[2,2] a, float s",
-            "w = DequantizeLinear(q, s) y = MatMul(a, w)",
-            "int8[2,2] q = {1,2,3,4}",
-        ),
-        Case(
-            "QuantizeLinear",
-            "float[2,2] a",
-            "q = QuantizeLinear(a, s) d = DequantizeLinear(q, s) y = Mul(d, a)",
-            "float s = {0.1}",
-        ),
     ]
-
-
-def recurrent() -> list[Case]:
-    cases = []
-    for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
-        for direction, d in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
-            weights = f"float[3,2,2] x, float[{d},{gates * 2},2] w, float[{d},{gates * 2},2] r"
-            attribute = f'hidden_size=2, direction="{direction}"'
-            cases.append(Case(f"{op} {direction}", weights, f"y = {op}<{attribute}>(x, w, r)"))
-            cases.append(
-                Case(
-                    f"{op} {direction} bias",
-                    f"{weights}, float[{d},{gates * 4},] b".replace(",]", "]"),
-                    f"y = {op}<{attribute}>(x, w, r, b)",
-                )
-            )
-        weights = (
-            f"float[3,2,2] x, float[1,{gates * 2},2] w, float[1,{gates * 2},2] r,"
-            f" float[1,{gates * 4}] b, float[1,2,2] h"
-        )
-        cases.append(Case(f"{op} h0", weights, f"y = {op}<hidden_size=2>(x, w, r, b, , h)"))
-        cases.append(Case(f"{op} last", weights, f'"", y = {op}<hidden_size=2>(x, w, r, b, , h)'))
-        cases.append(
-            Case(
-                f"{op} both", weights, f"u, v = {op}<hidden_size=2>(x, w, r, b, , h) y = Add(u, v)"
-            )
-        )
-        cases.append(
-            Case(
-                f"{op} lengths",
-                weights,
-                f"y = {op}<hidden_size=2>(x, w, r, b, l, h)",
-                "int32[2] l = {3, 2}",
-            )
-        )
-        cases.append(
-            Case(f"{op} clip", weights, f"y = {op}<hidden_size=2, clip=0.5>(x, w, r, b, , h)")
-        )
-        cases.append(
-            Case(
-                f"{op} frozen states",
-                weights.rsplit(", ", 2)[0],
-                f"y = {op}<hidden_size=2>(x, w, r)",
-            )
-        )
-    lstm = (
-        "float[3,2,2] x, float[1,8,2] w, float[1,8,2] r, float[1,16] b, float[1,2,2] h,"
-        " float[1,2,2] c"
-    )
-    cases += [
-        Case("LSTM c0", lstm, "y = LSTM<hidden_size=2>(x, w, r, b, , h, c)"),
-        Case(
-            "LSTM all outputs",
-            lstm,
-            "y1, h1, c1 = LSTM<hidden_size=2>(x, w, r, b, , h, c) k = Add(h1, c1) y = Add(y1, k)",
-        ),
-        Case("LSTM cell", lstm, '"", "", y = LSTM<hidden_size=2>(x, w, r, b, , h, c)'),
-        Case(
-            "LSTM peephole",
-            lstm + ", float[1,6] p",
-            "y = LSTM<hidden_size=2>(x, w, r, b, , h, c, p)",
-        ),
-        Case(
-            "LSTM input_forget", lstm, "y = LSTM<hidden_size=2, input_forget=1>(x, w, r, b, , h, c)"
-        ),
-        Case(
-            "LSTM activations",
-            lstm,
-            'y = LSTM<hidden_size=2, activations=["Sigmoid","Relu","Tanh"]>(x, w, r, b, , h, c)',
-        ),
-        Case(
-            "GRU linear_before_reset",
-            "float[3,2,2] x, float[1,6,2] w, float[1,6,2] r, float[1,12] b",
-            "y = GRU<hidden_size=2, linear_before_reset=1>(x, w, r, b)",
-        ),
-    ]
-    return cases
 
 
 CASES = {
     case.name: case
     for case in (
         *activations(), *(c for op in ("Add", "Sub", "Mul") for c in binary(op)), *binary("Div", 0.5), *reductions(), *products(), *powers(), *choices(),
-        *flat(), *moving(), *convolutions(), *pools(), *normalisations(), *softmax_losses(), *recurrent(),
+        *flat(), *moving(), *convolutions(), *pools(), *normalisations(),
     )
 }  # fmt: skip
 
@@ -1194,26 +849,28 @@ def gradients(
 
 # What is refused even with every size known, and why.
 REFUSED = {
-    "Acos|Asin|Atan": "no gradient",
-    "AveragePool .*dilations": "ignores dilations",
-    "BatchNormalization training": "training_mode=1",
-    "Clip trained": "gradient of its bounds",
-    "ConvTranspose|Einsum|LpPool|Mod|OneHot values|ReduceProd|Resize|ReverseSequence|RNN": (
-        "no gradient"
+    "(AveragePool|Conv) .*auto_pad|Conv 1-D same": "auto_pad=",
+    "AveragePool .*ceil_mode": "ceil_mode=1",
+    "AveragePool .*dilations": "dilations",
+    "Clip trained|Pow (trained|computed) exponent|Pow leaf to itself|Pow constant base": (
+        "no gradient with respect to its parameters"
     ),
-    "DequantizeLinear scale|QuantizeLinear": "no gradient",
-    "Dropout mask used": "mask is used",
+    "(Clip none|(Max|Min) one)$": "one input",
     "Gemm beta 0": "beta=0",
-    "(LSTM|GRU) clip": "clip=0.5",
-    "(LSTM|GRU) lengths": "sequence_lens",
-    "LSTM activations": "activations",
-    "LSTM input_forget": "input_forget=1",
-    "LSTM peephole": "peephole",
-    "Pad trained value": "padding value",
-    "Pow 0$": "exponent may be 0",
-    "Pow (trained|computed) exponent|Pow leaf to itself": "drops the gradient of an exponent",
     "Hardmax $": "does not depend on a in a differentiable way",
+    "MatMul (3 @|.*@ 3$)": "rank 1",
+    "MaxPool .*storage_order": "storage_order=1",
+    "Pad (reflect|edge|wrap)": "mode=",
+    "Pad axes": "axes are an input",
+    "Pad trained value": "no gradient with respect to its parameters",
+    "Pow 0$": "exponent may be 0",
+    r"Pow int\d+": "exponent has another type",
+    "Pow longer|Where (row|scalar|both small|small beside)": "may broadcast",
+    "(ReduceL2|ReduceLogSumExp) axes keepdims=0": "keepdims=0",
+    "(ReduceL2|ReduceLogSumExp) (all|empty)|ReduceL2 scalar": "axes are not constant",
     "Scatter(ND|Elements) (add|mul|max|min)": "reduction=",
+    "Slice steps": "steps are not constant and positive",
+    "Split (unused|second unused)": "output is not used",
 }
 
 
@@ -1251,6 +908,16 @@ def test_a_gradient_is_right_or_refused(case: Case) -> None:
                 )
 
 
+def test_each_operator_of_the_table_has_a_case_with_a_gradient() -> None:
+    right = {
+        node.op_type
+        for case in CASES.values()
+        if not any(re.match(rf"(?:{pattern})(?!\w)", case.name) for pattern in REFUSED)
+        for node in model_of(case).graph.node
+    }
+    assert right >= {*CHECKS}
+
+
 def test_a_wrong_gradient_would_be_noticed() -> None:
     """Raw, the builder forgets the half of a Split that nothing needs: the comparison above must
     see that.
@@ -1274,10 +941,7 @@ def test_a_wrong_gradient_would_be_noticed() -> None:
 
 # Slopes of smooth functions at 0, where a formula with Abs, Relu or a choice in it may have another
 # one.
-AT_ZERO = {
-    "Asinh": 1, "Atanh": 1, "Celu": 1, "Elu": 1, "Erf": 2 / np.sqrt(np.pi), "Gelu": 0.5, "HardSigmoid": 0.2, "HardSwish": 0.5, "Mish": 0.6, "Sigmoid": 0.25,
-    "Sinh": 1, "Softplus": 0.5, "Softsign": 1, "Tan": 1, "Tanh": 1,
-}  # fmt: skip
+AT_ZERO = {"Erf": 2 / np.sqrt(np.pi), "Gelu": 0.5, "Sigmoid": 0.25, "Tanh": 1}
 
 
 @pytest.mark.parametrize("op_type", AT_ZERO)
@@ -1289,12 +953,7 @@ def test_the_slope_at_zero(op_type: str) -> None:
 
 @pytest.mark.parametrize(
     "op_type",
-    [
-        *(op for op in AT_ZERO if op not in ("Atanh", "Sinh", "Tan")),
-        "LogSoftmax",
-        "Selu",
-        "Softmax",
-    ],
+    [*AT_ZERO, "LogSoftmax", "Softmax"],
 )
 def test_the_slope_far_away_is_finite(op_type: str) -> None:
     graph = f"(float[1,4] a) => (float loss) {{ y = {op_type}(a) loss = ReduceSum<keepdims=0>(y) }}"
@@ -1304,24 +963,11 @@ def test_the_slope_far_away_is_finite(op_type: str) -> None:
 
 
 def test_a_norm_has_a_gradient_at_zero() -> None:
-    for body in ("y = ReduceL2(a, x)", "y = LpNormalization(a)", "y = LpNormalization<p=1>(a)"):
-        graph = (
-            f"(float[2,3] a) => (float loss) <int64[1] x = {{1}}> {{ {body} loss ="
-            " ReduceSum<keepdims=0>(y) }"
-        )
-        assert np.isfinite(gradients(graph, {"a": np.zeros((2, 3), np.float32)})["a"]).all()
-
-
-@pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
-def test_a_batch_that_is_ignored_teaches_nothing(op: str) -> None:
     graph = (
-        "(float[2,3] a) => (float loss) <int64[2] t = {-100, -100}> { loss ="
-        f" {op}<ignore_index=-100>(a, t) }}"
+        "(float[2,3] a) => (float loss) <int64[1] x = {1}> { y = ReduceL2(a, x) loss ="
+        " ReduceSum<keepdims=0>(y) }"
     )
-    (gradient,) = session(with_gradient_outputs(parsed(graph), ["a"])).run(
-        ["gradient of a"], {"a": np.ones((2, 3), np.float32)}
-    )
-    assert not gradient.any()
+    assert np.isfinite(gradients(graph, {"a": np.zeros((2, 3), np.float32)})["a"]).all()
 
 
 # What a model keeps
@@ -1423,9 +1069,7 @@ def test_building_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     for name in (
         "Conv bias <pads=[1,1,1,1]>",
         "MaxPool 1-D",
-        "LSTM forward",
-        "Softplus",
-        "SoftmaxCrossEntropyLoss mean",
+        "LogSoftmax ",
     ):
         case = CASES[name]
         source.add_gradients(prepared(model_of(case)), "loss", list(feeds_of(case)))
@@ -1449,11 +1093,12 @@ def test_all_blockers_are_told_at_once_and_without_onnxruntime(
     monkeypatch.setattr(source, "require_builder", forbidden)
     found = source.blockers(model, "loss", ["a"])
     assert [(b.op_type, b.reason, b.needs_sizes) for b in found] == [
-        (op, "it has no gradient", False) for op in ("Atan", "ReduceProd", "Mod")
+        (op, "onnxruntime's builder has no correct gradient of it", False)
+        for op in ("Atan", "ReduceProd", "Mod")
     ]
     monkeypatch.undo()
     with pytest.raises(
-        GradientError, match=r"(?s)Atan.*ReduceProd.*Mod.*freeze the weights before it"
+        GradientError, match=r"(?s)Atan.*ReduceProd.*Mod.*use gradient='auto'"
     ) as caught:
         source.add_gradients(model, "loss", ["a"])
     assert all(b.node in str(caught.value) for b in found)
@@ -1461,18 +1106,18 @@ def test_all_blockers_are_told_at_once_and_without_onnxruntime(
 
 def test_an_unknown_operator_is_named_and_not_what_follows_it() -> None:
     text = (
-        "(float[3] a) => (float loss) { b = my.domain.X(a) c = Softplus(b) d = Tanh(c) loss ="
+        "(float[3] a) => (float loss) { b = my.domain.X(a) c = Sigmoid(b) d = Tanh(c) loss ="
         " ReduceSum<keepdims=0>(d) }"
     )
     model = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> g {text}'
     )
     (found,) = source.blockers(prepared(model), "loss", ["a"])
-    assert (found.op_type, found.reason) == ("X", "it has no gradient")
+    assert (found.op_type, found.fix) == ("X", BY_RULES)
 
 
 def test_nothing_in_the_way_is_an_empty_list() -> None:
-    assert source.blockers(prepared(model_of(CASES["Softplus"])), "loss", ["a"]) == []
+    assert source.blockers(prepared(model_of(CASES["Tanh"])), "loss", ["a"]) == []
 
 
 @pytest.mark.parametrize(
@@ -1483,7 +1128,6 @@ def test_nothing_in_the_way_is_an_empty_list() -> None:
         "Gemm column",
         "Where row",
         "Add both ways",
-        "PRelu one",
     ],
 )
 def test_unknown_sizes_are_refused_with_static_shapes_as_the_cure(name: str) -> None:
@@ -1492,16 +1136,6 @@ def test_unknown_sizes_are_refused_with_static_shapes_as_the_cure(name: str) -> 
     )
     assert found
     assert all(b.needs_sizes and b.fix.startswith("use static shapes") for b in found)
-
-
-def test_a_form_is_reported_under_its_nodes_own_name() -> None:
-    model = parsed(
-        "(float[A,B] a, float[C,D] b) => (float loss) { y = PRelu(a, b) loss ="
-        " ReduceSum<keepdims=0>(y) }"
-    )
-    model.graph.node[0].name = "/layer/slope"
-    (found,) = source.blockers(prepared(model), "loss", ["a", "b"])
-    assert (found.node, found.op_type) == ("/layer/slope", "PRelu")
 
 
 @pytest.mark.parametrize(
@@ -1515,8 +1149,8 @@ def test_a_form_is_reported_under_its_nodes_own_name() -> None:
         ("(float[2] a) => (float loss) { loss = ReduceSum<keepdims=0>(a) }", ["b"], "'b': it is not a graph input"),
         ("(float[2] a) => (float y) { y = ReduceSum<keepdims=0>(a) }", ["a"], "no output 'loss'"),
         ("(float loss) => (float loss) { y = Tanh(loss) }", ["loss"], "no output 'loss'"),
-        ("(float[2] a) => (float loss) { b = my.domain.Swish(a) loss = ReduceSum<keepdims=0>(b) }", ["a"], "Swish.*no gradient"),
-        ("(bool c, float a) => (float loss) { loss = If (c) <then_branch = t () => (float t1) { t1 = Tanh(a) }, else_branch = e () => (float e1) { e1 = Neg(a) }> }", ["a"], "If.*no gradient"),
+        ("(float[2] a) => (float loss) { b = my.domain.Swish(a) loss = ReduceSum<keepdims=0>(b) }", ["a"], "Swish.*no correct gradient"),
+        ("(bool c, float a) => (float loss) { loss = If (c) <then_branch = t () => (float t1) { t1 = Tanh(a) }, else_branch = e () => (float e1) { e1 = Neg(a) }> }", ["a"], "If.*no correct gradient"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_differentiated_is_said(
@@ -1599,24 +1233,19 @@ def test_reachable(body: str, expected: list[str]) -> None:
 
 NETWORKS = {
     "perceptron": (
-        "(float[5,4] x, float[4,8] w1, float[8] b1, float[8,3] w2, float[3] b2) => (float loss) <int64[5] t = {0, 1, 2, 1, 0}>",
-        "h = Gemm(x, w1, b1) r = Relu(h) z = Gemm(r, w2, b2) loss = SoftmaxCrossEntropyLoss(z, t)",
+        "(float[5,4] x, float[4,8] w1, float[8] b1, float[8,3] w2, float[3] b2) => (float loss) <int64[5,1] t = {0, 1, 2, 1, 0}>",
+        "h = Gemm(x, w1, b1) r = Relu(h) z = Gemm(r, w2, b2) l = LogSoftmax<axis=1>(z) p = GatherElements<axis=1>(l, t) n = Neg(p) loss = ReduceMean<keepdims=0>(n)",
         lambda torch, x, w1, b1, w2, b2: torch.nn.functional.cross_entropy(torch.relu(x @ w1 + b1) @ w2 + b2, torch.tensor([0, 1, 2, 1, 0])),
     ),
     "convolutional": (
         "(float[3,1,8,8] x, float[4,1,3,3] w1, float[4] b1, float[2,4,3,3] w2, float[8,3] w3) => (float loss) <int64[2] s = {3, 8}>",
-        "c = Conv<pads=[1,1,1,1]>(x, w1, b1) r = Relu(c) m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) d = Conv<auto_pad=\"SAME_UPPER\">(m, w2) "
+        "c = Conv<pads=[1,1,1,1]>(x, w1, b1) r = Relu(c) m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) d = Conv<pads=[1,1,1,1]>(m, w2) "
         "g = Sigmoid(d) a = AveragePool<kernel_shape=[2,2], strides=[2,2]>(g) f = Reshape(a, s) z = MatMul(f, w3) q = Mul(z, z) loss = ReduceMean<keepdims=0>(q)",
         lambda torch, x, w1, b1, w2, w3: (
             torch.nn.functional.avg_pool2d(
                 torch.sigmoid(torch.nn.functional.conv2d(torch.nn.functional.max_pool2d(torch.relu(torch.nn.functional.conv2d(x, w1, b1, padding=1)), 2), w2, padding=1)), 2
             ).reshape(3, 8) @ w3
         ).square().mean(),
-    ),
-    "normalised": (
-        "(float[2,3,6] x, float[6] s, float[6] b, float[6,6] w) => (float loss)",
-        "n = LayerNormalization(x, s, b) h = MatMul(n, w) g = Gelu(h) y = Add(x, g) p = Softplus(y) loss = ReduceMean<keepdims=0>(p)",
-        lambda torch, x, s, b, w: torch.nn.functional.softplus(x + torch.nn.functional.gelu(torch.nn.functional.layer_norm(x, (6,), s, b) @ w)).mean(),
     ),
     "attention": (
         "(float[2,4,6] x, float[6,6] wq, float[6,6] wk, float[6,6] wv) => (float loss) <int64[4] split = {0, 0, 2, 3}, int64[3] merge = {0, 0, -1}, float k = {0.57735027}>",
@@ -1628,15 +1257,13 @@ NETWORKS = {
         ).square().sum(),
     ),
     "embedding": (
-        "(float[7,4] table, float[4,7] w) => (float loss) <int64[2,3] i = {1, 1, 6, 0, 3, 1}, int64[6] t = {1, 2, -1, 4, 5, 6}, int64[2] rows = {6, 4}>",
-        "e = Gather(table, i) r = Reshape(e, rows) z = MatMul(r, w) l = LogSoftmax<axis=1>(z) loss = NegativeLogLikelihoodLoss<ignore_index=-1>(l, t)",
-        lambda torch, table, w: torch.nn.functional.cross_entropy(
-            table[torch.tensor([1, 1, 6, 0, 3, 1])] @ w, torch.tensor([1, 2, -1, 4, 5, 6]), ignore_index=-1
-        ),
+        "(float[7,4] table, float[4,7] w) => (float loss) <int64[2,3] i = {1, 1, 6, 0, 3, 1}, int64[6,1] t = {1, 2, 0, 4, 5, 6}, int64[2] rows = {6, 4}>",
+        "e = Gather(table, i) r = Reshape(e, rows) z = MatMul(r, w) l = LogSoftmax<axis=1>(z) p = GatherElements<axis=1>(l, t) n = Neg(p) loss = ReduceMean<keepdims=0>(n)",
+        lambda torch, table, w: torch.nn.functional.cross_entropy(table[torch.tensor([1, 1, 6, 0, 3, 1])] @ w, torch.tensor([1, 2, 0, 4, 5, 6])),
     ),
     "tied": (
-        "(float[5,4] table) => (float loss) <int64[3] i = {1, 1, 4}, int64[3] t = {0, 2, 4}>",
-        "e = Gather(table, i) h = Transpose<perm=[1,0]>(table) z = MatMul(e, h) loss = SoftmaxCrossEntropyLoss(z, t)",
+        "(float[5,4] table) => (float loss) <int64[3] i = {1, 1, 4}, int64[3,1] t = {0, 2, 4}>",
+        "e = Gather(table, i) h = Transpose<perm=[1,0]>(table) z = MatMul(e, h) l = LogSoftmax<axis=1>(z) p = GatherElements<axis=1>(l, t) n = Neg(p) loss = ReduceMean<keepdims=0>(n)",
         lambda torch, table: torch.nn.functional.cross_entropy(table[torch.tensor([1, 1, 4])] @ table.T, torch.tensor([0, 2, 4])),
     ),
 }  # fmt: skip
@@ -1661,34 +1288,3 @@ def test_networks_have_the_gradients_of_torch(network: str) -> None:
         np.testing.assert_allclose(
             found, tensors[name].grad.numpy(), rtol=2e-4, atol=2e-5, err_msg=name
         )
-
-
-@pytest.mark.parametrize(("op_type", "gates"), [("LSTM", 4), ("GRU", 3)])
-@pytest.mark.parametrize("trained", ["w", "r", "b", "wr"])
-def test_weights_of_a_recurrent_layer_are_trained_together(
-    op_type: str, gates: int, trained: str
-) -> None:
-    """The gradient of onnxruntime's operator ends the process without those of W and R."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> net (float[N, 4, 3] x) => (float[N, 2] y)'
-        f"{{ s = Transpose<perm=[1, 0, 2]>(x)  a, h = {op_type}<hidden_size=2>(s, w, r, b)  y = Squeeze(h, zero) }}"
-    )
-    rng = np.random.default_rng(0)
-    for name, shape in {
-        "w": (1, 2 * gates, 3),
-        "r": (1, 2 * gates, 2),
-        "b": (1, 4 * gates),
-    }.items():
-        array = rng.normal(size=shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
-
-    def train() -> None:
-        trainer = Trainer(model, list(trained), "mse", gradient="onnxruntime")
-        trainer.train_on_batch(np.ones((5, 4, 3), np.float32), np.ones((5, 2), np.float32))
-
-    if trained == "wr":
-        train()
-    else:
-        with pytest.raises(GradientError, match=r"its weights [WR] are not trained"):
-            train()

@@ -285,20 +285,6 @@ class TestByHand:
         assert not found["weights"]["v"].any()
         np.testing.assert_allclose(found["inputs"]["x"], np.full((24, 1), 1 + 2 * 3), rtol=1e-6)
 
-    def test_dropout_draws_anew_and_statistics_follow_in_training_alone(
-        self, gradient: str
-    ) -> None:
-        trainer = self.trainer(gradient, convolutional(dropout=0.5), seed=3)
-        before = trainer.get_weights()
-        one, two = trainer.forward(IMAGES), trainer.forward(IMAGES)
-        assert np.abs(one - two).max() > 0.1
-        assert np.abs(trainer.get_weights()["bn.mean"] - before["bn.mean"]).max() > 1e-4
-        again = self.trainer(gradient, convolutional(dropout=0.5), seed=3)
-        np.testing.assert_array_equal(again.forward(IMAGES), one)
-        after = trainer.get_weights()
-        trainer.forward(IMAGES, training=False)
-        np.testing.assert_array_equal(trainer.get_weights()["bn.mean"], after["bn.mean"])
-
     def test_what_does_not_fit_is_said_and_changes_nothing(self, gradient: str) -> None:
         trainer = self.trainer(gradient)
         right = np.ones((24, 3), np.float32)
@@ -625,3 +611,17 @@ def test_threads_sleep_where_graphs_take_turns(
     trainer.fit(X, Y, batch_size=12, validation_data=(X, Y), verbose=0)
     assert sorted(found) == [*alone, *["1"] * (len(found) - len(alone))]
     assert len(found) >= 2
+
+
+def test_dropout_draws_anew_and_statistics_follow_in_training_alone() -> None:
+    made = TestByHand().trainer
+    trainer = made("onnx", convolutional(dropout=0.5), seed=3)
+    before = trainer.get_weights()
+    one, two = trainer.forward(IMAGES), trainer.forward(IMAGES)
+    assert np.abs(one - two).max() > 0.1
+    assert np.abs(trainer.get_weights()["bn.mean"] - before["bn.mean"]).max() > 1e-4
+    again = made("onnx", convolutional(dropout=0.5), seed=3)
+    np.testing.assert_array_equal(again.forward(IMAGES), one)
+    after = trainer.get_weights()
+    trainer.forward(IMAGES, training=False)
+    np.testing.assert_array_equal(trainer.get_weights()["bn.mean"], after["bn.mean"])
