@@ -2,7 +2,7 @@
 right, and laws where they were not.
 
 In the formulas y is the label, p the prediction, s a raw score, w one weight a row, d = y - p.
-docs/from-onnxcustom.md is the same in words.
+docs/from-onnxcustom.md has the differences in words.
 """
 
 from __future__ import annotations
