@@ -82,7 +82,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     write_files_of_the_reader(tmp_path)
     namespace: dict[str, object] = {"__name__": "page"}
-    assert len(blocks(page)) > 2
+    assert blocks(page)
     for block in blocks(page):
         exec(compile(block, str(ROOT / page), "exec"), namespace)
 
