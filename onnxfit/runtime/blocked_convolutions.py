@@ -1,4 +1,4 @@
-"""Convolutions in the layout that onnxruntime's fastest kernels read.
+"""Depthwise convolutions in the layout that onnxruntime's fastest kernels read.
 
 On the CPU, onnxruntime has kernels for convolutions of images whose pixels hold blocks of 8 or 16
 channels, the width of a vector register ("NCHWc"; Georganas et al. 2018, "Anatomy of
@@ -9,13 +9,12 @@ reorder the result. Saved graphs keep plain ONNX operators.
 
 Measured (3x3 weights, 16 to 512 channels, images of 4x4 to 112x112, one thread and two): a
 depthwise convolution takes 0.05 to 0.8 of its time without this module, the gradient of its weights
-0.1 to 0.7. A convolution whose filters read all channels takes 0.4 to 1.05, the gradient of its
-images 0.2 to 1.15.
+0.1 to 0.7. Convolutions whose filters read all channels are left to the operators in C++, which are
+faster than this layout.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,10 +27,8 @@ from onnx import helper, numpy_helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
 from onnxfit.runtime.convolutions import (
-    AnyConvolution,
     Convolution,
     ImageGradient,
-    Shape,
     WeightGradient,
     convolutions,
 )
@@ -40,26 +37,20 @@ DOMAIN = "com.microsoft.nchwc"
 # A ConvTranspose with strides becomes several convolutions whose results are interleaved. That
 # takes 0.1 to 1.0 of the time of the operator for results up to this size, and 1.6 to 2.2 above.
 MAX_INTERLEAVED_PIXELS = 256
-# Filters that read all channels: with fewer taps, blocks take 1.0 to 1.3 of the time of the plain
-# convolution. More taps are those of gradients that are written as a convolution whose windows are
-# whole images; their order would be a large constant.
-MIN_TAPS = 3
-MAX_TAPS = 121
-# The weights are reordered in each step. With more weights for each element of the images, blocks
-# take 1.0 to 1.4 of the time of the plain convolution.
-MAX_WEIGHTS_PER_ELEMENT = 4
 
 
 def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model whose convolutions of images and signals read blocks of channels.
+    """Return a copy of a model whose depthwise convolutions of images read blocks of channels.
 
-    The model itself is returned if this makes no convolution faster, or if the processor lacks the
+    The model itself is returned if it has no such convolution, or if the processor lacks the
     kernels.
     """
-    found = {
+    found: dict[str, Convolution | WeightGradient] = {
         output: convolution
         for output, convolution in convolutions(model.graph).items()
-        if len(convolution.kernel) in (1, 2)
+        if not isinstance(convolution, ImageGradient)
+        and convolution.is_depthwise
+        and len(convolution.kernel) == 2
     }
     block = channel_block() if found else 0
     if not block:
@@ -111,19 +102,8 @@ class _Writer:
 
     def integers(self, *numbers: int) -> str:
         """Return the name of a constant vector."""
-        return self._constant("blocked/" + ",".join(map(str, numbers)), np.array(numbers))
-
-    def taps_before_channels(self, channels: int, taps: int) -> str:
-        """Return the name of the order in which each block of channels lists its taps first.
-
-        Its numbers are positions among `(channels, taps)`.
-        """
-        positions = np.arange(channels * taps).reshape(channels // self.block, self.block, taps)
-        order = positions.swapaxes(1, 2).ravel()
-        return self._constant(f"blocked/{channels} channels, {taps} taps", order)
-
-    def _constant(self, name: str, numbers: np.ndarray) -> str:
-        self.constants[name] = numpy_helper.from_array(numbers.astype(np.int64), name)
+        name = "blocked/" + ",".join(map(str, numbers))
+        self.constants[name] = numpy_helper.from_array(np.array(numbers, np.int64), name)
         return name
 
     def reshape(self, value: str, *shape: int, name: str) -> str:
@@ -133,68 +113,46 @@ class _Writer:
         """Put blocks of channels last."""
         return self.add("ReorderInput", value, name=name, domain=DOMAIN)
 
-    def reorder_once(self, value: str, name: str, shape: Shape) -> str:
+    def reorder_once(self, value: str, name: str) -> str:
         """Put blocks of channels last; reuse the result if the same value is reordered again.
-
-        `shape` is that of the value; signals become images of one row.
 
         The result stays in memory until its last use. The backward pass reads a gradient twice in a
         row.
         """
         if value not in self.reordered:
-            is_images = len(shape) == 4
-            images = (
-                value
-                if is_images
-                else self.reshape(value, *_of_images(shape), name=f"{name}/one_row")
-            )
-            self.reordered[value] = self.reorder(images, name)
+            self.reordered[value] = self.reorder(value, name)
         return self.reordered[value]
 
 
-def _write(writer: _Writer, convolution: AnyConvolution) -> bool:
+def _write(writer: _Writer, convolution: Convolution | WeightGradient) -> bool:
     """Write the nodes that replace a convolution.
 
-    Return False, and write nothing, if they would not be faster or its attributes forbid them.
+    Return False, and write nothing, if its attributes forbid them.
     """
-    if isinstance(convolution, ImageGradient):
-        return _image_gradient(writer, convolution)
-    if convolution.is_depthwise:
-        is_blocked = convolution.channels % writer.block == 0 and len(convolution.kernel) == 2
-        return is_blocked and _depthwise(writer, convolution)
-    if isinstance(convolution, WeightGradient) or convolution.attributes.get("group", 1) != 1:
+    if convolution.channels % writer.block:
         return False
+    if isinstance(convolution, WeightGradient):
+        return _weight_gradient(writer, convolution)
     is_conv = convolution.node.op_type == "Conv"
     return (_conv if is_conv else _conv_transpose)(writer, convolution)
 
 
-# Depthwise convolutions
-# ------------------------------------------------------------------------------------------------
-
-
-def _depthwise(writer: _Writer, convolution: Convolution | WeightGradient) -> bool:
-    if isinstance(convolution, WeightGradient):
-        return _depthwise_weight_gradient(writer, convolution)
-    is_conv = convolution.node.op_type == "Conv"
-    return (_depthwise_conv if is_conv else _depthwise_conv_transpose)(writer, convolution)
-
-
-def _depthwise_conv(writer: _Writer, convolution: Convolution) -> bool:
+def _conv(writer: _Writer, convolution: Convolution) -> bool:
     """Write a Conv."""
     node = convolution.node
     channels = convolution.channels
     kernel = convolution.kernel
     taps = _taps_before_channels(writer, convolution)
     w = writer.reshape(taps, channels, 1, *kernel, name=f"{node.name}/weights")
-    x = writer.reorder_once(node.input[0], f"{node.name}/images", convolution.x)
+    x = writer.reorder_once(node.input[0], f"{node.name}/images")
     attributes = {**convolution.attributes, "kernel_shape": kernel}
     name = f"{node.name}/blocked"
     y = writer.add("Conv", x, w, *node.input[2:], name=name, domain=DOMAIN, **attributes)
-    _reorder_back(writer, y, node, convolution.y)
+    _reorder_back(writer, y, node, convolution.channels)
     return True
 
 
-def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
+def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
     """Write a ConvTranspose with strides as one Conv for each remainder of a pixel's position.
 
     Positions with the same remainder modulo the stride are read by the same taps. Their results are
@@ -223,7 +181,7 @@ def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool
     if any(phase is None for axis in phases for phase in axis):
         return False
     all_taps = _taps_before_channels(writer, convolution)
-    x = writer.reorder_once(node.input[0], f"{node.name}/images", convolution.x)
+    x = writer.reorder_once(node.input[0], f"{node.name}/images")
     stripes = []
     for i, row in enumerate(phases[0]):
         pieces = []
@@ -245,11 +203,11 @@ def _depthwise_conv_transpose(writer: _Writer, convolution: Convolution) -> bool
         stripes.append(writer.reshape(stripe, -1, 1, width, name=f"{node.name}/{i}/rows"))
     y = writer.add("Concat", *stripes, name=f"{node.name}/stripes", axis=1)
     y = writer.reshape(y, images, channels, rows, columns, name=f"{node.name}/interleaved")
-    _reorder_back(writer, y, node, convolution.y)
+    _reorder_back(writer, y, node, convolution.channels)
     return True
 
 
-def _depthwise_weight_gradient(writer: _Writer, gradient: WeightGradient) -> bool:
+def _weight_gradient(writer: _Writer, gradient: WeightGradient) -> bool:
     """Write a convolution, separate for each image and channel, whose result is the gradient.
 
     It convolves the pixels of `large` with those of `small` as weights. Its result has a pixel for
@@ -269,7 +227,7 @@ def _depthwise_weight_gradient(writer: _Writer, gradient: WeightGradient) -> boo
     name = gradient.node.name
     x = writer.reorder(gradient.large, f"{name}/images")
     x = writer.reshape(x, 1, images * channels, *pixels, name=f"{name}/one_image")
-    w = writer.reorder_once(gradient.small, f"{name}/weights", gradient.positions)
+    w = writer.reorder_once(gradient.small, f"{name}/weights")
     w = writer.reshape(w, images * channels, 1, *positions, name=f"{name}/weights_of_images")
     y = writer.add(
         "Conv", x, w, name=f"{name}/blocked", domain=DOMAIN, group=images * channels,
@@ -318,56 +276,8 @@ def _taps_before_channels(writer: _Writer, convolution: Convolution) -> str:
     return writer.add("Transpose", w, name=f"{name}/taps", perm=[0, 2, 1])
 
 
-# Convolutions whose filters read all channels
+# Helpers
 # ------------------------------------------------------------------------------------------------
-
-
-def _conv(writer: _Writer, convolution: Convolution) -> bool:
-    """Write a Conv."""
-    node = convolution.node
-    filters, channels, *kernel = _of_images(convolution.w)
-    if not _is_faster(writer, convolution.w, convolution.x):
-        return False
-    block = writer.block
-    taps = math.prod(kernel)
-    w = writer.reshape(node.input[1], 1, filters, channels * taps, 1, name=f"{node.name}/filters")
-    w = writer.reorder(w, f"{node.name}/filters_last")
-    w = writer.reshape(w, filters // block, channels * taps, block, name=f"{node.name}/blocks")
-    # Gather uses all threads, and Transpose would use one.
-    order = writer.taps_before_channels(channels, taps)
-    w = writer.add("Gather", w, order, name=f"{node.name}/ordered", axis=1)
-    w = writer.reshape(w, filters, channels, *kernel, name=f"{node.name}/weights")
-    x = writer.reorder_once(node.input[0], f"{node.name}/images", convolution.x)
-    attributes = {**convolution.attributes, "kernel_shape": kernel}
-    for key, of_row in {"strides": 1, "dilations": 1, "pads": 0}.items():
-        if key in attributes:
-            attributes[key] = _of_both_axes(attributes[key], len(convolution.kernel), of_row)
-    y = writer.add(
-        "Conv", x, w, *node.input[2:], name=f"{node.name}/blocked", domain=DOMAIN, **attributes
-    )
-    _reorder_back(writer, y, node, convolution.y)
-    return True
-
-
-def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
-    """Write a ConvTranspose without strides, which is the gradient of a convolution's images."""
-    node = convolution.node
-    if not _has_only_pads(convolution):
-        return False
-    return _image_gradient(
-        writer,
-        ImageGradient(
-            node,
-            node.input[0],
-            node.input[1],
-            convolution.x,
-            convolution.w,
-            convolution.y,
-            convolution.strides,
-            convolution.dilations,
-            convolution.pads_before,
-        ),
-    )
 
 
 def _has_only_pads(convolution: Convolution) -> bool:
@@ -380,87 +290,13 @@ def _has_only_pads(convolution: Convolution) -> bool:
     )
 
 
-def _image_gradient(writer: _Writer, gradient: ImageGradient) -> bool:
-    """Write a convolution by the flipped weights, whose filters and channels are swapped."""
-    filters, channels, *kernel = _of_images(gradient.w)
-    axes = len(gradient.kernel)
-    dilations = _of_both_axes(gradient.dilations, axes, 1)
-    sizes = zip(
-        _of_images(gradient.pixels)[2:],
-        _of_images(gradient.positions)[2:],
-        kernel,
-        dilations,
-        _of_both_axes(gradient.pads_before, axes, 0),
-    )
-    pads_before = []
-    pads_after = []
-    for pixels, positions, taps, dilation, pad in sizes:
-        reach = (taps - 1) * dilation
-        pads_before.append(reach - pad)
-        pads_after.append(pixels - positions + pad)
-    if (
-        set(gradient.strides) != {1}
-        or min(*pads_before, *pads_after) < 0
-        or not _is_faster(writer, gradient.w, gradient.positions)
-    ):
-        return False
-    name = gradient.node.name
-    block = writer.block
-    taps = math.prod(kernel)
-    w = writer.reshape(gradient.filters, filters, channels, taps, 1, name=f"{name}/channels")
-    w = writer.reorder(w, f"{name}/channels_last")
-    blocks = (filters // block, block, channels // block, taps, block)
-    w = writer.reshape(w, *blocks, name=f"{name}/blocks")
-    w = writer.add("Transpose", w, name=f"{name}/swapped", perm=[2, 0, 3, 1, 4])
-    back = writer.integers(*reversed(range(taps)))
-    w = writer.add("Gather", w, back, name=f"{name}/flipped", axis=2)
-    w = writer.reshape(w, channels, filters, *kernel, name=f"{name}/weights")
-    x = writer.reorder_once(gradient.dy, f"{name}/images", gradient.positions)
-    y = writer.add(
-        "Conv", x, w, name=f"{name}/blocked", domain=DOMAIN, kernel_shape=kernel,
-        pads=[*pads_before, *pads_after], dilations=dilations,
-    )  # fmt: skip
-    _reorder_back(writer, y, gradient.node, gradient.pixels)
-    return True
-
-
-def _is_faster(writer: _Writer, w: Shape, x: Shape) -> bool:
-    """Return whether channels divide into blocks, and a convolution by blocks is faster."""
-    filters, channels, *kernel = w
-    return (
-        filters % writer.block == channels % writer.block == 0
-        and MIN_TAPS <= math.prod(kernel) <= MAX_TAPS
-        and math.prod(w) <= MAX_WEIGHTS_PER_ELEMENT * math.prod(x)
-    )
-
-
-def _of_images(shape: Shape) -> Shape:
-    """Return the shape of images; signals, and weights of one axis, become images of one row."""
-    return shape if len(shape) == 4 else (*shape[:2], 1, *shape[2:])
-
-
-def _of_both_axes(numbers: Sequence[int], axes: int, of_row: int) -> Sequence[int]:
-    """Return an attribute for both axes of images; that of signals gets `of_row` for the rows."""
-    if axes == 2:
-        return numbers
-    return [n for of_column in numbers for n in (of_row, of_column)]
-
-
-def _reorder_back(writer: _Writer, value: str, node: onnx.NodeProto, shape: Shape) -> None:
-    """Write the result of a replaced node, which has this shape."""
-    is_images = len(shape) == 4
-    (result,) = node.output
-    plain = result if is_images else f"{node.name}/one_row"
+def _reorder_back(writer: _Writer, value: str, node: onnx.NodeProto, channels: int) -> None:
+    """Write the result of a replaced node."""
     writer.nodes.append(
         helper.make_node(
-            "ReorderOutput", [value], [plain], node.name, domain=DOMAIN, channels=shape[1]
+            "ReorderOutput", [value], node.output, node.name, domain=DOMAIN, channels=channels
         )
     )
-    if not is_images:
-        sizes = writer.integers(*shape)
-        writer.nodes.append(
-            helper.make_node("Reshape", [plain, sizes], [result], f"{node.name}/signals")
-        )
 
 
 # Blocks
