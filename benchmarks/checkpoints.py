@@ -70,7 +70,7 @@ class TimedCheckpoint(ModelCheckpoint):
 
     def on_train_batch_end(self, batch: int, logs: object) -> None:
         if batch == AT // 2:
-            state, names = self.trainer._backend.state, self.trainer.settings["weights"]
+            state, names = self.trainer._training.backend.state, self.trainer.settings["weights"]
             live = [state.buffer(name).array for name in names]
             began = time.perf_counter()
             held = [np.copy(array) for array in live]

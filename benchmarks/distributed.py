@@ -100,11 +100,11 @@ def onnxfit_steps(
         trainer = onnxfit.Trainer(
             model, loss="cross_entropy", optimizer=1e-4, threads=1, distribute=distribute
         )
-        source = trainer._source(x[rows], y[rows], None, len(rows), "training")
+        source = trainer._training.source(x[rows], y[rows], None, len(rows), "training")
         batch = next(iter(source.batches(0)))
 
         def step(trainer: onnxfit.Trainer = trainer, batch: Any = batch) -> None:
-            trainer._step(batch, 1e-4, trainer._tracker)
+            trainer._training.step(batch, 1e-4, trainer._training.tracker)
 
         steps[name] = step
     if variants:

@@ -136,7 +136,7 @@ def step_of(model: bytes, x: np.ndarray, gradient: str, threads: int) -> Callabl
     )
     y = np.random.default_rng(0).integers(0, 10, len(x))
     trainer.train_on_batch(x, y)
-    (session,) = trainer._backend.caches["train"].exact.values()
+    (session,) = trainer._training.backend.caches["train"].exact.values()
     return session.run  # the step alone: the batch is in its buffers
 
 

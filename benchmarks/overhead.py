@@ -62,7 +62,7 @@ def ways(network: str, rows: int, steps: int) -> dict[str, Way]:
         return lambda: [function(*batch[:arrays]) for batch in batches]
 
     fit()
-    (session,) = trainer._backend.caches["train"].exact.values()
+    (session,) = trainer._training.backend.caches["train"].exact.values()
     binding = session._last_binding
     return {
         "session.run": lambda: [session._run(binding, None) for _ in batches],

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
+
+import numpy.typing as npt
+import onnx
 
 from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks.callback import Callback
@@ -14,16 +19,22 @@ from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data.memory import split_rows
+from onnxfit.data.sampling import Sampling
 from onnxfit.data.structure import split_validation_data
 from onnxfit.data.weights import balanced_class_weight
 from onnxfit.distributed.find import world_of
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import CheckpointError, SettingError, UnsupportedError
+from onnxfit.files import require_checkpoint_name, require_path
+from onnxfit.gradients.inspection import Inspection
 from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.garbage import paused_collection
+from onnxfit.graph.model_file import ModelSnapshot
 from onnxfit.graph.reading import ModelSource, read_shared
-from onnxfit.graph.shared_tensors import shared_arrays
+from onnxfit.graph.shared_tensors import shared_arrays, whole_model
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
+from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.quantization.settings import Quantization
@@ -31,15 +42,21 @@ from onnxfit.registry import check_arguments, checks_names, shortened
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
-from onnxfit.step.objectives import Losses, Metrics
+from onnxfit.step.objectives import Losses, Metrics, OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
-from onnxfit.training import checkpoint
+from onnxfit.training import checkpoint, export, generation, saving
 from onnxfit.training.carried import require_order
 from onnxfit.training.epoch_iterator import EpochIterator
+from onnxfit.training.evaluation import Evaluator, check_steps, refuse_number
 from onnxfit.training.forms import stored_settings, trainable_form, without_trained_numbers
-from onnxfit.training.inference import check_steps, refuse_number
-from onnxfit.training.loop import FitLoop, Validation, validation_due
+from onnxfit.training.hints import CheckedAttributes, Delegate
+from onnxfit.training.loop import (
+    TOO_LATE_FOR_BATCH_SIZE,
+    FitLoop,
+    Validation,
+    validation_due,
+)
 from onnxfit.training.ranks import (
     merged_over_ranks,
     refuse_two_scales,
@@ -48,17 +65,20 @@ from onnxfit.training.ranks import (
     require_same_fits,
     require_same_trainers,
 )
-from onnxfit.training.saved import matching_this_version
-from onnxfit.training_folder.folder_trainer import FolderTrainer
-from onnxfit.training_folder.manifest import is_training_folder
+from onnxfit.training.summary import summary, training_html
+from onnxfit.training.training import Training
+from onnxfit.training.trial import trial_steps
+from onnxfit.training_folder.export import export_training, import_state
+from onnxfit.training_folder.manifest import GRAPHS, is_training_folder
 from onnxfit.training_folder.reading import read_training_folder
 
 __all__ = ["Trainer"]
 
+Array = npt.NDArray[Any]
 SETTINGS = tuple(field.name for field in fields(TrainerSettings))
 
 
-class Trainer(FolderTrainer):
+class Trainer(CheckedAttributes):
     """Train an ONNX model.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
@@ -112,6 +132,17 @@ class Trainer(FolderTrainer):
     - `adapters`: low-rank adapters, which are trained instead of the weights of their layers; see
       `onnxfit.LoRA`. Then `weights` names weights to train in addition; None adds no weights.
 
+    Attributes, which callbacks read:
+
+    - `settings`: the arguments of the constructor, `weights` as a list of names.
+    - `epoch`, `global_step`, `global_batch`, `samples_seen`: epochs, updates, batches and rows
+      trained so far, over all fits.
+    - `history`: the History of the running fit, or of the last one.
+    - `train_losses_`: the mean loss of every epoch so far.
+    - `last_losses`: the losses of the last five batches.
+    - `stop_training`, `stop_reason`: set them in a hook to end the running fit, and to say why.
+      With several processes, rank 0 decides: values set on other ranks are replaced after the hook.
+
     Threads: only one thread at a time may train, by `fit`, `train_on_batch`, `apply_gradients`,
     `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. During training,
     other threads may predict, evaluate, export, save, and read or set weights. They see the state
@@ -136,6 +167,17 @@ class Trainer(FolderTrainer):
     >>> {name: round(w.item(), 3) for name, w in trainer.get_weights().items()}
     {'slope': 3.0, 'bias': 1.0}
     """
+
+    seed = Delegate[int]("seed")
+    epoch = Delegate[int]("state", "epoch")
+    global_step = Delegate[int]("state", "global_step")
+    global_batch = Delegate[int]("state", "global_batch")
+    samples_seen = Delegate[int]("state", "samples_seen")
+    history = Delegate[History]("history")
+    train_losses_ = Delegate[list[float]]("train_losses")
+    last_losses = Delegate[deque[float]]("last_losses")
+    stop_training = Delegate[bool]("stop_training")
+    stop_reason = Delegate[str | None]("stop_reason")
 
     @checks_names
     @paused_collection()
@@ -197,9 +239,16 @@ class Trainer(FolderTrainer):
             accumulate=accumulate,
             world=world,
         )
-        super().__init__(trainable, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
+        settings = {**settings, "weights": list(recipe.weights)}
+        self._training = Training(trainable, settings, recipe, runtime)
         self._tensors = tensors  # the protos refer to them
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
+        self.settings = settings
+        self.loss = loss
+        self.backend = backend
+        self.optimizer = recipe.optimizer
+        self.objectives = recipe.objectives
+        self._is_complete = True
 
     @check_arguments
     def fit(
@@ -262,59 +311,204 @@ class Trainer(FolderTrainer):
                 x, y, sample_weight, validation_split, inputs
             )
         is_due = validation_due(validation_freq)
-        require_order(self._recipe, x, shuffle)
+        require_order(self._training.recipe, x, shuffle)
         if isinstance(class_weight, str):
             class_weight = balanced_class_weight(class_weight, y)
-        with self._training.fitting(), self._world.turn("fit"), ExitStack() as stack:
-            training = stack.enter_context(
-                self._source(x, y, sample_weight, batch_size, "training", shuffle, class_weight)
+        training, evaluator = self._training, self._evaluator
+        with training.guard.fitting(), training.world.turn("fit"), ExitStack() as stack:
+            source = training.source(
+                x, y, sample_weight, batch_size, "training", shuffle, class_weight
             )
+            source = stack.enter_context(source)
             validation, data = None, None
             if validation_data is not None:
                 arrays = split_validation_data(validation_data)
                 size = batch_size if validation_batch_size is None else validation_batch_size
-                data = stack.enter_context(self._source(*arrays, size, "validation"))
+                data = stack.enter_context(training.source(*arrays, size, "validation"))
                 validation = Validation(data, is_due, validation_steps)
             callbacks = as_list(callbacks)
             for callback in callbacks:
                 if isinstance(callback, Callback):  # CallbackList raises an error for other objects
                     callback.prepare(self)
-            pending = self._pending_fit.from_epoch(initial_epoch)
+            pending = training.pending.from_epoch(initial_epoch)
             first = pending.position.epoch
             if epochs - first > 1 and steps_per_epoch is None:
-                training.require_re_iterable(epochs - first)
+                source.require_re_iterable(epochs - first)
             if validation is not None:
                 validation.data.require_re_iterable(sum(map(is_due, range(first, epochs))))
-            batches = EpochIterator(training, steps_per_epoch, self.epoch, pending.position)
+            batches = EpochIterator(source, steps_per_epoch, self.epoch, pending.position)
             stack.callback(batches.close)
             history = History()
             has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
             bars = [ProgressBar(verbose)] if verbose and not has_bar else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             arguments = {"epochs": epochs, "initial_epoch": first}
-            require_same_fits(self, arguments, training, data, callbacks)
+            require_same_fits(training, arguments, source, data, callbacks)
             called = CallbackList(
-                self, [*callbacks, history, *bars], params, pending.callbacks, self._world
+                self, [*callbacks, history, *bars], params, pending.callbacks, training.world
             )
-            return FitLoop(self, batches, validation, called, pending).run(epochs, history)
+            loop = FitLoop(training, evaluator, batches, validation, called, pending)
+            return loop.run(epochs, history)
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """Take one step on the rows of `x`, `y`, `sample_weight`.
 
         Return the loss and metrics of this batch alone, computed before the update.
         """
-        tracker = self._batch_tracker
+        training = self._training
+        tracker = training.batch_tracker
         with (
-            self._training,
-            self._world.turn("train_on_batch"),
-            self._single_batches.source("training", x, y, sample_weight) as data,
+            training.guard,
+            training.world.turn("train_on_batch"),
+            training.single_batches.source("training", x, y, sample_weight) as data,
         ):
-            self._world.meet("train_on_batch")
+            training.world.meet("train_on_batch")
             for batch in data.batches(0):
                 tracker.reset()
-                with self._training.advancing:
-                    self._step(batch, self.learning_rate, tracker)
-            return merged_over_ranks(self._world, "train_on_batch", tracker)[0].results()
+                with training.guard.advancing:
+                    training.step(batch, training.state.learning_rate, tracker)
+            return merged_over_ranks(training.world, "train_on_batch", tracker)[0].results()
+
+    # ------------------------------------------------------------------ evaluation
+
+    @check_arguments
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int = 32,
+        steps: int | None = None,
+        callbacks: Callback | Iterable[Callback] | None = (),
+        verbose: int | str = 0,
+        return_dict: bool = True,
+    ) -> Any:
+        """Return loss and metrics over a data set. The result is exact for any batch size.
+
+        A loss of `reduction="sum"` is the sum over all rows. Penalties are added once.
+
+        - `x`, `y`, `sample_weight`, `batch_size`, `callbacks`: as in `fit`.
+        - `steps`: the number of batches; None evaluates all data.
+        - `verbose`: 0 silent, 1 a progress bar, 2 a line at the end, "auto" 1 in a terminal, else
+          0.
+        - `return_dict`: True for a dict from name to value. False for Keras's list of values, or
+          for the loss alone if there are no metrics.
+
+        The values are floats; a confusion matrix is an array.
+        """
+        check_steps("steps", steps)
+        refuse_number(sample_weight, "evaluate")
+        evaluator = self._evaluator
+        with (
+            self._training.source(x, y, sample_weight, batch_size, "evaluation") as data,
+            evaluator.calling(callbacks, "evaluate") as called,
+        ):
+            results = dict(evaluator.evaluate(data, called, steps, verbose))
+        if return_dict:
+            return results
+        return list(results.values()) if len(results) > 1 else results["loss"]
+
+    @check_arguments
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int = 32,
+        steps: int | None = None,
+        callbacks: Callback | Iterable[Callback] | None = (),
+        verbose: int | str = 0,
+    ) -> Any:
+        """Return the model's outputs for every row, in the order of the rows.
+
+        - `x`, `batch_size`, `callbacks`: as in `fit`.
+        - `steps`, `verbose`: as in `evaluate`.
+
+        A single output is an array, several outputs are a dict. An output has the layout of the
+        file, such as [time, batch, classes]. If its sizes, apart from the rows, differ between
+        batches, as with sequences of several lengths, or if it has no rows, the output is a list of
+        arrays, one per batch. A trainer without a loss can predict, too.
+
+        The trained model is compiled first, so that predictions equal the predictions of the
+        exported file bit for bit; `predict_on_batch` does not compile. With more than 512 MB of
+        frozen weights, which all graphs share, nothing is compiled, and predictions equal those of
+        the exported file within rounding.
+        """
+        check_steps("steps", steps)
+        evaluator, backend = self._evaluator, self._training.backend
+        with (
+            self._training.source(x, None, None, batch_size, "prediction") as data,
+            evaluator.calling(callbacks, "predict") as called,
+        ):
+            return evaluator.predict(data, called, backend.deployed, steps, verbose)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
+        """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`."""
+        training, evaluator = self._training, self._evaluator
+        with (
+            training.single_batches.source("evaluation", x, y, sample_weight) as data,
+            evaluator.calling((), "test_on_batch") as called,
+        ):
+            carried = training.carried_in["evaluation"]
+            return dict(evaluator.evaluate(data, called, carried=carried))
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Return the model's outputs for the rows of `x`, in one run; fast between two steps.
+
+        A quantized model is compiled again after a step, as for `predict`.
+        """
+        training, evaluator = self._training, self._evaluator
+        with (
+            training.single_batches.source("prediction", x) as data,
+            evaluator.calling((), "predict_on_batch") as called,
+        ):
+            carried = training.carried_in["prediction"]
+            run = training.backend
+            return evaluator.predict(data, called, lambda: run.predict, carried=carried)
+
+    @check_arguments
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        max_new_tokens: int = 32,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        eos_token_id: int | None = None,
+        seed: int = 0,
+        output: str | None = None,
+        input_names: Mapping[str, str] | None = None,
+    ) -> list[list[int]]:
+        """Return prompts with the tokens that a language model adds.
+
+        A model with key-value caches processes each prompt once, and then one token at a time. Any
+        other model processes the whole text for each token, in batches of one shape. The first call
+        compiles a graph, which serves all later calls and weights; a quantized model is compiled
+        again after a step. A model with more than 64 MB of packed 4-bit weights is compiled again
+        after an evaluation or a prediction.
+
+        - `prompts`: lists of token ids.
+        - `max_new_tokens` >= 1: tokens to add to a prompt.
+        - `temperature` >= 0: 0 takes the likeliest token; otherwise a token is drawn from
+          softmax(logits / temperature).
+        - `top_k` >= 1: draw from the likeliest k tokens only; None draws from all.
+        - `top_p` in (0, 1]: draw from the smallest set of likeliest tokens whose probabilities add
+          up to `top_p` (Holtzman et al. 2019, arXiv:1904.09751); None draws from all.
+        - `eos_token_id`: the id that ends a text; None ends it after `max_new_tokens`.
+        - `seed`: the seed of the random draws, together with the index of the prompt.
+        - `output`: the output with the logits, shape `(batch, tokens, vocabulary)`. None takes the
+          output that has a loss.
+        - `input_names`: names of the model's inputs, as for `TextLoader`, which makes the inputs.
+
+        If the model has a fixed number of tokens, only the last tokens of a longer text are used.
+        Returns a list of ids for each prompt. SettingError: a setting is impossible, there is no
+        prompt, or the output has another shape.
+        """
+        sampling = Sampling(temperature, top_k, top_p)
+        return generation.Generator(self._training, self._evaluator).generate(
+            prompts, sampling, max_new_tokens, eos_token_id, seed, output, input_names
+        )
 
     # ------------------------------------------------------------------ training by hand
 
@@ -328,13 +522,13 @@ class Trainer(FolderTrainer):
         updated, and the values for the backward pass are kept, for any number of forward passes.
         `training=False` is inference.
         """
-        manual = self._require_manual()
-        if self._recipe.state_outputs:
+        own, manual = self._training, self._require_manual()
+        if own.recipe.state_outputs:
             raise SettingError("forward takes states as inputs. Create it without state_outputs=.")
         arrays = manual.match_ort_values(inputs)
         if arrays is None:
-            arrays = next(self._single_batches.whole("prediction", inputs).batches(0)).arrays()
-        with self._backend.lock:
+            arrays = next(own.single_batches.whole("prediction", inputs).batches(0)).arrays()
+        with own.backend.lock:
             return manual.forward(arrays, training, self.global_step, self.seed)
 
     def backward(self, output_gradients: Any, *, of: Any = None) -> dict[str, dict[str, Any]]:
@@ -347,7 +541,7 @@ class Trainer(FolderTrainer):
         not fit. SettingError: no forward pass is pending, or the weights have changed since.
         """
         manual = self._require_manual()
-        with self._backend.lock:
+        with self._training.backend.lock:
             return manual.backward(output_gradients, of)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
@@ -357,13 +551,277 @@ class Trainer(FolderTrainer):
         forward passes are discarded. If several processes train together, each passes its own
         gradients, and their mean updates the weights of all.
         """
-        manual = self._require_manual()
-        with self._training, self._world.turn("apply_gradients"), self._training.advancing:
-            self._world.meet("apply_gradients")
-            done = self.global_step - self._first_step
-            with self._backend.lock, self._frozen_tensors.kept():
-                manual.apply(gradients, self.learning_rate, done)
-            self.global_step += 1
+        training, manual = self._training, self._require_manual()
+        state = training.state
+        with training.guard, training.world.turn("apply_gradients"), training.guard.advancing:
+            training.world.meet("apply_gradients")
+            with training.backend.lock, state.frozen.kept():
+                manual.apply(gradients, state.learning_rate, state.updates)
+            state.global_step += 1
+
+    # ------------------------------------------------------------------ settings that may change
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next update, a finite number >= 0.
+
+        A value set here applies until another value is set. UnsupportedError (a TypeError): the
+        optimizer follows a schedule.
+        """
+        return self._training.state.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._training.state.learning_rate = value
+
+    @property
+    def accumulate(self) -> int:
+        """Number of batches whose gradients are averaged for one update.
+
+        It can be set at any time if the Trainer was created with 2 or more.
+        """
+        return self._training.accumulate
+
+    @accumulate.setter
+    def accumulate(self, value: int) -> None:
+        self._training.accumulate = value
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Weights and running statistics that no step changes; their slots do not change either.
+
+        Set it to names or fnmatch patterns (UnknownNameError: a pattern matches nothing), or to
+        `()`. The gradients are still computed, and `clip_norm` counts them; after a step the old
+        values are copied back. To freeze weights permanently, leave them out of `weights=`.
+        """
+        return self._training.state.frozen.weights
+
+    @frozen.setter
+    def frozen(self, patterns: Sequence[str] | str) -> None:
+        self._training.state.freeze(patterns)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch in the running fit, or in the last fit; None if the data determines it.
+
+        A callback can set it in `on_train_begin`. SettingError: the data comes in batches.
+        DataError: the model's batch size is fixed.
+        """
+        fit = self._training.fit
+        return None if fit is None else fit.batches.data.batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        fit = self._training.fit
+        if fit is None:
+            raise SettingError(TOO_LATE_FOR_BATCH_SIZE)
+        fit.set_batch_size(value, self._training.world)
+
+    @property
+    def metrics(self) -> list[OutputMetric]:
+        """Metrics of training: each with its name in logs, its output, and its `mode`."""
+        return list(self._training.recipe.metrics)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Name, type and shape of each input of the model, and the axis of the batch."""
+        return self._training.recipe.data_inputs
+
+    # ------------------------------------------------------------------ for callbacks
+
+    @check_arguments
+    def monitor_mode(self, monitor: str) -> str:
+        """Return "min" if smaller values of the figure `monitor` are better, otherwise "max".
+
+        The mode of the metric of that name is used. For other figures, the name determines it.
+        """
+        name = monitor.removeprefix("val_")
+        for metric in self._training.recipe.metrics:
+            if metric.name == name:
+                return metric.mode
+        return mode_by_name(name)
+
+    def log(self, name: str, value: float) -> None:
+        """Add the figure `value` as `name` to the logs of the current hook, for later callbacks.
+
+        SettingError: no hook is running.
+        """
+        callbacks = self._training.thread.callbacks
+        if callbacks is None:
+            raise SettingError(
+                f"trainer.log({name!r}, ...) adds to the logs of the running hook, and no hook is"
+                " running. Call it inside a hook of a callback."
+            )
+        callbacks.log(name, value)
+
+    @property
+    def predicted(self) -> dict[str, Array]:
+        """Output -> array of the batch that was just predicted, in `on_predict_batch_end`."""
+        return self._training.thread.predicted
+
+    def reset_states(self, rows: Sequence[int] | None = None) -> None:
+        """Begin new sequences: return the states of `state_outputs` to their first values.
+
+        States begin anew in each epoch, evaluation and prediction. Call this method in a hook, such
+        as `on_train_batch_end`, where sequences begin in between, and before a single batch of
+        another sequence. In a hook of an evaluation or prediction, it resets the states of that
+        one, and otherwise those of training and of all methods for single batches.
+
+        - `rows`: the rows of the next batch in which a sequence begins, as numbers or as a mask;
+          None for all rows.
+
+        SettingError: the trainer has no states, or there are no such rows.
+        """
+        training = self._training
+        if not training.recipe.state_outputs:
+            raise SettingError(
+                "reset_states needs a trainer with states: Trainer(..., state_outputs={'output':"
+                " 'input'})."
+            )
+        running = training.thread.carried
+        own = [*training.carried_in.values(), training.state.carried]
+        for states in own if running is None else [running]:
+            states.reset(rows)
+
+    @check_arguments
+    def trial_steps(
+        self, rates: Iterable[float], epochs: int | None = 1, batch_size: int | None = None
+    ) -> Generator[float, None, None]:
+        """Take one step at each learning rate of `rates`, and undo all steps at the end.
+
+        Use it in `on_train_begin` and `on_train_end` of a callback. No hook is called. It yields
+        the loss of each step. The data is iterated at most `epochs` times (None: as often as
+        needed). With a `batch_size`, only full batches of that many rows are used; data with fewer
+        rows gives no step. SettingError: it is called at another time. DataError: the data cannot
+        be iterated again.
+        """
+        return trial_steps(self._training, rates, epochs, batch_size)
+
+    def report_gradient_norms(self, *, per_weight: bool = False) -> None:
+        """Make the updates of this fit report norms in `gradient_norms`; call in `on_train_begin`.
+
+        `gradient_norm` is the global L2 norm of all gradients, before clipping. With
+        `per_weight=True`, `gradient_norm/<weight>` is the norm of one weight's gradient. A batch
+        without an update has no norms.
+        """
+        training = self._training
+        with training.guard, training.backend.lock:
+            training.backend.report_norms("per_weight" if per_weight else "global")
+            training.tracker.gradient_norms = {}
+
+    @property
+    def gradient_norms(self) -> dict[str, float]:
+        """Name -> norm of the gradients of the last update of `fit`, if norms are reported."""
+        return self._training.tracker.gradient_norms
+
+    # ------------------------------------------------------------------ ranks
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0, among the processes that train together."""
+        return self._training.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that train together."""
+        return self._training.world.size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files; True if one process trains alone."""
+        return self._training.world.is_main
+
+    def from_main(self, name: str, value: Any) -> Any:
+        """Return the `value` of rank 0 on every rank, for decisions that depend on a clock or file.
+
+        All ranks must call it at the same point with the same `name`; otherwise SettingError is
+        raised on all ranks. The value is a number, a string, None, an array, or lists and dicts of
+        these. A single process gets its own value back.
+        """
+        return self._training.world.from_main(name, value)
+
+    # ------------------------------------------------------------------ state
+
+    def get_weights(self) -> dict[str, Array]:
+        """Return copies of the trained weights and of the running statistics, by name."""
+        return self._training.state.get_weights()
+
+    @check_arguments
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Replace some of the weights; `weights` maps names to arrays.
+
+        All arrays are checked before any weight changes. UnknownNameError: a weight does not exist.
+        DataError: a shape or type is wrong, or a number is outside the range of the weight's type.
+        NaN and infinities in the arrays are accepted.
+        """
+        self._training.state.set_weights(weights)
+
+    def get_state(self) -> dict[str, dict[str, Any]]:
+        """Return copies of weights, slots and counters: the whole state of the training."""
+        return self._training.state.get()
+
+    @check_arguments
+    def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore `state`, which `get_state` returned.
+
+        DataError or SettingError, before anything changes: the state belongs to another trainer.
+        """
+        self._training.set_state(state)
+
+    def revert_step(self) -> None:
+        """Undo the last update of weights, slots and statistics. Only one update can be undone.
+
+        SettingError: the trainer has `backend="in_place"`, which cannot undo an update.
+        """
+        self._training.revert_step()
+
+    @check_arguments
+    def save(self, path: str | os.PathLike[str], *, adapters_only: bool = False) -> Path:
+        """Write the whole training state to the file `path`, atomically.
+
+        The file contains the model, weights, slots, counters, settings, history and the callbacks'
+        states. `adapters_only=True` leaves out the model, whose weights are frozen if adapters are
+        trained. `Trainer.load(path, model_onnx=...)` then needs the same model. With several
+        processes, only rank 0 writes, and the others do not wait. SettingError: the name has the
+        suffix of another format, such as `.onnx`, `.keras`, `.h5`, `.pt` or `.safetensors`; `.ckpt`
+        and `.onnxfit` are common suffixes.
+        """
+        require_path(path)
+        require_checkpoint_name(path)
+        if not self.is_main:
+            saving.require_savable(self._training, "save")
+            return Path(path)
+        return saving.snapshot(self._training, "save", adapters_only).write(path)
+
+    @check_arguments
+    def snapshot(self, *, adapters_only: bool = False) -> checkpoint.Snapshot:
+        """Return a copy of the training state in memory; `adapters_only` is as for `save`.
+
+        Its `write(path)` may run later, or in another thread, while training continues. With
+        several processes, only rank 0 writes.
+        """
+        return saving.snapshot(self._training, "snapshot", adapters_only)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Load the state that `save` wrote to `path`, of this trainer or of an equal one.
+
+        The settings of this trainer do not change. With several processes, all must call it; rank 0
+        reads the file and sends its contents to the others. CheckpointError: as for `load`.
+        SettingError or DataError, before anything changes: the state belongs to another model or
+        optimizer.
+        """
+        training = self._training
+        if training.is_fitting:
+            raise SettingError(
+                "restore sets the position where fit begins and cannot be called during a fit. Call"
+                " it before fit, or in the method `prepare` of a callback."
+            )
+        contents = checkpoint.load(path, self.settings, training.world)
+        form = training.trainable
+        if not form.is_file:  # else it has no adapters, and theirs do not fit
+            contents.require_base(path, form.fingerprint if contents.base else "")
+        with training.guard, saving.matching_this_version(path):
+            saving.restore(training, contents)
 
     @classmethod
     def load(
@@ -391,7 +849,7 @@ class Trainer(FolderTrainer):
             contents = checkpoint.load(path, settings, world)
         contents.require_teacher(path)
         model = contents.with_base(path, model_onnx)
-        with matching_this_version(path):
+        with saving.matching_this_version(path):
             try:
                 trainer = cls(model, **contents.settings)
             except SettingError as error:
@@ -400,10 +858,225 @@ class Trainer(FolderTrainer):
                 raise CheckpointError(
                     f"{os.fspath(path)!r} has settings that are not valid for a Trainer: {error}"
                 ) from error
-            trainer._restore(contents, settings)
+            saving.restore(trainer._training, contents, settings)
         return trainer
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Raise UnsupportedError: the compiled sessions cannot be pickled or copied."""
+        raise UnsupportedError(
+            f"A {type(self).__name__} cannot be pickled or copied, because it holds compiled"
+            f" graphs. Use save(path) and {type(self).__name__}.load(path) instead."
+        )
+
+    # ------------------------------------------------------------------ files
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """A copy of the given model. Its own tensors that are trained have their current numbers.
+
+        A quantized model, and one with adapters, has all numbers that it was given with.
+        """
+        model, contents = export.given_model(self._training)
+        model = whole_model(model)
+        del contents  # alive until here
+        return model
+
+    @check_arguments
+    def export(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        averaged: bool = False,
+        adapters: str = "merged",
+    ) -> onnx.ModelProto:
+        """Return the original model with the trained weights, for inference; write it to `path`.
+
+        `averaged=True` uses the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. If the
+        model is larger than 2 GB, its tensors are in a file `<path>.data` next to it. If an older
+        model uses that file, the tensors are in `<path>.onnxfit-1.data`, and the older file is
+        deleted at the end, so that the model at `path` can be read at any time. With several
+        processes, only rank 0 writes. CheckpointError: the file cannot be written.
+
+        With more than 512 MB of tensors and a `path`, the tensors go from memory to the file one by
+        one. The returned model then has no copy of the larger ones: they are external data in the
+        file, which `onnx.load_external_data_for_model(model, folder)` reads.
+
+        `adapters="merged"` writes W + s A B in place of W. Adapters of packed integers
+        (MatMulNBits) are not merged and stay separate nodes. `adapters="requantized"` merges these
+        as well: it rounds W + s A B to integers of the same bits, block size and kind of zero
+        points, as onnxruntime's quantizer does. The outputs then change by this rounding.
+        SettingError: integers that are read otherwise. `adapters="inputs"` keeps W and writes
+        all adapters as nodes. Their matrices are inputs whose defaults are zeros, so that by
+        default the file computes the same as the base model. Other values come from an
+        `.onnx_adapter` file of `export_adapter`, of any rank, or from arrays. The file has the
+        trained values of weights that were trained in addition to the adapters.
+        """
+        snapshot = export.exported(self._training, averaged=averaged, adapters=adapters)
+        return snapshot.whole() if path is None else snapshot.written(path)
+
+    def model_snapshot(self) -> ModelSnapshot:
+        """Return the trained model as it is now, as `export` writes it.
+
+        Its `write(path)` may run later, or in another thread, while training continues. It writes
+        tensor by tensor: memory holds the frozen weights of a model above 512 MB only once. With
+        several processes, only rank 0 writes.
+        """
+        return export.exported(self._training)
+
+    def export_adapter(self, path: str | os.PathLike[str]) -> Path:
+        """Write only the adapters, and return the path.
+
+        `path` is a folder for PEFT, or a file `*.onnx_adapter` for onnxruntime, which applies the
+        adapters to single runs of the model of `export(adapters="inputs")`.
+        `onnxfit.LoRA.load(path)` reads both. `PeftModel.from_pretrained` reads the folder for the
+        torch model from which the ONNX model was exported. The folder has the files
+        adapter_model.safetensors and adapter_config.json. A file for onnxruntime (1.20 or newer)
+        and onnxruntime-genai has A, and s B in place of B. With several processes, only rank 0
+        writes.
+
+        SettingError: the trainer has no adapters. CheckpointError: the files cannot be written. A
+        UserWarning names weights that are trained in addition, which only `export` writes; and an
+        embedding table that is also the weight of a linear layer, whose adapter PEFT cannot read.
+        """
+        return export.export_adapter(self._training, path)
+
+    def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
+        """Write every graph of this trainer, and a checkpoint, to `folder`.
+
+        The graphs are `model`, `trained`, and the graphs of a step in the order they run: `train`,
+        `evaluate`, `predict`; or `forward`, `loss`, `backward`, `penalty`, `update`, `evaluate`,
+        `predict` with `backend="forward_backward"`; with `accumulate`, `accumulate` and `update` as
+        well. Return a dict graph name -> file name. The file name is the graph's name between
+        `prefix` and `suffix`, followed by `.onnx`; tensors above 2 GB are in `<file name>.data`. If
+        `folder` is the type `bytes`, nothing is written: return a dict graph name -> serialized
+        graph. With several processes, only rank 0 writes.
+        """
+        if folder is bytes:
+            return export.write_graphs(self._training, bytes, prefix, suffix)
+        require_path(folder)
+        files = export.write_graphs(self._training, folder, prefix, suffix)
+        self.save(Path(folder) / f"{prefix}trainer{suffix}{checkpoint.SUFFIX}")
+        return files
+
+    @check_arguments
+    def export_training(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        batch_size: int | None = None,
+        target: str = "onnxruntime",
+        include: Sequence[str] = GRAPHS,
+        sample_weight: bool = False,
+    ) -> Path:
+        """Write a folder with which any program that runs ONNX can train; return the folder.
+
+        The folder has train.onnx, evaluate.onnx and predict.onnx, the deployable model.onnx,
+        state.safetensors and manifest.json: the page "The training folder" in docs describes them.
+        `Trainer.load(folder)` and `import_state` read the training back. Other files in the folder
+        are not changed; after an error, the files of an earlier export are not changed either. If
+        the process is killed, the next call that reads or writes the folder finishes the change.
+
+        - `folder`: the folder to write; it is created if it is missing.
+        - `batch_size`: rows of each batch of the training step, which is then faster. None allows
+          any number of rows.
+        - `target`: "onnxruntime" for the same step as in this trainer, bit for bit; "web" and
+          "webgpu" for a step without float64, for which the host computes a few scalars with
+          scalars.onnx. A step for "webgpu" has only operators with kernels in that provider.
+        - `include`: the graphs to write, of "train", "evaluate" and "predict".
+        - `sample_weight`: whether the losses have an input with a weight for each row.
+
+        SettingError: the trainer has no loss, `accumulate` above 1, weights in `frozen`, integer
+        weights, DoRA or PiSSA, half precision, or tensors above 2 GB. GradientError: the gradient
+        needs a `batch_size`. CheckpointError: the folder cannot be written. With several processes,
+        only rank 0 writes.
+
+        >>> import json, onnx.parser, tempfile
+        >>> from onnxfit import Trainer
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+        ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {2}>
+        ...     { y = MatMul(x, slope) }''')
+        >>> trainer = Trainer(model, loss="mean_squared_error", optimizer="adam")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = trainer.export_training(folder)
+        ...     manifest = json.loads((path / "manifest.json").read_text())
+        >>> [tensor["name"] for tensor in manifest["state"] if tensor["kind"] != "counter"]
+        ['slope', 'slope/m', 'slope/v']
+        """
+        return export_training(
+            self._training,
+            folder,
+            batch_size=batch_size,
+            target=target,
+            include=include,
+            sample_weight=sample_weight,
+        )
+
+    @check_arguments
+    def import_state(self, path: str | os.PathLike[str]) -> None:
+        """Load the state that another program wrote after `export_training`.
+
+        The file replaces the weights, the optimizer's slots, the running statistics, the counters
+        and the learning rate; settings and history do not change. The next `fit` begins a new
+        epoch.
+
+        - `path`: the safetensors file.
+
+        CheckpointError, before anything changes: the state belongs to another training.
+        SettingError: `fit` is running. With several processes, each process reads the file.
+
+        >>> import onnx.parser, tempfile
+        >>> from onnxfit import Trainer
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+        ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {2}>
+        ...     { y = MatMul(x, slope) }''')
+        >>> trainer = Trainer(model, loss="mean_squared_error", optimizer="adam")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = trainer.export_training(folder)
+        ...     trainer.set_weights({"slope": [[3]]})
+        ...     trainer.import_state(path / "state.safetensors")
+        >>> trainer.get_weights()["slope"].item()
+        2.0
+        """
+        import_state(self._training, path)
+
+    # ------------------------------------------------------------------ reports
+
+    def summary(self, *, depth: int | str | None = "auto") -> str:
+        """Return the losses and settings, and a table of the weights by module.
+
+        - `depth`: each module at this level, a number from 1, gets one row; None lists every
+          tensor. "auto" folds modules, and the middle of a long list, if the table has more than 40
+          rows.
+
+        A module consists of the tensors whose names have a common beginning, up to a "." or "/".
+        The summary shows settings that differ from their defaults, and always the learning rate. A
+        notebook shows a table. SettingError: the depth is impossible.
+        """
+        return summary(self._training.recipe, self.settings, depth)
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        return training_html(self._training)
+
+    @check_arguments
+    def inspect(self, device: str | None = None, *, batch_size: int | None = None) -> Inspection:
+        """Return how each operator from the loss to the weights is differentiated, as a table.
+
+        - `device`: the name of a device, such as "webgpu", or None. With a device, the Inspection
+          also lists the operators of a training step that run on the CPU, because the device has no
+          kernels for them. The step is compiled for it, by onnxruntime 1.24 or newer, and not run.
+        - `batch_size`: rows of a batch of that step; None for any number.
+
+        SettingError or InstallationError for a device that is not available, SettingError for a
+        trainer without a loss. GradientError if the gradient needs a `batch_size`.
+        """
+        return export.inspection(self._training, device, batch_size=batch_size)
+
     # ------------------------------------------------------------------ inside
+
+    @property
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self._training, self)
 
     def _require_manual(self) -> ManualTraining:
         if self._manual is None:

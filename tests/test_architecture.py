@@ -61,9 +61,12 @@ ONNXRUNTIME_FOLDERS = (
 )
 MAX_ROOT_MODULES = 15
 MAX_FILE_LINES = 600
-MAX_TRAINER_LINES = 420
 MAX_FUNCTION_LINES = 60  # of code, without docstring, comments and blank lines
+# Trainer documents its methods and passes the calls on; these methods put parts together.
+MAX_DELEGATION_LINES = 20
+BUILDING_METHODS = ("__init__", "fit", "load")
 FORMULA_TABLES = ("losses.py", "optimizers.py", "metrics.py")  # one class after another: any size
+FACADE = "trainer.py"  # docstrings: any size
 SHARED_CLASS_NAMES = {"losses", "metrics"}  # the modules between which a name may stand twice
 
 # Identifiers that have been replaced, and the word of the field that replaced each.
@@ -323,20 +326,26 @@ def files_are_short(package: Package) -> list[str]:
     violations = []
     for module in package.modules:
         name = module.path.removeprefix("onnxfit/")
-        bound = MAX_TRAINER_LINES if name == "trainer.py" else MAX_FILE_LINES
-        if len(module.lines) > bound and name not in FORMULA_TABLES:
-            violations.append(f"{module.path} has {len(module.lines)} lines, more than {bound}")
+        count = len(module.lines)
+        if count > MAX_FILE_LINES and name not in (*FORMULA_TABLES, FACADE):
+            violations.append(f"{module.path} has {count} lines, more than {MAX_FILE_LINES}")
     return violations
 
 
 def functions_are_short(package: Package) -> list[str]:
     return [
         f"{module.path}:{function.lineno} {function.name} has {count} lines of code, more than"
-        f" {MAX_FUNCTION_LINES}"
+        f" {bound}"
         for module in package.modules
         for function in module.functions()
-        if (count := code_lines(function, module.lines)) > MAX_FUNCTION_LINES
+        if (count := code_lines(function, module.lines))
+        > (bound := bound_of(module.path, function.name))
     ]
+
+
+def bound_of(path: str, function: str) -> int:
+    delegates = path == f"onnxfit/{FACADE}" and function not in BUILDING_METHODS
+    return MAX_DELEGATION_LINES if delegates else MAX_FUNCTION_LINES
 
 
 def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> int:
@@ -470,7 +479,7 @@ VIOLATIONS: list[tuple[Callable[[Package], list[str]], dict[str, str], str]] = [
     (private_names_stay_in_their_module, {"graph/a.py": "from onnxfit.graph import b\nb._f()", "graph/b.py": ""}, "a.py:2 uses _f of onnxfit.graph.b"),
     (the_root_is_small, {f"m{i}.py": "" for i in range(16)}, "onnxfit/ holds 16 modules"),
     (files_are_short, {"graph/a.py": "x = 1\n" * 601}, "a.py has 601 lines, more than 600"),
-    (files_are_short, {"trainer.py": "x = 1\n" * 421}, "trainer.py has 421 lines, more than 420"),
+    (functions_are_short, {"trainer.py": "def f():\n" + body(21)}, "trainer.py:1 f has 21 lines of code, more than 20"),
     (files_are_short, {"graph/losses.py": "x = 1\n" * 601}, "graph/losses.py has 601 lines"),
     (functions_are_short, {"graph/a.py": "def f():\n" + body(61)}, "a.py:1 f has 61 lines of code"),
     (class_names_are_unique, {"losses.py": "class A: ...", "penalties.py": "class A: ..."}, "A is a class of onnxfit.losses and of onnxfit.penalties"),

@@ -172,7 +172,7 @@ assert abs(trainer.evaluate(query)["loss"] - trainer.evaluate(x, y[:, :1])["loss
 trainers = [Trainer(mlp(), loss="mse", backend=name) for name in ("timed", "full")]
 for trainer in trainers:
     trainer.fit(x, y, batch_size=8, verbose=0)
-assert len(trainers[0]._backend.seconds) == 4
+assert len(trainers[0]._training.backend.seconds) == 4
 np.testing.assert_equal(trainers[0].get_weights(), trainers[1].get_weights())
 """,
     "A graph rewrite": """

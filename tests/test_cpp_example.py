@@ -79,7 +79,7 @@ def test_a_program_in_cpp_trains_as_python_does(
     rows = 2 * BATCH if fixed else 2 * BATCH + 3  # a host with fixed rows drops the rest
     folder = trainer.export_training(tmp_path / "folder", batch_size=BATCH if fixed else None)
     arrays, files = {}, []
-    for name, spec in trainer._recipe.declared_batch.items():
+    for name, spec in trainer._training.recipe.declared_batch.items():
         shape = (rows, *spec.shape[1:])
         if spec.dtype.kind == "i":
             arrays[name] = RNG.integers(0, 3, rows).astype(spec.dtype)

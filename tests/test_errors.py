@@ -141,7 +141,7 @@ def use_callback(callback: Any) -> None:
 
 
 def adapter(**settings: Any) -> DataAdapter:
-    recipe = trainer()._recipe
+    recipe = trainer()._training.recipe
     return DataAdapter(**{"inputs": recipe.inputs, "targets": recipe.targets, **settings})
 
 

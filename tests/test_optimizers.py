@@ -816,20 +816,22 @@ def test_fused_weights_are_updated_as_each_alone(optimizer, settings, monkeypatc
     alone, together = (
         trained(optimizer(0.01, **settings), monkeypatch, small) for small in (0, 30)
     )
-    fused = together._backend.fused
+    fused = together._training.backend.fused
     # not to the bit: the last elements of a tensor, which fill no register, are rounded in their
     # own way
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
-    assert not alone._backend.fused
+    assert not alone._training.backend.fused
     assert bool(fused) == (
-        together.optimizer.elementwise and bool(together._backend.recipe.slots["fc0.bias"])
+        together.optimizer.elementwise and bool(together._training.backend.recipe.slots["fc0.bias"])
     )
     # 32 elements
     assert "fc0.weight" not in {name for members in fused.values() for name in members}
-    state = {name: alone._backend.state.get(name) for name in alone._backend.state}
-    assert list(state) == list(together._backend.state)  # without the fused tensors
+    state = {
+        name: alone._training.backend.state.get(name) for name in alone._training.backend.state
+    }
+    assert list(state) == list(together._training.backend.state)  # without the fused tensors
     for name, array in state.items():
-        close(together._backend.state.get(name), array, err_msg=name)
+        close(together._training.backend.state.get(name), array, err_msg=name)
     # a fused tensor shares its memory with its weights: both see what is set, saved and reverted
     for name in ("fc1.bias", "fc2.bias"):
         together.set_weights({name: np.full_like(state[name], 0.25)})
@@ -890,7 +892,9 @@ def test_what_is_compiled_trains_as_the_graph_that_is_shown(optimizer, gradient,
 def test_plain_sgd_multiplies_one_number_by_the_learning_rate():
     def nodes(optimizer, **settings):
         trainer = Trainer(mlp((4, 8, 6, 3)), loss="mse", optimizer=optimizer, **settings)
-        graph = trainer._backend.graph("train", trainer._recipe.declared_batch).graph
+        graph = trainer._training.backend.graph(
+            "train", trainer._training.recipe.declared_batch
+        ).graph
         return [n.op_type for n in graph.node if "train/learning_rate" in n.input], [
             n.op_type for n in graph.node
         ].count("Gemm")
@@ -904,13 +908,15 @@ def test_plain_sgd_multiplies_one_number_by_the_learning_rate():
 def test_fused_tensors_stay_inside(monkeypatch):
     """The graphs that a user sees, and those that update by windows, know nothing of them."""
     trainer = trained(Adam(0.01), monkeypatch, 10_000)
-    assert [*trainer._backend.fused.values()] == [
+    assert [*trainer._training.backend.fused.values()] == [
         [f"fc{i}.{part}" for i in range(3) for part in ("weight", "bias")]
     ]
     train = onnx.load_from_string(trainer.save_onnx_graph(bytes)["train"])
     assert {"fc0.bias/m", "fc0.bias"} <= {v.name for v in train.graph.input}
-    assert not trained(Adam(0.01), monkeypatch, 10_000, accumulate=2)._backend.fused
-    assert not trained(Adam(0.01), monkeypatch, 10_000, backend="forward_backward")._backend.fused
+    assert not trained(Adam(0.01), monkeypatch, 10_000, accumulate=2)._training.backend.fused
+    assert not trained(
+        Adam(0.01), monkeypatch, 10_000, backend="forward_backward"
+    )._training.backend.fused
 
 
 def test_names():

@@ -79,7 +79,7 @@ def test_a_loss_of_any_name_trains_and_comes_back(name: str, tmp_path) -> None:
     if isinstance(losses.get_loss(name), (losses.CausalLM, losses.CTC)):
         model = of_two_tokens()
     trainer = Trainer(model, loss=name, optimizer="adam")
-    (target,) = trainer._recipe.targets.values()
+    (target,) = trainer._training.recipe.targets.values()
     for labels in LABELS:
         try:
             target.prepare(labels)
@@ -394,7 +394,7 @@ def test_a_metric_takes_outputs_as_their_loss_does(
         return trainer.evaluate(X, y)[get(trainer)]
 
     def get(trainer: Trainer) -> str:
-        return trainer._recipe.metrics[0].name
+        return trainer._training.recipe.metrics[0].name
 
     raw, probable = mlp((4, 8, outputs)), ending(end, outputs)
     if cls is metrics.BinaryAccuracy and outputs == 3:
@@ -408,7 +408,7 @@ def test_a_metric_takes_outputs_as_their_loss_does(
     for setting in (True, False):
         for model in (raw, probable):
             trainer = Trainer(model, loss=loss, metrics=[cls(from_logits=setting)])
-            assert trainer._recipe.metrics[0].metric.from_logits is setting
+            assert trainer._training.recipe.metrics[0].metric.from_logits is setting
 
 
 def test_a_threshold_that_is_no_probability_is_one_of_raw_scores() -> None:

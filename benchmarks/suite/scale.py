@@ -130,7 +130,7 @@ def measure_onnxfit(point: Point, threads: int, seconds: float) -> dict[str, flo
     compiled = time.perf_counter() - began
     if point.cause == "rows":
         return {"compile": compiled, "fit": fit_rows(point, trainer)}
-    (session,) = trainer._backend.caches["train"].exact.values()
+    (session,) = trainer._training.backend.caches["train"].exact.values()
     return {"compile": compiled, "step": per_run(session.run, seconds)}
 
 

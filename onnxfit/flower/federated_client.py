@@ -26,6 +26,7 @@ from onnxfit.graph import names
 from onnxfit.registry import check_arguments
 from onnxfit.runtime.backends import get_backend
 from onnxfit.trainer import Trainer
+from onnxfit.training.training import training_of
 
 Array = npt.NDArray[Any]
 Metrics = dict[str, float]
@@ -172,7 +173,7 @@ class FlowerClient:
             for name in trainer.settings["weights"]
             for slot, value in initial_slots(trainer.optimizer, name, weights[name]).items()
         }
-        slots |= trainer._recipe.loss_scale
+        slots |= training_of(trainer).recipe.loss_scale
         state = trainer.get_state()
         rate = self._learning_rate if learning_rate is None else learning_rate
         counters = {**state["counters"], "epoch": 0, "global_step": 0, "window": 0}
@@ -181,7 +182,8 @@ class FlowerClient:
         trainer.set_state({"weights": weights, "slots": slots, "counters": counters})
 
     def _count_rows(self, x: Any, y: Any, sample_weight: Any, batch_size: int) -> int:
-        with self.trainer._source(x, y, sample_weight, batch_size, "evaluation") as source:
+        training = training_of(self.trainer)
+        with training.source(x, y, sample_weight, batch_size, "evaluation") as source:
             if source.rows is not None:
                 return source.rows
             return sum(batch.rows for batch in source.batches(0))

@@ -10,6 +10,7 @@ import onnx
 from onnxfit.adapters.adapted import AdaptedModel, with_constants
 from onnxfit.quantization import Quantization
 from onnxfit.trainer import Trainer
+from onnxfit.training.training import training_of
 
 
 def base_model(trainer: Trainer, *, keeps_adapters: bool) -> onnx.ModelProto:
@@ -18,7 +19,7 @@ def base_model(trainer: Trainer, *, keeps_adapters: bool) -> onnx.ModelProto:
     - `keeps_adapters`: whether the other trainer takes over the matrices of the adapters. They are
       merged into the model otherwise.
     """
-    form = trainer._trainable
+    form = training_of(trainer).trainable
     if keeps_adapters and isinstance(form, AdaptedModel):
         return form.for_host(trainer.get_weights())
     return trainer.export(None)
@@ -45,7 +46,7 @@ def packed(trainer: Trainer) -> dict[str, Any]:
     """Return the contents of a trainer, without sessions."""
     return {
         "model": base_model(trainer, keeps_adapters=True).SerializeToString(),
-        "constants": trainer._trainable.constants,
+        "constants": training_of(trainer).trainable.constants,
         "settings": trainer.settings,
         "state": trainer.get_state(),
         "history": trainer.history.state_dict(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 from onnxfit.errors import MissingAttributeError, listed_names, nearest_name
 
@@ -13,6 +13,8 @@ _MODE = "There is no mode to set: fit trains; predict and evaluate run in infere
 _DEVICE = "Trainer(..., device='cuda') chooses the device."
 _EVALUATE = "evaluate(x, y) returns the loss and the metrics."
 _CLASSES = "predict(x) returns the outputs; onnxfit.sklearn.OnnxClassifier returns classes."
+
+T = TypeVar("T")
 
 # How similar a name is to that of an attribute to count as misspelt, from 0 to 1.
 MISSPELT = 0.85
@@ -84,3 +86,34 @@ class CheckedAttributes:
                 f"Setting {name!r} would change nothing, because a {owner.__name__} has no such"
                 f" attribute. Did you mean {near!r}?"
             )
+
+
+class Delegate(Generic[T]):
+    """Attribute of a trainer that an object inside of its `_training` stores.
+
+    - `path`: the attributes that lead from `_training` to the value, such as "state", "epoch".
+    """
+
+    def __init__(self, *path: str) -> None:
+        *self._owners, self._name = path
+
+    @overload
+    def __get__(self, trainer: None, owner: type) -> Delegate[T]: ...
+
+    @overload
+    def __get__(self, trainer: Any, owner: type) -> T: ...
+
+    def __get__(self, trainer: Any, owner: type) -> Delegate[T] | T:
+        if trainer is None:
+            return self
+        value: T = getattr(self._owner(trainer), self._name)
+        return value
+
+    def __set__(self, trainer: Any, value: T) -> None:
+        setattr(self._owner(trainer), self._name, value)
+
+    def _owner(self, trainer: Any) -> Any:
+        owner = trainer._training
+        for name in self._owners:
+            owner = getattr(owner, name)
+        return owner

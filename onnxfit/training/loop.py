@@ -11,16 +11,23 @@ from onnxfit.callbacks.callback_list import CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
+from onnxfit.data.order import checked_batch_size
+from onnxfit.distributed.world import World
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.step.forward import constant_batch_norms
 from onnxfit.step.tracker import Figures, Tracker
-from onnxfit.training.base import scalar_logs
 from onnxfit.training.carried import CARRIED
 from onnxfit.training.epoch_iterator import EpochIterator
-from onnxfit.training.inference import InferenceTrainer
+from onnxfit.training.evaluation import Evaluator
 from onnxfit.training.position import PendingFit, Position
-from onnxfit.training.ranks import agree, merged_over_ranks, own_sums
+from onnxfit.training.ranks import agree, merged_over_ranks, own_sums, require_rows_for_ranks
+from onnxfit.training.training import Training, scalar_logs
+
+TOO_LATE_FOR_BATCH_SIZE = (
+    "batch_size can be set only before the first epoch of a fit. Set it in on_train_begin, or pass"
+    " fit(batch_size=...)."
+)
 
 
 @dataclass
@@ -46,6 +53,17 @@ class FitState:
         if self.position.nothing_to_resume and self.last_epoch:
             self.position = Position(self.last_epoch)
             self.callback_states = self.callbacks.state_dict()
+
+    def set_batch_size(self, value: int, world: World) -> None:
+        """Change the number of rows in a batch; see `Trainer.batch_size`."""
+        if self.idle_data is None or self.position.nothing_to_resume:
+            raise SettingError(TOO_LATE_FOR_BATCH_SIZE)
+        batch_size = checked_batch_size(value)
+        require_rows_for_ranks(batch_size, world)
+        self.batches.with_batch_size(batch_size)
+        self.idle_data = self.batches.data
+        for callback in self.callbacks:
+            callback.params["steps"] = self.batches.steps
 
     def resume_position(self, stop: bool, stop_reason: str | None) -> Position:
         """Return the position from which a checkpoint written now resumes.
@@ -83,13 +101,15 @@ class FitLoop:
 
     def __init__(
         self,
-        trainer: InferenceTrainer,
+        training: Training,
+        evaluator: Evaluator,
         batches: EpochIterator,
         validation: Validation | None,
         callbacks: CallbackList,
         pending: PendingFit,
     ) -> None:
-        self.trainer = trainer
+        self.training = training
+        self.evaluator = evaluator
         self.validation = validation
         self.callbacks = callbacks
         # If the position has the number of a data epoch, a fit has begun.
@@ -97,15 +117,15 @@ class FitLoop:
         self.state = FitState(batches, callbacks, position, pending)
         self.loss = float("nan")  # mean loss of the last epoch
         self.is_stopping = True  # whether all ranks know that training stops
-        self._advancing = callbacks.advancing = trainer._training.advancing
-        self._has_ranks = trainer.world_size > 1
+        self._advancing = callbacks.advancing = training.guard.advancing
+        self._has_ranks = training.world.size > 1
         # Hooks before and inside a step see the sums of all ranks; a single process skips this.
         heard = callbacks.heard if self._has_ranks else ()
         self._exchanges_early = "on_train_batch_begin" in heard or "on_gradients" in heard
         self._agrees_on_steps = "on_gradients" in heard
-        figures = trainer._tracker.figure_names()
+        figures = training.tracker.figure_names()
         validated = [f"val_{name}" for name in figures] if validation is not None else []
-        callbacks.batch_figures = [*trainer._tracker.figures(), "batch_loss"]
+        callbacks.batch_figures = [*training.tracker.figures(), "batch_loss"]
         callbacks.figures = [*figures, *validated, "learning_rate"]
 
     def run(self, epochs: int, history: History) -> History:
@@ -114,26 +134,26 @@ class FitLoop:
         After an error its state stays available for a checkpoint; if no step ran, the history and
         the pending fit are those before.
         """
-        trainer, signals = self.trainer, self._advancing.signals
-        previous = trainer.history, trainer._pending_fit
-        steps_before = trainer.global_batch
-        trainer._training.on_late_signal = self.state.reopen
+        training, signals = self.training, self._advancing.signals
+        previous = training.history, training.pending
+        steps_before = training.state.global_batch
+        training.guard.on_late_signal = self.state.reopen
         try:
-            trainer._begin_fit(self.state, history)
+            training.begin_fit(self.state, history)
             if not self.state.position.batch:
-                trainer._backend.window = 0  # gradients accumulated by an interrupted fit
+                training.backend.window = 0  # gradients accumulated by an interrupted fit
             self._train_epochs(epochs)
         except BaseException as error:
             signals.is_busy = True  # callbacks close their files first
             self.state.reopen()
             self.callbacks.on_exception(error)
             self.state.callback_states = self.callbacks.state_dict()
-            if trainer.global_batch == steps_before:
-                trainer.history, trainer._pending_fit = previous
+            if training.state.global_batch == steps_before:
+                training.history, training.pending = previous
             raise
         finally:
             signals.is_busy = True
-            trainer._end_fit()
+            training.end_fit()
             self.callbacks.on_close()
         return history
 
@@ -151,7 +171,7 @@ class FitLoop:
         # An epoch in which training was stopped still needs its validation and its end.
         ends_first = state.position.stop and (state.position.batch or state.position.trained)
         for epoch in range(first, epochs):
-            if self.trainer.stop_training and self.is_stopping and not ends_first:
+            if self.training.stop_training and self.is_stopping and not ends_first:
                 break
             ends_first = False
             logs = self.epoch(epoch)
@@ -162,7 +182,7 @@ class FitLoop:
 
     def epoch(self, epoch: int) -> Logs:
         """Run an epoch, or the rest of an interrupted epoch, and return its logs."""
-        trainer = self.trainer
+        training = self.training
         self.callbacks.on_epoch_begin(epoch, Logs())
         self._agree("on_epoch_begin")
         if self.state.pending.undelivered:
@@ -173,8 +193,8 @@ class FitLoop:
             figures |= self.validate(self.validation)
         logs = scalar_logs({**figures, "learning_rate": learning_rate})
         with self._advancing:
-            trainer.epoch += 1
-            trainer.train_losses_.append(self.loss)
+            training.state.epoch += 1
+            training.train_losses.append(self.loss)
             self.state.position = Position(epoch=epoch + 1)
             self._begin_event("on_epoch_end", epoch, logs)
         self.callbacks.on_epoch_end(epoch, logs)
@@ -184,13 +204,13 @@ class FitLoop:
 
     def train(self) -> tuple[Figures, float]:
         """Take the steps of an epoch; return its means, and the learning rate of its last step."""
-        trainer, state, callbacks = self.trainer, self.state, self.callbacks
-        tracker, position, last_losses = trainer._tracker, state.position, trainer.last_losses
+        training, state, callbacks = self.training, self.state, self.callbacks
+        tracker, position, last_losses = training.tracker, state.position, training.last_losses
         learning_rate = position.learning_rate
         if learning_rate is None:
-            learning_rate = trainer.learning_rate
+            learning_rate = training.state.learning_rate
         self._begin_sums(tracker, position)
-        finished = (trainer.stop_training and self.is_stopping) or position.trained
+        finished = (training.stop_training and self.is_stopping) or position.trained
         tells_begin = "on_train_batch_begin" in callbacks.heard
         tells_end = "on_train_batch_end" in callbacks.heard
         logs: Logs | None = None
@@ -200,11 +220,11 @@ class FitLoop:
             if tells_begin:
                 callbacks.on_train_batch_begin(index, Logs())
                 self._agree("on_train_batch_begin")
-            learning_rate = trainer.learning_rate
-            if batch.rows == 1 or trainer._output_check.pending:
+            learning_rate = training.state.learning_rate
+            if batch.rows == 1 or training.output_check.pending:
                 self._check_batch(batch)
             with self._advancing:
-                loss = trainer._step(batch, learning_rate, tracker)
+                loss = training.step(batch, learning_rate, tracker)
                 state.batches.advance()
                 position.batch = index + 1
                 position.learning_rate = learning_rate
@@ -217,12 +237,12 @@ class FitLoop:
                 logs = self._share_batch_end(index, batch, loss)
             if logs is not None:
                 self._tell_batch_end(index, logs)
-            if trainer.stop_training and self.is_stopping:
+            if training.stop_training and self.is_stopping:
                 break
             if not (math.isfinite(loss) or state.warned_of_loss):
                 self._warn_of_loss(loss)
         with self._advancing:
-            trainer._flush(learning_rate)
+            training.flush(learning_rate)
             position.trained = True
             state.batches.end_epoch()
         whole = self._merged("the end of an epoch")
@@ -234,14 +254,14 @@ class FitLoop:
         state = self.state
         tracker.reset()
         state.sums_batch = -1
-        carried = self.trainer._carried
+        carried = self.training.state.carried
         if CARRIED in state.pending.tracker:
             carried.load_state_dict(state.pending.tracker[CARRIED])
         elif not position.batch:
             carried.reset()
         if state.pending.tracker:
             state.sums, state.sums_batch = state.pending.tracker, position.batch
-            sums = own_sums(self.trainer._world, state.pending.tracker, tracker)
+            sums = own_sums(self.training.world, state.pending.tracker, tracker)
             if sums:
                 tracker.load_state_dict(sums)
             state.pending = replace(state.pending, tracker={})
@@ -259,15 +279,15 @@ class FitLoop:
 
     def _share_batch_end(self, index: int, batch: Batch, loss: float) -> Logs | None:
         """Return the logs of all ranks at the end of a batch; None if no callback reads them."""
-        trainer = self.trainer
+        training = self.training
         if not self.callbacks.read_batch(index):
             self.callbacks.told.clear()
             self.callbacks.on_train_batch_end(index, Logs({"batch_loss": loss}))
             return None
-        if trainer._averages_weights:
-            loss = trainer._mean_loss(batch, loss)
-        if self.callbacks.save_after(trainer.global_batch):
-            trainer._backend.gather_window()
+        if training.averages_weights:
+            loss = training.mean_loss(batch, loss)
+        if self.callbacks.save_after(training.state.global_batch):
+            training.backend.gather_window()
         return self._batch_event(index, self._merged("the end of a batch"), loss)
 
     def _tell_batch_end(self, index: int, logs: Logs) -> None:
@@ -278,36 +298,36 @@ class FitLoop:
     def _agree(self, hook: str) -> None:
         """Apply the decisions of rank 0 on all ranks, and stop together."""
         if self._has_ranks:
-            self.is_stopping = agree(self.trainer, hook)
+            self.is_stopping = agree(self.training, hook)
 
     def _merged(self, where: str) -> Tracker:
         """Return the tracker of all ranks, and keep the sums that a checkpoint needs."""
-        tracker = self.trainer._tracker
+        tracker = self.training.tracker
         if not self._has_ranks:
             return tracker
-        whole, self.state.sums = merged_over_ranks(self.trainer._world, where, tracker)
+        whole, self.state.sums = merged_over_ranks(self.training.world, where, tracker)
         self.state.sums_batch = self.state.position.batch
         return whole
 
     def validate(self, validation: Validation) -> Figures:
         """Return the figures of the validation data, with names that begin with `val_`."""
-        figures = self.trainer._evaluate_source(validation.data, self.callbacks, validation.steps)
+        figures = self.evaluator.evaluate(validation.data, self.callbacks, validation.steps)
         return {f"val_{name}": value for name, value in figures.items()}
 
     def _agree_on_batches(self) -> None:
         """Apply on all ranks the decisions that rank 0 made in `on_train_begin`."""
         self._agree("on_train_begin")
-        world, own = self.trainer._world, self.state.batches.data.batch_size
+        world, own = self.training.world, self.state.batches.data.batch_size
         batch_size = world.from_main("the batch size", own)
         if batch_size != own:
-            self.trainer.batch_size = batch_size
+            self.state.set_batch_size(batch_size, world)
 
     def _deliver(self) -> Logs:
         """Tell an event to the callbacks that missed it, and restore the decisions made in it."""
         state, event = self.state, self.state.pending.undelivered
         hook, index, logs = event["hook"], event["index"], Logs({**event["logs"]})
-        self.trainer.stop_training = event["stop"]
-        self.trainer.stop_reason = event["reason"]
+        self.training.stop_training = event["stop"]
+        self.training.stop_reason = event["reason"]
         with self._advancing:
             rest = self.callbacks.begin_rest(hook, event)
             state.current_event = hook, index, logs
@@ -321,8 +341,8 @@ class FitLoop:
         """Warn of the first batch of one row, and of outputs that contradict their losses."""
         if batch.rows == 1 and not self.state.met_single_row:
             self._warn_of_single_row(batch)
-        if self.trainer._output_check.pending:
-            self.trainer._check_outputs(self.trainer._carried.add_to(batch))
+        if self.training.output_check.pending:
+            self.training.check_outputs(self.training.state.carried.add_to(batch))
 
     def _warn_of_single_row(self, batch: Batch) -> None:
         """Warn if BatchNormalization gets a batch of one row, which has no variance."""
@@ -331,7 +351,7 @@ class FitLoop:
             name: TensorSpec(name, array.dtype, array.shape)
             for name, array in batch.arrays().items()
         }
-        nodes = constant_batch_norms(self.trainer._recipe, shapes)
+        nodes = constant_batch_norms(self.training.recipe, shapes)
         if nodes:
             others = f" and {len(nodes) - 1} others" if len(nodes) > 1 else ""
             warn_user(
@@ -343,16 +363,16 @@ class FitLoop:
 
     def _warn_of_loss(self, loss: float) -> None:
         self.state.warned_of_loss = True
-        trainer = self.trainer
-        if not trainer.is_main:
+        training = self.training
+        if not training.world.is_main:
             return
-        losses = (objective.loss for objective in trainer._recipe.objectives.values())
+        losses = (objective.loss for objective in training.recipe.objectives.values())
         causes = [own.cause_of_infinity for own in losses if math.isinf(loss)]
         advice = " ".join([*filter(None, causes), "Lower the learning rate, or set clip_norm."])
         warn_user(
-            f"The loss is {loss} at step {trainer.global_step} with learning rate"
-            f" {trainer.learning_rate:g}. Training continues. {advice} To stop here instead, with"
-            " the weights from before this step, use the callback TerminateOnNaN.",
+            f"The loss is {loss} at step {training.state.global_step} with learning rate"
+            f" {training.state.learning_rate:g}. Training continues. {advice} To stop here instead,"
+            " with the weights from before this step, use the callback TerminateOnNaN.",
             RuntimeWarning,
         )
 

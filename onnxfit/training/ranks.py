@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 if TYPE_CHECKING:
     from onnxfit.callbacks.callback import Callback
-    from onnxfit.training.base import BaseTrainer
+    from onnxfit.training.training import Training
 
 # Packages whose versions influence the numbers of a training, beside those of onnxruntime.
 COMPARED_VERSIONS = ("python", "onnxfit", "onnx", "numpy")
@@ -96,7 +96,7 @@ def refuse_two_waits(world: World, accumulate: int) -> None:
 
 
 def require_same_fits(
-    trainer: BaseTrainer,
+    training: Training,
     arguments: Mapping[str, Any],
     data: Source,
     validation: Source | None,
@@ -106,19 +106,17 @@ def require_same_fits(
 
     SettingError, too: a batch has fewer rows than there are ranks.
     """
-    world = trainer._world
+    world = training.world
     if world.size == 1:
         return
-    trainer._tracker.merged(
-        []
-    )  # raises the error of a metric that cannot be merged, before any step
+    training.tracker.merged([])  # raises the error of a metric that cannot be merged
     names = [type(callback).__name__ for callback in callbacks]
     compared = {**arguments, "batch_size": data.batch_size, "callbacks": names}
     for source, whose in ((data, "the data's"), (validation, "the validation data's")):
         if source is not None:
             compared |= {f"{whose} {name}": found for name, found in source.fingerprint().items()}
-    compared["step"] = trainer.global_step
-    compared["the weights"] = checksum(trainer.get_weights().values())
+    compared["step"] = training.state.global_step
+    compared["the weights"] = checksum(training.state.get_weights().values())
     world.require_same("fit(...)", compared, OWN_TRAINING)
     require_rows_for_ranks(data.batch_size, world)
 
@@ -132,18 +130,20 @@ def require_rows_for_ranks(batch_size: int | None, world: World) -> None:
         )
 
 
-def agree(trainer: BaseTrainer, hook: str) -> bool:
+def agree(training: Training, hook: str) -> bool:
     """Apply the decisions of rank 0 in a hook on all ranks; return whether training stops.
 
     Rank 0 decides whether to stop, and sets the learning rate, `accumulate` and `frozen`.
     """
-    decided = [trainer.stop_training, trainer.stop_reason, trainer._learning_rate]
-    own = [trainer.accumulate, list(trainer.frozen)]
-    decided, chosen = trainer._world.from_main(f"the end of {hook}", [decided, own])
-    trainer.stop_training, trainer.stop_reason, trainer._learning_rate = decided
+    state = training.state
+    decided = [training.stop_training, training.stop_reason, state.fixed_rate]
+    own = [training.accumulate, list(state.frozen.weights)]
+    decided, chosen = training.world.from_main(f"the end of {hook}", [decided, own])
+    training.stop_training, training.stop_reason, state.fixed_rate = decided
     if chosen != own:
-        trainer.accumulate, trainer.frozen = chosen
-    return trainer.stop_training
+        training.accumulate = chosen[0]
+        state.freeze(chosen[1])
+    return training.stop_training
 
 
 def require_same_weights(

@@ -1,13 +1,22 @@
-"""The state of a trainer: weights, slots and counters, as `get_state` returns them."""
+"""The state of a training: weights, slots and counters, as `get_state` returns them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnxfit.errors import SettingError, listed_names
+import numpy.typing as npt
+
+from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, listed_names
 from onnxfit.files import COUNT, RATE, optional
-from onnxfit.registry import shortened
+from onnxfit.graph.weights import matching
+from onnxfit.optimizers import learning_rate_at
+from onnxfit.registry import is_finite, is_number, shortened
+from onnxfit.runtime.backends.backend import Backend
+from onnxfit.step.recipe import Recipe
+from onnxfit.training.carried import CarriedStates
+from onnxfit.training.frozen import FrozenTensors
+from onnxfit.training.ranks import require_same_weights
 
 # the number of updates before which the optimizer's slots began; absent if it is 0
 FIRST_STEP = "first_step"
@@ -16,7 +25,124 @@ COUNTER_TYPES = {
     **dict.fromkeys((*COUNTERS, "window"), COUNT),
     "learning_rate": optional(RATE),  # None if it follows a schedule
 }
+Array = npt.NDArray[Any]
 TrainerState = Mapping[str, Mapping[str, Any]]
+
+
+class TrainingState:
+    """All that a training step changes: weights, slots, counters, and the states between batches.
+
+    - `epoch`, `global_step`, `global_batch`, `samples_seen`: epochs, updates, batches and rows
+      trained so far, over all fits.
+    - `first_step`: the update before which the optimizer's slots began.
+    - `averaged_step`: the update after which the ranks last had the same weights.
+    - `fixed_rate`: the learning rate of the next update; None if it follows a schedule.
+    - `frozen`: the tensors that no step changes.
+    - `carried`: the states that one batch gives to the next.
+    """
+
+    def __init__(self, recipe: Recipe, backend: Backend, carried: CarriedStates) -> None:
+        self._recipe = recipe
+        self._backend = backend
+        self.epoch = 0
+        self.global_step = 0
+        self.global_batch = 0
+        self.samples_seen = 0
+        self.first_step = 0
+        self.averaged_step = 0
+        rate = recipe.optimizer.learning_rate
+        self.fixed_rate: float | None = None if callable(rate) else float(rate)
+        self._check_learning_rate(self.fixed_rate or 0.0)
+        self.frozen = FrozenTensors(backend.state)
+        self.carried = carried
+
+    @property
+    def updates(self) -> int:
+        """Number of updates that the optimizer's slots have seen."""
+        return self.global_step - self.first_step
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next update; see `Trainer.learning_rate`."""
+        if self.fixed_rate is None:
+            rate = learning_rate_at(self._recipe.optimizer, self.global_step)
+            self._check_learning_rate(rate)
+            return rate
+        return self.fixed_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        if self.fixed_rate is None:
+            raise UnsupportedError(
+                "The learning rate cannot be set, because it follows the schedule"
+                f" {self._recipe.optimizer.learning_rate!r}. To set it, give the optimizer a number"
+                " as its learning_rate."
+            )
+        if not (is_number(value) and is_finite(value) and value >= 0):
+            raise SettingError(
+                f"learning_rate must be a finite number >= 0, got {shortened(value)}."
+            )
+        self._check_learning_rate(float(value))
+        self.fixed_rate = float(value)
+
+    def _check_learning_rate(self, rate: float) -> None:
+        """Raise SettingError for a rate that the element type of a weight cannot represent."""
+        limit = self._recipe.max_learning_rate
+        if rate > limit:
+            raise SettingError(
+                f"The learning rate is {rate:g}, but the weights' element types and"
+                f" learning_rate_multipliers allow at most {limit:.2g}."
+            )
+
+    def freeze(self, patterns: Sequence[str] | str) -> None:
+        """Freeze the weights and running statistics of these names or patterns, and no others."""
+        weights = matching(patterns, self._recipe.state)
+        self.frozen = FrozenTensors(self._backend.state, weights, self._recipe.slots)
+
+    def get_weights(self) -> dict[str, Array]:
+        """Return copies of the trained weights and of the running statistics, by name."""
+        with self._backend.lock:
+            return {name: self._backend.state.get(name) for name in self._recipe.state}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Replace some of the weights; see `Trainer.set_weights`."""
+        known = self._recipe.state
+        for name in weights:
+            if name not in known:
+                raise UnknownNameError("trained weight", name, known)
+        require_same_weights(self._backend.world, "set_weights", weights)
+        with self._backend.lock:
+            self._backend.state.set(weights)
+
+    def get(self) -> dict[str, dict[str, Any]]:
+        """Return copies of weights, slots and counters: the whole state of the training."""
+        with self._backend.lock:
+            state = self._backend.state
+            slots = [name for name in state if name not in self._recipe.state]
+            counters = {name: getattr(self, name) for name in COUNTERS}
+            counters |= {"window": self._backend.window, "learning_rate": self.fixed_rate}
+            counters |= {FIRST_STEP: self.first_step} if self.first_step else {}
+            return {
+                "weights": self.get_weights(),
+                "slots": {name: state.get(name) for name in slots},
+                "counters": counters,
+            }
+
+    def set(self, state: TrainerState) -> None:
+        """Restore a state of the same form."""
+        counters = state["counters"]
+        self._backend.state.set({**state["weights"], **state["slots"]})
+        for name in COUNTERS:
+            setattr(self, name, counters[name])
+        self._backend.window = counters["window"]
+        self.fixed_rate = counters["learning_rate"]
+        self.first_step = counters.get(FIRST_STEP, 0)
+
+    def revert(self) -> None:
+        """Undo the last update of weights, slots, statistics and states between batches."""
+        self._backend.revert()
+        self.carried.revert()
+        self.averaged_step = -1  # each rank has its own weights again
 
 
 def require_same_form(state: TrainerState, own: TrainerState) -> None:

@@ -20,8 +20,8 @@ from onnxfit.graph.weights import weight_reasons
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
-from onnxfit.training.base import BaseTrainer
 from onnxfit.training.modules import ModuleRow, deepest, entries_of, modules_of
+from onnxfit.training.training import Training
 
 # Columns whose cells are all empty are left out.
 COLUMNS = ("module", "shape", "output", "size", "trained", "parameter", "penalty")
@@ -69,13 +69,14 @@ def summary(
     return TextWithHtml(text, html)
 
 
-def trainer_html(trainer: BaseTrainer) -> str:
-    """Return the progress and the summary of a `trainer` as HTML."""
+def training_html(training: Training) -> str:
+    """Return the progress and the summary of a training as HTML."""
+    state = training.state
     progress = (
-        f"{type(trainer).__name__}: {count(trainer.epoch, 'epoch')} and"
-        f" {count(trainer.global_step, 'update')} so far; learning rate {trainer.learning_rate:.4g}"
+        f"Trainer: {count(state.epoch, 'epoch')} and {count(state.global_step, 'update')} so far;"
+        f" learning rate {state.learning_rate:.4g}"
     )
-    return paragraph(progress) + summary(trainer._recipe, trainer.settings).markup
+    return paragraph(progress) + summary(training.recipe, training.settings).markup
 
 
 def concise(value: object, *, hidden: Iterable[str] = (), shown: Iterable[str] = ()) -> str:

@@ -35,10 +35,10 @@ def random_batch(trainer: Trainer, rng: random.Random) -> tuple[dict[str, Any], 
             return values.random(shape).astype(spec.dtype)
         return values.integers(0, 2, shape).astype(spec.dtype)
 
-    x = {spec.name: array(spec) for spec in trainer._recipe.inputs}
+    x = {spec.name: array(spec) for spec in trainer._training.recipe.inputs}
     y = {
         output: array(target.loss.target(target.output))
-        for output, target in trainer._recipe.targets.items()
+        for output, target in trainer._training.recipe.targets.items()
     }
     return x, y
 

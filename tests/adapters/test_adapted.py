@@ -325,7 +325,7 @@ def test_layers_that_read_the_same_input_share_its_dropout() -> None:
         array = np.eye(6, dtype=np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     trainer = trainer_of(model, LoRA(rank=2, target="*", dropout=0.5))
-    operators = [node.op_type for node in trainer._trainable.model.graph.node]
+    operators = [node.op_type for node in trainer._training.trainable.model.graph.node]
     assert operators.count("Dropout") == 1
     fitted(trainer, rows_of("matmul"))
 

@@ -10,6 +10,7 @@ import pytest
 import onnxfit
 from onnxfit.callbacks import BackupAndRestore, BatchSizeFinder, LambdaCallback, batch_size_finder
 from onnxfit.errors import DataError, InstallationError, SettingError, StepError
+from onnxfit.training.training import Training
 from tests.callbacks.helpers import KillAfter, Killed, both_backends, fit, line, network, same
 
 
@@ -18,14 +19,14 @@ def machine(monkeypatch):
     """A machine on which a step takes as long as `seconds` says of its rows, and fails where that
     raises.
     """
-    now, step = [0.0], onnxfit.Trainer._step
+    now, step = [0.0], Training.step
 
     def set_to(seconds):
         def timed(self, batch, *arguments):
             now[0] += seconds(batch.rows)
             return step(self, batch, *arguments)
 
-        monkeypatch.setattr(onnxfit.Trainer, "_step", timed)
+        monkeypatch.setattr(Training, "step", timed)
 
     monkeypatch.setattr(batch_size_finder, "perf_counter", lambda: now[0])
     return set_to
@@ -136,8 +137,8 @@ def test_a_fit_with_a_batch_size_that_was_found_is_a_fit_with_that_batch_size(
     assert same(on.get_state()["slots"], plain.get_state()["slots"])
     assert on.get_state()["counters"] == plain.get_state()["counters"]
     assert history.history == expected.history
-    assert [list(cache.exact) for cache in on._backend.caches.values()] == [
-        list(cache.exact) for cache in plain._backend.caches.values()
+    assert [list(cache.exact) for cache in on._training.backend.caches.values()] == [
+        list(cache.exact) for cache in plain._training.backend.caches.values()
     ]
 
 

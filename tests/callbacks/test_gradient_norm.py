@@ -133,21 +133,21 @@ def test_a_fit_without_the_callback_has_the_graphs_of_before(backend):
     on, never = line(backend=backend), line(backend=backend)
     fit(on=on)
     kind = {"full": "train", "forward_backward": "step", "in_place": "gradients"}[backend]
-    compiled = on._backend.caches[kind]
+    compiled = on._training.backend.caches[kind]
     before = dict(compiled.exact)
     fit(GradientNorm(), on=on)
     assert fit(on=on).history.history.keys() == {"loss", "learning_rate"}
     numbers = {"model": b"", "trained": b""}  # of weights, which differ
     assert on.save_onnx_graph(bytes) | numbers == never.save_onnx_graph(bytes) | numbers
-    assert on._backend.caches[kind].exact == before
+    assert on._training.backend.caches[kind].exact == before
 
 
 def test_fits_with_the_callback_compile_once():
     on = line()
     fit(GradientNorm(), on=on)
-    (session,) = on._backend._set_aside["global"][0]["train"].exact.values()
+    (session,) = on._training.backend._set_aside["global"][0]["train"].exact.values()
     fit(GradientNorm(), on=on, epochs=2)
-    assert list(on._backend._set_aside["global"][0]["train"].exact.values()) == [session]
+    assert list(on._training.backend._set_aside["global"][0]["train"].exact.values()) == [session]
 
 
 def test_the_weights_are_those_of_a_fit_without_the_callback():

@@ -32,6 +32,7 @@ from onnxfit.metrics import Metric
 from onnxfit.optimizers import SGD
 from onnxfit.training import checkpoint
 from onnxfit.training.checkpoint import Snapshot
+from onnxfit.training.saving import contents_of
 from tests.callbacks.test_laws import CLASSES, MINIMAL, SETTINGS, mlflow, wandb
 from tests.distributed.test_laws import network
 from tests.distributed.threads import Shared, on_ranks
@@ -230,13 +231,13 @@ def test_a_stop_outside_of_hooks_waits_for_all(monkeypatch):
 
     def run(communicator):
         on = trainer(communicator)
-        step = on._step
+        step = on._training.step
 
         def stop(*arguments):
             on.stop_training = on.is_main
             return step(*arguments)
 
-        on._step = stop
+        on._training.step = stop
         fit(on, epochs=3)
         return on.epoch, on.global_batch
 
@@ -374,7 +375,7 @@ def test_nothing_within_a_step_calls_the_other_ranks(kind, who):
         if who == "on_gradients":
             callbacks = Act("on_gradients", lambda on, *_: on.rank == 1 and on.evaluate(X, Y))
         else:
-            for one in on._recipe.metrics:
+            for one in on._training.recipe.metrics:
                 one.metric.trainer = on
         fit(on, *[callbacks] if callbacks else [])
 
@@ -664,7 +665,9 @@ def test_sums_of_a_stranger(tmp_path):
     """Damaged sums of the ranks are refused on all ranks, before or when training goes on."""
     on_ranks(2, lambda c: resumable(c, tmp_path / "backup", stop=2))
     path = max((tmp_path / "backup").iterdir())
-    contents = onnxfit.Trainer.load(path, distribute=None)._contents(adapters_only=False)
+    contents = contents_of(
+        onnxfit.Trainer.load(path, distribute=None)._training, adapters_only=False
+    )
     tracker = dict(contents.tracker)
     whole, other = tracker["ranks"]
     damaged = [3, [1], ["a", {}], [{}, {}], [whole, {**other, "metrics": {"accuracy": {"a": []}}}]]
@@ -697,8 +700,8 @@ def test_a_checkpoint_does_not_decide_who_trains(tmp_path):
         on.save(tmp_path / "a.ckpt")
 
     on_ranks(2, run)
-    contents = onnxfit.Trainer.load(tmp_path / "a.ckpt", distribute=None)._contents(
-        adapters_only=False
+    contents = contents_of(
+        onnxfit.Trainer.load(tmp_path / "a.ckpt", distribute=None)._training, adapters_only=False
     )
     contents.settings = {**contents.settings, "distribute": "mpi"}
     Snapshot(contents).write(tmp_path / "a.ckpt")
@@ -735,14 +738,14 @@ def test_figures_of_one_rank_are_left_out_with_a_warning():
 
     def run(communicator):
         on = trainer(communicator)
-        flush = on._flush
+        flush = on._training.flush
 
         def interrupted(*arguments):
             if on.global_batch == 8:  # after as many batches as the last exchange had
                 raise KeyboardInterrupt
             return flush(*arguments)
 
-        on._flush = interrupted
+        on._training.flush = interrupted
         with pytest.raises(KeyboardInterrupt):
             fit(on)
         if on.is_main:  # `pytest.warns` is for one thread

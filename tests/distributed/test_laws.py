@@ -389,7 +389,8 @@ def test_ranks_drop_other_elements():
     for name, value in {"half": np.array(0.5), "true": np.array(True)}.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     seeds = on_ranks(
-        3, lambda c: Trainer(model, loss="cross_entropy", seed=3, distribute=c)._random_seed
+        3,
+        lambda c: Trainer(model, loss="cross_entropy", seed=3, distribute=c)._training.random_seed,
     )
     assert len(set(seeds)) == 3
     weights = on_ranks(2, lambda c: trained(c, model, loss="cross_entropy", optimizer="adam")[0])
@@ -589,7 +590,7 @@ def differing(name):
 def shifted(communicator):
     trainer = Trainer(network(), loss="cross_entropy", distribute=communicator)
     if communicator.rank:
-        trainer._backend.state.set({"b1": np.ones(3)})
+        trainer._training.backend.state.set({"b1": np.ones(3)})
     trainer.fit(X, CLASSES, verbose=0)
 
 

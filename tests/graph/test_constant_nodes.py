@@ -216,7 +216,7 @@ class TestRoles:
     def test_statistics_and_settings(self) -> None:
         trainer = onnxfit.Trainer(with_constants(models.convolutional(dropout=0.5)), loss="mse")
         assert "ratio" not in trainer.get_weights()
-        assert trainer._recipe.statistics == ("bn.mean", "bn.var")
+        assert trainer._training.recipe.statistics == ("bn.mean", "bn.var")
 
     def test_a_file_of_torch_is_doubted(self) -> None:
         """torch's older exporter writes parameters as initializers with the names of modules."""

@@ -162,7 +162,7 @@ def opened_by_torch(model: onnx.ModelProto, _: Path) -> None:
 def opened_from_a_checkpoint(model: onnx.ModelProto, folder: Path) -> None:
     """A checkpoint contains its model, which is not read from a file of its own."""
     trainer = Trainer(packed_file(), ["b"], loss="mse")
-    trainer._trainable = replace(trainer._trainable, file=model)
+    trainer._training.trainable = replace(trainer._training.trainable, file=model)
     trainer.save(folder / "a.ckpt")
     Trainer.load(folder / "a.ckpt")
 

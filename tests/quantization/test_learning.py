@@ -369,7 +369,7 @@ def test_bounded_weights_are_fused_among_themselves() -> None:
 
 def test_a_penalty_leaves_scales_alone() -> None:
     trainer = trainer_of(integer_file("int8", "tensor", symmetric=False), penalty=0.1)
-    assert list(trainer._recipe.penalties) == ["w", "b"]
+    assert list(trainer._training.recipe.penalties) == ["w", "b"]
 
 
 def test_a_summary_and_an_inspection_name_them() -> None:

@@ -111,7 +111,7 @@ def test_every_shape_of_batch_has_its_own_graph() -> None:
     for rows in range(1, 9):
         losses = [each.train_on_batch(X[:rows], Y[:rows])["loss"] for each in (ours, expected)]
         np.testing.assert_allclose(*losses, rtol=1e-5)
-    exact = [len(each._backend.caches["train"].exact) for each in (ours, expected)]
+    exact = [len(each._training.backend.caches["train"].exact) for each in (ours, expected)]
     assert exact == [8, 4]
 
 
@@ -167,7 +167,7 @@ def test_a_step_that_fails_without_a_capture_is_an_error(
 def test_no_other_thread_uses_the_device_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = trainer("cuda")
     ours.train_on_batch(X[:8], Y[:8])
-    bound = ours._backend.last_update
+    bound = ours._training.backend.last_update
     lock: Any = CUDA.calls
     run, free = bound._run, []
 

@@ -28,7 +28,7 @@ def trainer(device: str, **settings: Any) -> Trainer:
 def test_a_training_is_that_of_the_cpu(tmp_path: Path) -> None:
     x, y = classification()
     here, there = trainer("cuda"), trainer("cpu")
-    assert list(here._backend.fused.values()) == [list(there.get_weights())]
+    assert list(here._training.backend.fused.values()) == [list(there.get_weights())]
     for each in (here, there):
         each.fit(x, y, epochs=2, verbose=0)
     expected = there.get_weights()
@@ -45,7 +45,7 @@ def test_a_training_is_that_of_the_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("called_cuda")
 def test_each_fused_weight_begins_at_a_multiple_of_256_bytes() -> None:
-    backend = trainer("cuda")._backend
+    backend = trainer("cuda")._training.backend
     state = backend.state
     (name,) = backend.fused
     whole = state.buffer(name).read()
@@ -92,7 +92,7 @@ def test_no_concat_has_more_inputs_than_a_cuda_graph_allows() -> None:
     """The gradients of 50 weights, with zeros between them, are joined by several Concats."""
     model = mlp((4, *[3] * 25))
     ours = Trainer(model, loss="cross_entropy", optimizer="adam", device="cuda", gradient="onnx")
-    backend: Any = ours._backend
+    backend: Any = ours._training.backend
     assert [len(members) for members in backend.fused.values()] == [50]
     x, y = classification(8)
     batch = {

@@ -36,7 +36,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step_values(trained: Trainer) -> tuple[list[str], list[str]]:
-    graph = trained._backend.graph("train", trained._backend._last_shapes).graph
+    graph = trained._training.backend.graph("train", trained._training.backend._last_shapes).graph
     return [v.name for v in graph.input], [v.name for v in graph.output]
 
 
@@ -49,7 +49,7 @@ def test_every_bit_of_a_training_is_the_same(
     alone = trainer(**settings)
     monkeypatch.setattr(joined_weights, "MIN_WEIGHTS_TO_JOIN", 2)
     together = trainer(**settings)
-    assert sorted(map(len, together._backend.fused.values())) == [3, 4]
+    assert sorted(map(len, together._training.backend.fused.values())) == [3, 4]
     x, y = data()
     for each in (alone, together):
         each.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
@@ -72,7 +72,7 @@ def test_a_step_reads_and_writes_joined_tensors_alone() -> None:
     inputs, outputs = step_values(trained)
     apart = {"fc0.weight", "fc4.weight", "fc4.bias"}  # no other weight has their shapes
     assert apart < set(inputs)
-    for name, members in trained._backend.fused.items():
+    for name, members in trained._training.backend.fused.items():
         assert name in inputs
         assert f"{name}/next" in outputs
         assert set(members).isdisjoint([*inputs, *apart])
@@ -82,7 +82,7 @@ def test_a_step_reads_and_writes_joined_tensors_alone() -> None:
 @pytest.mark.usefixtures("joined")
 def test_weights_with_slots_are_fused_instead() -> None:
     trained = trainer(SGD(0.1, momentum=0.9))
-    assert list(trained._backend.fused) == ["train/fused/0"]
+    assert list(trained._training.backend.fused) == ["train/fused/0"]
 
 
 @pytest.mark.usefixtures("joined")
@@ -99,7 +99,7 @@ def test_only_small_weights_of_one_type_and_shape_are_joined() -> None:
 def test_few_weights_are_read_one_by_one() -> None:
     trained = trainer()
     trained.train_on_batch(*data())
-    assert not trained._backend.fused
+    assert not trained._training.backend.fused
     assert set(trained.get_weights()) <= set(step_values(trained)[0])
 
 
@@ -107,5 +107,5 @@ def test_values_keep_their_types(joined: None) -> None:
     each = trainer()
     x, y = data()
     each.train_on_batch(x, y)
-    graph = each._backend.graph("train", each._backend._last_shapes).graph
+    graph = each._training.backend.graph("train", each._training.backend._last_shapes).graph
     assert bytes_of_values(graph) < math.inf

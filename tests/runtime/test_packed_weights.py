@@ -23,7 +23,7 @@ def make(backend: str = "full") -> Trainer:
 
 def train_graph(trainer: Trainer) -> onnx.ModelProto:
     trainer.train_on_batch(X, Y)
-    return trainer._backend.graph("train", trainer._backend._last_shapes)
+    return trainer._training.backend.graph("train", trainer._training.backend._last_shapes)
 
 
 def test_the_input_takes_the_place_of_the_choice() -> None:

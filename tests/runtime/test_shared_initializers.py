@@ -69,11 +69,11 @@ def make(backend: str) -> Trainer:
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
 def test_every_graph_refers_to_one_copy_of_packed_weights(backend: str) -> None:
     trainer = make(backend)
-    initializers = trainer._recipe.model.graph.initializers
+    initializers = trainer._training.recipe.model.graph.initializers
     assert all(isinstance(initializers[name].const_value, SharedTensor) for name in ("w0", "s1"))
-    file = {tensor.name: tensor for tensor in trainer._trainable.file.graph.initializer}
+    file = {tensor.name: tensor for tensor in trainer._training.trainable.file.graph.initializer}
     readers = 0
-    for graph in trainer._backend.graphs(trainer._recipe.declared_batch).values():
+    for graph in trainer._training.backend.graphs(trainer._training.recipe.declared_batch).values():
         assert graph.ByteSize() < 20_000
         for tensor in graph.graph.initializer:
             if tensor.name in file:
@@ -111,8 +111,8 @@ def test_a_model_above_the_limit_of_a_graph_keeps_its_kernels(
     monkeypatch.setattr(tensors, "MAX_COPIED_BYTES", 30_000)
     monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 60_000)
     large = make("full")
-    assert large._recipe.large
-    assert set(large._recipe.packed) == {"w0", "w1"}
+    assert large._training.recipe.large
+    assert set(large._training.recipe.packed) == {"w0", "w1"}
     for _ in range(2):
         assert large.train_on_batch(X, -X) == expected.train_on_batch(X, -X)
     np.testing.assert_array_equal(large.predict(X), expected.predict_on_batch(X))

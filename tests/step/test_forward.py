@@ -47,7 +47,7 @@ def make(metrics: Any, loss: Any = "causal_lm", model: Any = None, **settings: A
 
 def by_outputs(trainer: Trainer) -> Trainer:
     """The same trainer, whose metrics read the outputs."""
-    backend = trainer._backend
+    backend = trainer._training.backend
     backend.recipe = dataclasses.replace(backend.recipe, sums_metrics=False)
     return trainer
 
@@ -86,8 +86,10 @@ def test_logits_leave_no_graph(backend: str) -> None:
     x, y = texts()
     trainer = make(["accuracy", "perplexity"], backend=backend)
     trainer.train_on_batch(x, y)
-    graphs = trainer._backend.step_graphs(trainer._backend._last_shapes)
-    graphs["evaluate"] = trainer._backend.graph("evaluate", trainer._backend._last_shapes)
+    graphs = trainer._training.backend.step_graphs(trainer._training.backend._last_shapes)
+    graphs["evaluate"] = trainer._training.backend.graph(
+        "evaluate", trainer._training.backend._last_shapes
+    )
     graphs.pop("forward", None)  # whose outputs the graph of the loss reads where they are
     assert not any(v.name == "logits" for g in graphs.values() for v in g.graph.output)
     sums = {v.name for g in graphs.values() for v in g.graph.output if "metric" in v.name}

@@ -172,7 +172,7 @@ def test_a_learning_rate_set_later_is_in_range_too() -> None:
     scheduled = Trainer(
         mlp(), loss="mse", optimizer=optimizers.SGD(lambda step: 10.0 ** (38 + step))
     )
-    scheduled._check_learning_rate(scheduled.learning_rate)
+    scheduled._training.state._check_learning_rate(scheduled.learning_rate)
     scheduled.global_step = 1
     with pytest.raises(SettingError, match="at most"):
         scheduled.train_on_batch(X, LABELS[0])
@@ -197,7 +197,7 @@ def of_type(dtype: type) -> onnx.ModelProto:
 def test_the_range_is_that_of_the_element_type() -> None:
     double = of_type(np.float64)
     trainer = Trainer(double, loss="mse", optimizer=optimizers.Adam(eps=1e-50), clip_norm=1e39)
-    assert trainer._recipe.clip_norm == 1e39
+    assert trainer._training.recipe.clip_norm == 1e39
     trainer.train_on_batch(np.array([[1.0, 0.0]]), [[1.0]])
     assert np.isfinite(trainer.get_weights()["w"]).all()
     half = of_type(np.float16)
@@ -207,7 +207,7 @@ def test_the_range_is_that_of_the_element_type() -> None:
         Trainer(half, loss="mse", optimizer="rmsprop")
     with pytest.raises(SettingError, match=r"learning rate|learning_rate"):
         Trainer(half, loss="mse", optimizer=1e5)
-    assert Trainer(half, loss="mse", clip_value=1e5)._recipe.clip_value is None
+    assert Trainer(half, loss="mse", clip_value=1e5)._training.recipe.clip_value is None
 
 
 def test_a_loss_of_an_output_of_small_integers_is_refused() -> None:

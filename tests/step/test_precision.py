@@ -235,7 +235,7 @@ def test_cuda_rounds_to_tf32_where_it_may(
     trainer = Trainer(
         mlp(), loss="cross_entropy", device="cuda", gradient="onnx", precision=precision
     )
-    backend = trainer._backend
+    backend = trainer._training.backend
     x, y = classification(8)
     trainer.train_on_batch(x, y)
     trainer.evaluate(x, y, verbose=0)

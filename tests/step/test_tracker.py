@@ -267,8 +267,8 @@ def test_a_sum_of_an_epoch_is_the_sum_over_its_rows(penalty, backend) -> None:
     ]
     # The sums survive a checkpoint within an epoch.
     again = Trainer(linear(w=2.0), loss=loss, penalty=penalty)
-    again._tracker.load_state_dict(trainer._tracker.state_dict())
-    assert again._tracker.loss == total + extra
+    again._training.tracker.load_state_dict(trainer._training.tracker.state_dict())
+    assert again._training.tracker.loss == total + extra
 
 
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
@@ -401,7 +401,7 @@ def test_merged_evaluations_of_shares_are_those_of_the_whole(reduction, weighted
     chosen = [cls(weighted=weighted) for cls in METRICS.values() if takes(cls, y, x)]
     assert len(chosen) > 7
     trainer = Trainer(mlp((4, 4)), loss=loss, metrics=chosen, penalty=0.3)
-    shared = Shared(trainer._new_tracker, 4)
+    shared = Shared(trainer._training.new_tracker, 4)
     ranks = []  # of the running evaluation, the last
 
     class Both(Tracker):
@@ -409,8 +409,8 @@ def test_merged_evaluations_of_shares_are_those_of_the_whole(reduction, weighted
             shared.update(ranks[-1], result, batch)
             return super().update(result, batch)
 
-    trainer._new_tracker = lambda: Both(  # type: ignore[method-assign]
-        trainer.objectives, [metric.copy() for metric in trainer._recipe.metrics]
+    trainer._training.new_tracker = lambda: Both(  # type: ignore[method-assign]
+        trainer.objectives, [metric.copy() for metric in trainer._training.recipe.metrics]
     )
     for rank, rows in enumerate((slice(0, 22), slice(22, 43), slice(43, 64))):  # the last has none
         ranks.append(rank)

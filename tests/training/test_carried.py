@@ -209,10 +209,10 @@ def test_a_step_that_fails_or_is_undone_leaves_the_state() -> None:
     failing = new(metrics=[fail])
     for one in (trainer, expected, failing):
         one.predict_on_batch(X[0])
-    before = failing._carried.state_dict()
+    before = failing._training.state.carried.state_dict()
     with pytest.raises(ValueError, match="a metric fails"):
         failing.train_on_batch(X[0], Y[0])
-    assert failing._carried.state_dict() == before == {}
+    assert failing._training.state.carried.state_dict() == before == {}
     for one in (trainer, expected):
         one.train_on_batch(X[0], Y[0])
     trainer.train_on_batch(X[1], Y[1])
@@ -261,7 +261,7 @@ def test_rows_that_do_not_go_on_are_refused(tmp_path: Path) -> None:
         trainer.export_training(tmp_path)
     for damaged in ({"h1": zeros()}, {"h0": zeros()[:, :, :2]}, 3):
         with pytest.raises(CheckpointError):
-            trainer._carried.load_state_dict(damaged)
+            trainer._training.state.carried.load_state_dict(damaged)
 
 
 def test_a_rate_finder_leaves_the_state() -> None:

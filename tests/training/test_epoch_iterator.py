@@ -205,14 +205,14 @@ def test_a_fit_that_failed_in_a_step_resumes_with_its_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, trainer = fit(new()), new()
-    step = trainer._step
+    step = trainer._training.step
 
     def fails(*arguments: Any) -> float:
         if trainer.global_batch == 4:
             raise Interrupted
         return step(*arguments)
 
-    monkeypatch.setattr(trainer, "_step", fails)
+    monkeypatch.setattr(trainer._training, "step", fails)
     with pytest.raises(Interrupted):
         fit(trainer)
     resumed = fit(Trainer.load(trainer.save(tmp_path / "c")))

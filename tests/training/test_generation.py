@@ -173,8 +173,8 @@ def test_tensors_that_all_graphs_share_are_not_copied(monkeypatch: pytest.Monkey
 
     class Seeing(StatelessSession):
         def __call__(self, values: Any, outputs: Any = None) -> Any:
-            shared = [name for name in values if name in trainer._recipe.constants]
-            buffers = trainer._backend.state.buffer
+            shared = [name for name in values if name in trainer._training.recipe.constants]
+            buffers = trainer._training.backend.state.buffer
             read.append({n for n in shared if values[n].data_ptr() == buffers(n).value.data_ptr()})
             return super().__call__(values, outputs)
 

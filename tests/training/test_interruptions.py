@@ -176,8 +176,8 @@ def test_a_second_signal_ends_a_step_that_hangs_and_the_step_is_undone() -> None
         trainer.fit(X, Y, callbacks=[Keep()], **FIT)
     assert reached == [0]
     np.testing.assert_equal(trainer.get_state(), seen[3][0])
-    assert trainer._tracker.state_dict()["rows"] == 24
-    assert trainer._tracker.results()["auc"] == seen[3][1]["auc"]
+    assert trainer._training.tracker.state_dict()["rows"] == 24
+    assert trainer._training.tracker.results()["auc"] == seen[3][1]["auc"]
 
 
 @pytest.mark.parametrize("train", ["fit", "train_on_batch"])
@@ -187,7 +187,8 @@ def test_handlers_of_the_program_are_called_between_steps_and_come_back(
     """A handler that saves, as for the end of a job on a cluster, finds whole steps."""
     found = []
     before = signal.signal(
-        signal.SIGTERM, lambda *_: found.append((trainer._training.in_step, trainer.global_batch))
+        signal.SIGTERM,
+        lambda *_: found.append((trainer._training.guard.in_step, trainer.global_batch)),
     )
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     run = BoundSession.run
@@ -320,14 +321,14 @@ def test_a_metric_that_fails_leaves_the_sums_of_the_others() -> None:
     trainer = new(metrics=["accuracy", "auc", failing])
     with pytest.raises(ZeroDivisionError):
         trainer.fit(X, Y, **FIT)
-    found = trainer._tracker.state_dict()
+    found = trainer._training.tracker.state_dict()
     trainer = new(metrics=["accuracy", "auc", lambda y_true, y_pred: np.ones(len(y_pred))])
     for start in (0, 8):
-        trainer._tracker.reset() if not start else None
-        with trainer._training.advancing:
-            source = trainer._source(X[start:][:8], Y[start:][:8], None, 8, "training")
+        trainer._training.tracker.reset() if not start else None
+        with trainer._training.guard.advancing:
+            source = trainer._training.source(X[start:][:8], Y[start:][:8], None, 8, "training")
             (batch,) = source.batches(0)
-            trainer._step(batch, trainer.learning_rate, trainer._tracker)
+            trainer._training.step(batch, trainer.learning_rate, trainer._training.tracker)
     assert found["rows"] == 16
     assert len(found["metrics"]["auc"]["_batches"]) == 2
 

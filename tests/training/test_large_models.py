@@ -160,9 +160,11 @@ def test_no_graph_holds_a_frozen_weight(backend: str, monkeypatch: pytest.Monkey
         graph = onnx.ModelProto.FromString(graphs[name]).graph
         assert all(tensors.nbytes(tensor) <= 1024 for tensor in graph.initializer), name
     # The protos and the graphs of the trainer read the same memory.
-    (frozen,) = (t for t in trainer._trainable.file.graph.initializer if t.name == WEIGHTS[0])
+    (frozen,) = (
+        t for t in trainer._training.trainable.file.graph.initializer if t.name == WEIGHTS[0]
+    )
     data = shared_tensors.array_of(frozen)
-    assert np.shares_memory(data, trainer._backend.state.buffer(WEIGHTS[0]).array)
+    assert np.shares_memory(data, trainer._training.backend.state.buffer(WEIGHTS[0]).array)
 
 
 def test_trained_weights_of_a_large_model_are_the_trainers_own(

@@ -112,13 +112,13 @@ def test_only_the_first_batch_is_predicted(
 ) -> None:
     """Later batches cost nothing, and a graph that shows its activation costs nothing at all."""
     ours = trainer(body, "cross_entropy", backend=backend)
-    predict, rows = ours._backend.predict, []
+    predict, rows = ours._training.backend.predict, []
 
     def counted(batch: Batch) -> dict[str, Any]:
         rows.append(batch.rows)
         return predict(batch)
 
-    monkeypatch.setattr(ours._backend, "predict", counted)
+    monkeypatch.setattr(ours._training.backend, "predict", counted)
     messages(ours, "fit")
     messages(ours, "evaluate")
     assert rows == [4] * expected

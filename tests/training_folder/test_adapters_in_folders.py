@@ -50,7 +50,7 @@ def test_a_host_merges_adapters_as_export_does(name: str, target: str, tmp_path:
     trainer = adapted(name)
     host = Host(trainer.export_training(tmp_path / "folder", batch_size=16, target=target))
     x = RNG.normal(size=NETWORKS[name][2]).astype(np.float32)
-    output = next(iter(trainer._recipe.objectives))
+    output = next(iter(trainer._training.recipe.objectives))
     losses = [host.train({"x": x, f"y:{output}": Y}) for _ in range(5)]
     assert losses[-1] < losses[0]
     before = {t.name: onnx.numpy_helper.to_array(t) for t in NETWORKS[name][0]().graph.initializer}

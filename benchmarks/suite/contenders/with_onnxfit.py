@@ -51,8 +51,10 @@ class Onnxfit(Contender):
         buffers, write the scalars, run, and update if the backend updates separately.
         """
         x, y = self.job.workload.data()
-        backend, rate = self.trainer._backend, self.job.learning_rate
-        with self.trainer._source(x, y, None, self.job.workload.batch_size, "training") as source:
+        backend, rate = self.trainer._training.backend, self.job.learning_rate
+        with self.trainer._training.source(
+            x, y, None, self.job.workload.batch_size, "training"
+        ) as source:
             batches = list(source.batches(0))
         numbers = iter(range(10, 1 << 62))
 

@@ -54,7 +54,7 @@ def test_a_backend_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(backends, "BACKENDS", backends.find_backends())
         assert set(backends.BACKENDS) == {*BACKENDS, "dummy"}
         ours, full = (Trainer(mlp(), loss="mse", backend=name) for name in ("dummy", "full"))
-        assert type(ours._backend).__name__ == "DummyBackend"
+        assert type(ours._training.backend).__name__ == "DummyBackend"
         histories = [t.fit(X, Y, epochs=2, verbose=0).history for t in (ours, full)]
         assert histories[0] == histories[1]
     finally:
@@ -122,6 +122,6 @@ def test_graphs_that_need_sizes_are_those_of_the_last_batch() -> None:
 def test_what_steps_by_hand_says_so() -> None:
     trainer = Trainer(linear(4), loss="mse")
     with pytest.raises(NotImplementedError, match="steps_by_hand"):
-        trainer._backend.apply({}, 0.1, 0)
+        trainer._training.backend.apply({}, 0.1, 0)
     with pytest.raises(NotImplementedError, match="steps_by_hand"):
-        trainer._backend.add_penalty({})
+        trainer._training.backend.add_penalty({})

@@ -358,7 +358,7 @@ class TestByHand:
             SettingError, match=r"its weights are fc0.weight, fc1.bias, fc1.weight, but expected"
         ):
             trainer.set_state(state)
-        initializers = trainer._trainable.file.graph.initializer
+        initializers = trainer._training.trainable.file.graph.initializer
         kept = [t for t in initializers if t.name != "fc0.bias"]
         del initializers[:]
         initializers.extend(kept)
@@ -499,7 +499,7 @@ class TestGraphs:
             )
         )
         trainer = Trainer(model, backend="forward_backward")
-        recipe = trainer._backend.recipe
+        recipe = trainer._training.backend.recipe
         graphs = split_step(
             recipe, {"x": TensorSpec("x", np.dtype(np.float32), ("A", "B"))}, ["y"], recipe.weights
         )
@@ -578,13 +578,13 @@ class TestBinding:
             mlp(), loss="mse", penalty=0.1, backend="forward_backward", gradient="onnx"
         )
         trainer.fit(X, Y, epochs=2, batch_size=8, verbose=0)
-        (step,) = trainer._backend.caches["step"].exact.values()
+        (step,) = trainer._training.backend.caches["step"].exact.values()
         sessions = [
             step.passes.forward_session,
             step.passes.backward_session,
             step.loss,
-            trainer._backend.batchless_session("apply"),
-            trainer._backend.batchless_session("penalty"),
+            trainer._training.backend.batchless_session("apply"),
+            trainer._training.backend.batchless_session("penalty"),
         ]
         before = [s.binds for s in sessions]
         trainer.fit(X, Y, epochs=5, batch_size=8, verbose=0)

@@ -69,7 +69,7 @@ def test_overwriting_changes_no_bit(
     full = fitted(new("full", optimizer=optimizer, **settings))
     monkeypatch.setattr(InPlaceBackend, "_in_place_tensors", lambda self: ())
     double = new(optimizer=optimizer, **settings)
-    assert not any(map(double._backend.state.is_in_place, double._backend.state))
+    assert not any(map(double._training.backend.state.is_in_place, double._training.backend.state))
     np.testing.assert_equal(ours, fitted(double))
     for kind in ("weights", "slots"):
         for name, array in full[kind].items():
@@ -86,14 +86,14 @@ def test_overwriting_large_weights_changes_no_bit(
     ours, full = (
         new(backend, (4, 300, 400, 3), threads=threads) for backend in ("in_place", "full")
     )
-    assert bool(ours._backend.fused) == bool(fuse)
+    assert bool(ours._training.backend.fused) == bool(fuse)
     np.testing.assert_equal(fitted(ours), fitted(full))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_weights_and_slots_are_in_memory_once(accumulate: int) -> None:
     for backend, once in (("in_place", True), ("full", False)):
-        state = new(backend, accumulate=accumulate)._backend.state
+        state = new(backend, accumulate=accumulate)._training.backend.state
         for name in (name for name in state if not name.endswith("gradient_sum")):
             buffers = state.buffer(name), state.buffer(name, current=False)
             assert np.shares_memory(*(buffer.array for buffer in buffers)) == once, name
@@ -101,7 +101,7 @@ def test_weights_and_slots_are_in_memory_once(accumulate: int) -> None:
 
 def test_a_slot_that_the_next_weight_also_reads_keeps_two_buffers() -> None:
     """No path in the graph says that Lion's momentum is written after the weight has read it."""
-    state = new(optimizer=Lion())._backend.state
+    state = new(optimizer=Lion())._training.backend.state
     kept = {name for name in state if not state.is_in_place(name)}
     assert kept == {f"fc{i}.{tensor}/m" for i in (0, 1) for tensor in ("weight", "bias")}
 
@@ -171,7 +171,7 @@ def test_a_window_with_an_infinite_sum_is_skipped() -> None:
     x, y = np.full((1, 1), 1.25e19, np.float32), np.full((1, 1), 1e19, np.float32)
     for _ in range(2):
         assert np.isfinite(trainer.train_on_batch(x, y)["loss"])
-    assert (trainer.global_step, trainer._backend.window) == (1, 0)
+    assert (trainer.global_step, trainer._training.backend.window) == (1, 0)
     np.testing.assert_equal(trainer.get_weights(), {"w": np.zeros((1, 1), np.float32)})
 
 
@@ -206,7 +206,7 @@ def test_a_batch_that_does_not_compile_leaves_the_update_before_it(
         raise StepError("no memory")
 
     with monkeypatch.context() as broken:
-        broken.setattr(trainer._backend, "compiled", fail)
+        broken.setattr(trainer._training.backend, "compiled", fail)
         with pytest.raises(StepError):
             trainer.train_on_batch(IMAGES[:5], Y[:5])
     with pytest.raises(SettingError, match="cannot undo an update"):
@@ -277,7 +277,7 @@ def test_a_failed_step_says_whether_weights_may_have_changed(
     trainer = new()
     trainer.train_on_batch(X, Y)
     before = trainer.get_state()
-    backend = trainer._backend
+    backend = trainer._training.backend
     gradients = next(iter(backend.caches["gradients"]._by_signature.values()))
     session = gradients if kind == "gradients" else backend.last_update
 
@@ -316,7 +316,7 @@ def test_training_goes_on_after_an_update_that_failed(
         with pytest.raises(StepError, match="may have updated some of the weights"):
             trainer.train_on_batch(X, Y)
     monkeypatch.undo()
-    assert not trainer._backend._gradients
+    assert not trainer._training.backend._gradients
     assert np.isfinite(trainer.train_on_batch(X, Y)["loss"])
 
 
@@ -348,7 +348,7 @@ def test_frozen_weights_keep_their_slots(frozen: str) -> None:
 def test_one_process_on_the_cpu_alone(settings: dict[str, Any], needed: str) -> None:
     given = {"device": CPU, "threads": 1, "accumulate": 1, **settings}
     with pytest.raises(SettingError, match=f"{needed}. Use backend='full'"):
-        InPlaceBackend(new()._recipe, {}, **given)
+        InPlaceBackend(new()._training.recipe, {}, **given)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

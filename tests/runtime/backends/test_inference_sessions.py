@@ -172,7 +172,7 @@ def test_a_released_trainer_is_freed_without_a_collection() -> None:
     try:
         trainer = make()
         trainer.predict(X)
-        backend = weakref.ref(trainer._backend)
+        backend = weakref.ref(trainer._training.backend)
         del trainer
         assert backend() is None
     finally:

@@ -45,7 +45,7 @@ def batches(
     made = []
     for _ in range(count):
         batch = {}
-        for name, spec in trainer._recipe.declared_batch.items():
+        for name, spec in trainer._training.recipe.declared_batch.items():
             shape = tuple(size if isinstance(size, int) else ROWS for size in spec.shape)
             if labels == "texts" and name.startswith("y_true/"):
                 batch[name] = rng.choice([[1, 2], [2, 1], [1, 1], [2, -1], [-1, -1]], ROWS)

@@ -203,7 +203,7 @@ def test_trial_batches_are_whole(size: int | None, losses: int) -> None:
 def test_graphs_of_trial_batches_are_discarded() -> None:
     trainer = new()
     fit(trainer, Trials(0.0, batch_size=3), batch_size=2)
-    shapes = trainer._backend.caches["train"].exact
+    shapes = trainer._training.backend.caches["train"].exact
     assert len(shapes) == 1
     trainer.fit(X, Y, batch_size=3, verbose=0)
     assert len(shapes) == 3  # of 3 rows, and of the one that is left
@@ -258,7 +258,7 @@ def test_revert_step_after_a_failed_step_does_nothing(
     trainer = new(optimizer=Adam(0.1), backend=backend)
     trainer.train_on_batch(X, Y)
     state = trainer.get_state()
-    session = trainer._backend.last_update
+    session = trainer._training.backend.last_update
     run = session._run
 
     def fail_late(*arguments: Any) -> None:

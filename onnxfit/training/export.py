@@ -1,0 +1,142 @@
+"""The trained model, its adapters, and the graphs of a step, as files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxfit.adapters.adapted import AdaptedModel
+from onnxfit.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
+from onnxfit.adapters.peft import write_adapters
+from onnxfit.data.order import checked_batch_size
+from onnxfit.errors import SettingError, listed_names, warn_user
+from onnxfit.files import require_path
+from onnxfit.gradients.inspection import Inspection, inspect_working
+from onnxfit.graph import names
+from onnxfit.graph.constant_nodes import lower_constants, with_constant_nodes
+from onnxfit.graph.model_file import ModelSnapshot, write_model
+from onnxfit.graph.shared_tensors import Contents as TensorContents
+from onnxfit.graph.shared_tensors import whole_model
+from onnxfit.graph.training_form import to_inference_form
+from onnxfit.registry import shortened
+from onnxfit.runtime.placement import operators_on_cpu
+from onnxfit.training.training import Training
+
+
+def given_model(training: Training) -> tuple[onnx.ModelProto, list[TensorContents]]:
+    """Return `Trainer.model` with references to the arrays of a large model, and these arrays."""
+    form = training.trainable
+    if not form.is_file:
+        return with_constant_nodes(form.file), []
+    state = training.backend.state
+    with training.backend.lock:
+        model, contents = form.shared_export({n: state.get(n) for n in training.recipe.state})
+    return lower_constants(model), contents
+
+
+def exported(
+    training: Training, *, averaged: bool = False, adapters: str = "merged"
+) -> ModelSnapshot:
+    """Return the model of `Trainer.export`, with references to the arrays of a large model."""
+    if averaged and training.recipe.optimizer.ema_momentum is None:
+        raise SettingError(
+            "averaged=True needs an optimizer that averages the weights, such as"
+            " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
+        )
+    if adapters not in ("merged", "requantized", "inputs"):
+        raise SettingError(
+            "export needs adapters to be 'merged', 'requantized' or 'inputs', got"
+            f" {shortened(adapters)}."
+        )
+    exported = training.trainable.shared_export
+    if adapters != "merged":
+        form = _require_adapters(training, f"export(adapters={adapters!r})")
+        exported = form.served if adapters == "inputs" else form.requantized
+    training.require_equal_ranks("export")
+    with training.backend.lock:
+        arrays = training.state.get_weights()
+        if averaged:
+            for name in training.recipe.weights:
+                arrays[name] = training.backend.state.get(names.slot(name, names.EMA))
+    model, contents = exported(arrays)
+    to_inference_form(model, training.recipe.batch_norm)
+    lower_constants(model)
+    return ModelSnapshot(model, contents, training.recipe.state, writes=training.world.is_main)
+
+
+def export_adapter(training: Training, path: str | os.PathLike[str]) -> Path:
+    """Write only the adapters; see `Trainer.export_adapter`."""
+    require_path(path)
+    form = _require_adapters(training, "export_adapter")
+    training.require_equal_ranks("export_adapter")
+    arrays = training.state.get_weights()
+    own = {name for one in form.adapters for name in one.names}
+    others = [name for name in arrays if name not in own]
+    if others:
+        warn_user(
+            f"{os.fspath(path)!r} does not contain {listed_names(others)}, which are trained in"
+            " addition to the adapters. export(path) writes the whole model, and export(path,"
+            " adapters='inputs') writes the base model with these weights."
+        )
+    if is_onnx_adapter(path):
+        tensors = form.parameters(arrays)
+        return write_onnx_adapter(path, tensors) if training.world.is_main else Path(path)
+    tied = [one.weight.module for one in form.adapters if one.weight.is_tied]
+    if tied:
+        warn_user(
+            f"PEFT cannot read the adapter of {listed_names(tied)}, an embedding table that is"
+            " also the weight of a linear layer. Only onnxfit.LoRA.load can read it."
+        )
+    return write_adapters(path, form.saved(arrays)) if training.world.is_main else Path(path)
+
+
+def write_graphs(training: Training, folder: Any, prefix: str, suffix: str) -> dict[str, Any]:
+    """Write every graph; see `Trainer.save_onnx_graph`."""
+    trained = exported(training)
+    given, contents = given_model(training)
+    graphs = {"model": given, "trained": trained.model}
+    graphs |= training.backend.graphs(training.recipe.declared_batch)
+    if folder is bytes:
+        whole = {name: whole_model(graph) for name, graph in graphs.items()}
+        return {k: g.SerializeToString(deterministic=True) for k, g in whole.items()}
+    files = {}
+    for name, graph in graphs.items():
+        files[name] = f"{prefix}{name}{suffix}.onnx"
+        if training.world.is_main:
+            write_model(Path(folder) / files[name], graph, training.recipe.state)
+    del contents  # alive until here
+    return files
+
+
+def inspection(
+    training: Training, device: str | None = None, *, batch_size: int | None = None
+) -> Inspection:
+    """Return how each operator is differentiated; see `Trainer.inspect`."""
+    recipe = training.recipe
+    outputs = recipe.loss_outputs or recipe.float_outputs
+    report = inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
+    report = replace(report, batch_axes=tuple(recipe.layout.lines()))
+    if device is None:
+        return report
+    if not recipe.loss_outputs:
+        raise SettingError(
+            "inspect(device=...) needs a training step, but this trainer has no loss. Create"
+            " it with Trainer(..., loss='mean_squared_error')."
+        )
+    rows = None if batch_size is None else checked_batch_size(batch_size)
+    on_cpu = operators_on_cpu(recipe, device, rows)
+    return replace(report, device=device, on_cpu=on_cpu)
+
+
+def _require_adapters(training: Training, what: str) -> AdaptedModel:
+    """Return the form with adapters. SettingError: the trainer has no adapters."""
+    if not isinstance(training.trainable, AdaptedModel):
+        raise SettingError(
+            f"{what} needs a trainer with adapters, but this trainer has none. Create it with"
+            " Trainer(..., adapters=onnxfit.LoRA(rank=8))."
+        )
+    return training.trainable

@@ -1,0 +1,203 @@
+"""A training in a folder that needs no Python, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxfit.data.order import checked_batch_size
+from onnxfit.environment import versions
+from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, listed_names
+from onnxfit.files import require_path
+from onnxfit.folders import write_folder
+from onnxfit.graph import names
+from onnxfit.graph.constant_nodes import lower_constants, spread_names
+from onnxfit.graph.training_form import to_inference_form
+from onnxfit.training.position import PendingFit
+from onnxfit.training.setting_values import encode_setting
+from onnxfit.training.training import Training
+from onnxfit.training_folder import description
+from onnxfit.training_folder.json_numbers import with_finite_floats
+from onnxfit.training_folder.manifest import (
+    EVALUATE,
+    EXPORT,
+    FORMAT,
+    GRAPHS,
+    MANIFEST,
+    MODEL,
+    SCALARS,
+    STATE,
+    TRAIN,
+    VERSION,
+    earlier_graphs,
+    graph_file,
+)
+from onnxfit.training_folder.message import bytes_to_run, refer_to_constants
+from onnxfit.training_folder.step_graphs import TARGETS, step_graphs
+from onnxfit.training_folder.tensors import (
+    StateEntry,
+    read_state,
+    serialized,
+    state_arrays,
+    state_entries,
+)
+
+
+def export_training(
+    training: Training,
+    folder: str | os.PathLike[str],
+    *,
+    batch_size: int | None = None,
+    target: str = "onnxruntime",
+    include: Sequence[str] = GRAPHS,
+    sample_weight: bool = False,
+) -> Path:
+    """Write a folder with which programs in other languages train; see
+    `Trainer.export_training`.
+    """
+    require_path(folder)
+    graphs_to_write = _checked_graphs(include)
+    if target not in TARGETS:
+        raise UnknownNameError("target", target, TARGETS)
+    rows = None if batch_size is None else checked_batch_size(batch_size)
+    _require_exportable(training)
+    if training.state.first_step:
+        raise UnsupportedError(
+            f"export_training cannot tell a host that the optimizer's slots began after update"
+            f" {training.state.first_step}, when another optimizer was loaded. Export the model,"
+            " and create a new Trainer from it."
+        )
+    training.require_equal_ranks("export_training")
+    with training.backend.lock:
+        state = training.state.get()
+    if not training.world.is_main:
+        return Path(folder)
+    fused = training.backend.fused
+    graphs = step_graphs(training.recipe, target, graphs_to_write, rows, sample_weight, fused)
+    entries = state_entries(training.recipe, state)
+    model = training.trainable.for_host(state["weights"])
+    to_inference_form(model, training.recipe.batch_norm)
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    own = initializers.intersection(training.recipe.state)
+    trained = {entry.name: entry for entry in entries if entry.name in own}
+    source = description.source_hash(model, list(trained))
+    # A host overwrites the bytes of one tensor for each weight.
+    lower_constants(model, own.intersection(spread_names(model)))
+    files = {MODEL: model.SerializeToString(deterministic=True)}
+    for name, graph in graphs.items():
+        refer_to_constants(graph, MODEL, files[MODEL], training.recipe.state)
+        files[graph_file(name)] = bytes_to_run(graph)
+    files[STATE] = serialized(state_arrays(entries, state))
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "producer": f"onnxfit {versions().get('onnxfit', '')}".rstrip(),
+        "target": target,
+        "files": {
+            name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+            for name, data in files.items()
+        },
+        "source": {"sha256": source},
+        **_description(training, graphs, entries),
+        "model": description.described_model(MODEL, files[MODEL], trained, graphs.get(EXPORT)),
+        "batch": {"rows": rows, "sample_weight": sample_weight},
+    }
+    files[MANIFEST] = json.dumps(manifest, indent=1, allow_nan=False).encode()
+    return write_folder(folder, files, stale=earlier_graphs(folder))
+
+
+def import_state(training: Training, path: str | os.PathLike[str]) -> None:
+    """Load the state that another program wrote; see `Trainer.import_state`."""
+    if training.is_fitting:
+        raise SettingError("import_state cannot be called during fit. Call it before or after.")
+    state = read_state(path, state_entries(training.recipe, training.state.get()))
+    training.set_state(state)
+    training.fit = None
+    training.pending = PendingFit()
+
+
+def _description(
+    training: Training, graphs: Mapping[str, onnx.ModelProto], entries: Sequence[StateEntry]
+) -> dict[str, Any]:
+    """Return the parts of the manifest that describe the training."""
+    recipe = training.recipe
+    step = [graphs[name] for name in (TRAIN, SCALARS, EVALUATE) if name in graphs]
+    outputs = {value.name for graph in step for value in graph.graph.output}
+    inputs = {value.name for graph in step for value in graph.graph.input}
+    schedule = None
+    if training.state.fixed_rate is None:
+        schedule = description.described_object(recipe.optimizer.learning_rate)
+    settings = {name: encode_setting(value) for name, value in training.settings.items()}
+    return {
+        "graphs": {
+            name: description.described_graph(recipe, name, graph_file(name), graph)
+            for name, graph in graphs.items()
+        },
+        "state": description.described_state(entries, outputs),
+        "losses": description.described_losses(recipe, outputs),
+        "penalty": names.PENALTY if names.PENALTY in outputs else None,
+        "metrics": description.described_metrics(recipe),
+        "optimizer": description.described_object(recipe.optimizer),
+        "learning_rate": {
+            "value": training.state.learning_rate,
+            "schedule": schedule,
+            "max": recipe.max_learning_rate,
+        },
+        "random": {"seed": training.random_seed, "draws": names.SEED in inputs},
+        "order": {"function": "lowbias32", "seed": training.seed},
+        "settings": with_finite_floats(settings),
+    }
+
+
+def _require_exportable(training: Training) -> None:
+    """Raise SettingError for a training that the graphs of a folder cannot compute."""
+    problem = None
+    frozen = training.state.frozen.weights
+    without = [
+        spec.name for spec in training.recipe.data_inputs if spec.shape and not spec.has_rows
+    ]
+    if not training.recipe.loss_outputs:
+        problem = "has no loss. Pass a loss: Trainer(..., loss='mean_squared_error')"
+    elif training.backend.can_accumulate:
+        problem = (
+            "accumulates gradients. Create the trainer with accumulate=1, and use larger batches"
+        )
+    elif frozen:
+        problem = f"has frozen tensors ({listed_names(frozen)}). Leave them out of weights="
+    elif training.trainable.no_host is not None:
+        problem = f"{training.trainable.no_host}. Train plain adapters or float weights"
+    elif training.recipe.precision.half is not None:
+        problem = (
+            f"has precision={training.recipe.precision.name!r}, for which other programs have no"
+            " kernels. Train with precision='float32'"
+        )
+    elif training.recipe.state_outputs:
+        problem = "carries states between batches, which hosts do not. Remove state_outputs="
+    elif without:
+        problem = (
+            f"has inputs without a batch axis ({listed_names(without)}), which hosts would"
+            " divide into rows. Give them a value with fixed_inputs="
+        )
+    elif training.recipe.large:
+        problem = "has more than 2 GB of tensors, the limit of one ONNX file"
+    if problem is not None:
+        raise SettingError(f"export_training cannot export this trainer: it {problem}.")
+
+
+def _checked_graphs(include: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of graphs, in their order. Raises UnknownNameError or SettingError."""
+    wanted = [include] if isinstance(include, str) else list(include)
+    for name in wanted:
+        if name not in GRAPHS:
+            raise UnknownNameError("graph", name, GRAPHS)
+    if not wanted:
+        raise SettingError(
+            f"include must name at least one of {', '.join(GRAPHS)}, got an empty list."
+        )
+    return tuple(name for name in GRAPHS if name in wanted)
