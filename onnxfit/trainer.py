@@ -49,7 +49,12 @@ from onnxfit.training import checkpoint, export, generation, saving
 from onnxfit.training.carried import require_order
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.evaluation import Evaluator, check_steps, refuse_number
-from onnxfit.training.forms import stored_settings, trainable_form, without_trained_numbers
+from onnxfit.training.forms import (
+    input_axes,
+    stored_settings,
+    trainable_form,
+    without_trained_numbers,
+)
 from onnxfit.training.hints import CheckedAttributes, Delegate
 from onnxfit.training.loop import (
     TOO_LATE_FOR_BATCH_SIZE,
@@ -124,6 +129,9 @@ class Trainer(CheckedAttributes):
     - `state_outputs`: output -> the input that gets it in the next batch, `{"hn": "h0"}`, without a
       gradient through it. A sequence goes on in the same row of the next batch, and begins with
       zeros, or the input's value in `fixed_inputs`; see `reset_states`.
+    - `batch_axes`: input or output -> the axis of its batch, or None for a value without one, where
+      the file does not name the batch, or not rightly: `{"y": 1, "table": None}`. `summary` says
+      which axes were found. An output without a batch needs batches of one row for its loss.
     - `distribute`: the processes that train together, each on its share of every batch: "auto" for
       the processes that mpiexec started together; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None for this process alone.
@@ -206,6 +214,7 @@ class Trainer(CheckedAttributes):
         freeze_rows: Mapping[str, Sequence[int]] | None = None,
         fixed_inputs: Mapping[str, Any] | None = None,
         state_outputs: Mapping[str, str] | None = None,
+        batch_axes: Mapping[str, int | None] | None = None,
         distribute: Any = "auto",
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,
@@ -214,7 +223,9 @@ class Trainer(CheckedAttributes):
         settings = {name: arguments[name] for name in SETTINGS}
         backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
-        model, tensors = read_shared(any_batch(model_onnx) if dynamic_batch else model_onnx)
+        if dynamic_batch:
+            model_onnx = any_batch(model_onnx, axes=input_axes(model_onnx, batch_axes))
+        model, tensors = read_shared(model_onnx)
         trainable = trainable_form(model, settings)
         distillation = None if quantization is None else quantization.distillation()
         recipe = Recipe.build(

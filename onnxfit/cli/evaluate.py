@@ -21,6 +21,7 @@ __all__ = ["evaluate"]
 @options.loss
 @options.metrics
 @options.fixed_input
+@options.batch_axis
 @options.batch_size
 @options.device
 @config_option
@@ -32,6 +33,7 @@ def evaluate(
     loss: tuple[str, ...],
     metrics: tuple[str, ...],
     fixed_inputs: tuple[str, ...],
+    batch_axes: tuple[str, ...],
     batch_size: int,
     device: str,
     as_json: bool,
@@ -51,6 +53,8 @@ def evaluate(
         trainer_settings["metrics"] = settings.parse_metrics(metrics)
     if fixed_inputs:
         trainer_settings["fixed_inputs"] = settings.parse_fixed_inputs(fixed_inputs)
+    if batch_axes:
+        trainer_settings["batch_axes"] = settings.parse_batch_axes(batch_axes)
     make_trainer = Trainer.load if is_checkpoint(model) else Trainer
     trainer = require_loss(make_trainer(model, **trainer_settings))
     request = arrays.DataRequest(trainer.inputs, list(trainer.objectives), label)

@@ -128,6 +128,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     help="Allow any batch size if MODEL has a fixed one.",
 )
 @options.fixed_input
+@options.batch_axis
 @click.option(
     "--stop-gradient",
     "stop_gradients",

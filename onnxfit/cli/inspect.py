@@ -32,12 +32,14 @@ __all__ = ["inspect"]
     help="The source of the gradients.",
 )
 @options.fixed_input
+@options.batch_axis
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(
     model: str,
     weights: tuple[str, ...],
     gradient: str,
     fixed_inputs: tuple[str, ...],
+    batch_axes: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """List every operator of MODEL, how it is differentiated, and what blocks the gradient.
@@ -48,8 +50,13 @@ def inspect(
     onnxfit inspect model.onnx
     onnxfit inspect model.onnx -w 'head.*' --json
     """
-    fixed = settings.parse_fixed_inputs(fixed_inputs)
-    report = inspect_file(model, list(weights) or None, gradient=gradient, fixed_inputs=fixed)
+    report = inspect_file(
+        model,
+        list(weights) or None,
+        gradient=gradient,
+        fixed_inputs=settings.parse_fixed_inputs(fixed_inputs),
+        batch_axes=settings.parse_batch_axes(batch_axes),
+    )
     if as_json:
         click.echo(json.dumps({**asdict(report), "trains": report.trains}, indent=2))
     else:

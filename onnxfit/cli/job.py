@@ -270,6 +270,7 @@ def trainer_settings(fit_options: Options) -> dict[str, Any]:
             *(fit_options[name] for name in ("quantization", "float_model", "teacher"))
         ),
         "fixed_inputs": settings.parse_fixed_inputs(fit_options["fixed_inputs"]),
+        "batch_axes": settings.parse_batch_axes(fit_options["batch_axes"]),
         **{name: fit_options[name] for name in TRAINER_OPTIONS},
     }
 

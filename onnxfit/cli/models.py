@@ -56,18 +56,17 @@ def model_of(path: str) -> onnx.ModelProto:
     return model
 
 
-def model_for_data(path: str, fixed_inputs: Mapping[str, Any] | None) -> onnx.ModelProto:
+def settings_of(path: str) -> Mapping[str, Any]:
+    """Return the settings of a checkpoint; of a .onnx, none."""
+    return checkpoint.load(path, WITHOUT_CODE).settings if is_checkpoint(path) else {}
+
+
+def model_for_data(path: str, fixed_inputs: Mapping[str, Any]) -> onnx.ModelProto:
     """Return the model of `model_of` without caches and without fixed inputs.
 
-    - `fixed_inputs`: input -> value, which replaces the value in a checkpoint.
+    - `fixed_inputs`: input -> value.
     """
-    fixed = dict(fixed_inputs or {})
-    if is_checkpoint(path):
-        fixed = {
-            **(checkpoint.load(path, WITHOUT_CODE).settings.get("fixed_inputs") or {}),
-            **fixed,
-        }
-    return with_fixed_inputs(without_caches(model_of(path)), fixed)
+    return with_fixed_inputs(without_caches(model_of(path)), fixed_inputs)
 
 
 def write_edited(source: str, output: Path, model: onnx.ModelProto) -> None:
@@ -78,15 +77,22 @@ def write_edited(source: str, output: Path, model: onnx.ModelProto) -> None:
 
 
 def predict(
-    model: onnx.ModelProto, x: Any, batch_size: int, device: str
+    model: onnx.ModelProto,
+    x: Any,
+    batch_size: int,
+    device: str,
+    batch_axes: Mapping[str, int | None] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """Return a dict output -> array with a row for each row of `x`, along the batch axis.
 
     The model is run unchanged, so it needs neither weights nor a loss nor gradients. DataError: the
-    sizes of an output differ between batches, so that no array can hold all rows.
+    sizes of an output differ between batches, so that no array can hold all rows. SettingError: a
+    batch axis is not valid.
+
+    - `batch_axes`: as for Trainer.
     """
     target = Device.parse(device)
-    layout = layout_of(model)
+    layout = layout_of(model, batch_axes)
     model = batch_first(model, layout)
     session = BoundSession(
         model, DoubleBufferedState({}, target), target, None, "prediction", uses_integers=True

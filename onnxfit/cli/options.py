@@ -85,6 +85,16 @@ fixed_input = click.option(
         " shape, a [list] or a .npy file. The data then needs no such input. May be repeated."
     ),
 )
+batch_axis = click.option(
+    "--batch-axis",
+    "batch_axes",
+    multiple=True,
+    metavar="NAME=AXIS",
+    help=(
+        "The axis of the batch of the input or output NAME, such as y=1, or none if it has no"
+        " batch; for models that do not name it. May be repeated."
+    ),
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 

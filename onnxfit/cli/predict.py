@@ -17,6 +17,7 @@ __all__ = ["predict"]
 @options.data
 @options.label
 @options.fixed_input
+@options.batch_axis
 @click.option(
     "-o",
     "--output",
@@ -35,6 +36,7 @@ def predict(
     data: tuple[str, ...],
     label: tuple[str, ...],
     fixed_inputs: tuple[str, ...],
+    batch_axes: tuple[str, ...],
     output: Path | None,
     batch_size: int,
     device: str,
@@ -48,14 +50,23 @@ def predict(
     \b
     onnxfit predict trained.onnx --data new.csv --output predictions.npy
     """
-    proto = models.model_for_data(model, settings.parse_fixed_inputs(fixed_inputs))
+    stored = models.settings_of(model)
+    fixed = {
+        **(stored.get("fixed_inputs") or {}),
+        **(settings.parse_fixed_inputs(fixed_inputs) or {}),
+    }
+    stored_axes = {
+        n: axis for n, axis in (stored.get("batch_axes") or {}).items() if n not in fixed
+    }
+    axes = settings.parse_batch_axes(batch_axes) or stored_axes
+    proto = models.model_for_data(model, fixed)
     names = [value.name for value in proto.graph.output]
     if output is not None:
         arrays.check_output(output, names)
     x, _, _ = arrays.read(
         data, arrays.DataRequest(arrays.inputs_of(proto), names, label, predicting=True)
     )
-    outputs = models.predict(proto, x, batch_size, device)
+    outputs = models.predict(proto, x, batch_size, device, axes)
     if output is not None:
         arrays.write(output, outputs)
         shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in outputs.items()}

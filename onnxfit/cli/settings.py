@@ -160,6 +160,25 @@ def parse_fixed_inputs(texts: Sequence[str]) -> dict[str, Any] | None:
     return fixed or None
 
 
+def parse_batch_axes(texts: Sequence[str]) -> dict[str, int | None] | None:
+    """Return the argument `batch_axes` of Trainer, from NAME=AXIS of each value.
+
+    SettingError: an axis is neither a whole number nor none, or a value has two axes.
+    """
+    axes: dict[str, int | None] = {}
+    for text in texts:
+        name, _, given = text.rpartition("=")
+        if not name or not (given.lower() == "none" or given.lstrip("-").isdecimal()):
+            raise SettingError(
+                "--batch-axis must be NAME=AXIS with a whole number, or none for a value without"
+                f" a batch, such as y=1, got {text!r}."
+            )
+        if name in axes:
+            raise SettingError(f"--batch-axis was given twice for {name!r}: {text!r}.")
+        axes[name] = None if given.lower() == "none" else int(given)
+    return axes or None
+
+
 def _array_of(path: str) -> Any:
     try:
         return np.load(path, allow_pickle=False)

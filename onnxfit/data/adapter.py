@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from onnxfit.data.convert import (
 )
 from onnxfit.data.order import checked_batch_size
 from onnxfit.data.source import Batching, Source, source_class
-from onnxfit.data.structure import by_name, common_rows, is_list_of_arrays
+from onnxfit.data.structure import by_name, common_rows, is_list_of_arrays, length_of
 from onnxfit.data.weights import (
     check_shape_of_weights,
     checked_class_weight,
@@ -286,8 +286,20 @@ class DataAdapter:
         """Return the number of rows, which is that of the first labels if no input has rows."""
         if not self.is_whole:
             having = [(spec, array) for spec, array in inputs if spec.has_rows]
-            return common_rows([*having, *labels], self.purpose)
+            return self.common_rows([*having, *labels])
         return next((len(array) for _, array in labels if array.ndim), 1)
+
+    def common_rows(self, arrays: Iterable[tuple[object, Any]]) -> int:
+        """Return the common number of rows of pairs (name, array). DataError: there is none."""
+        pairs = [(name, array) for name, array in arrays if length_of(array) is not None]
+        sizes = {str(name): len(array) for name, array in pairs}
+
+        def hint(rows: int) -> str:
+            wrong = [n for n in self.targets if sizes.get(_label_name(n), rows) != rows]
+            advice: Any = getattr(self.targets[wrong[0]], "hint", None) if wrong else None
+            return "" if advice is None else str(advice(rows))
+
+        return common_rows(pairs, self.purpose, hint)
 
     def _without_weightless(
         self, inputs: list[Array], labels: dict[str, Array], weights: Mapping[str, Array]

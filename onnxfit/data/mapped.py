@@ -20,7 +20,7 @@ from onnxfit.data.npy import READ_ERRORS, read_header
 from onnxfit.data.share import Share
 from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource
-from onnxfit.data.structure import common_rows, select_rows
+from onnxfit.data.structure import select_rows
 from onnxfit.errors import DataError
 from onnxfit.files import require_regular_file
 
@@ -45,7 +45,7 @@ class MappedSource(RowSource, StreamSource):
         )
         without = {spec.name for spec in adapter.inputs if not spec.has_rows}
         values = [pair for pair in self._matched.named_values() if pair[0] not in without]
-        rows = common_rows(values, adapter.purpose)
+        rows = adapter.common_rows(values)
         super().__init__(adapter, rows, batching)
         adapter.convert(self._select(slice(0, 1)))
 

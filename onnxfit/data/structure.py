@@ -79,8 +79,12 @@ def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
     return function(data)
 
 
-def common_rows(arrays: Iterable[tuple[object, Any]], purpose: str) -> int:
+def common_rows(
+    arrays: Iterable[tuple[object, Any]], purpose: str, hint: Callable[[int], str] = lambda rows: ""
+) -> int:
     """Return the common number of rows of all pairs (name, array).
+
+    - `hint`: a function from the first number to advice for other numbers.
 
     DataError: the numbers differ, or there are no rows.
     """
@@ -94,7 +98,7 @@ def common_rows(arrays: Iterable[tuple[object, Any]], purpose: str) -> int:
     if any(size != rows for _, size in sizes):
         raise DataError(
             f"The arrays of the {purpose} data must have the same number of rows, but"
-            f" {', '.join(f'{name} has {size}' for name, size in sizes)}."
+            f" {', '.join(f'{name} has {size}' for name, size in sizes)}.{hint(rows)}"
         )
     if not rows:
         raise DataError(f"The {purpose} data is empty: it has 0 rows.")

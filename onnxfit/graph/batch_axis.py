@@ -1,4 +1,4 @@
-"""The batch axis of each input and output of a model: found by the names of sizes, never guessed.
+"""The batch axis of each input and output of a model: given, named in the file, or inferred.
 
 Most files have the batch on the first axis. Recurrent networks may have outputs [time, batch,
 units] and states [layers, batch, units]. Training and evaluation use a view of the model in which
@@ -11,14 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import listed_names
+from onnxfit.errors import SettingError, listed_names
+from onnxfit.graph.given_axes import Axes, axes_by_name, checked_axes, require_consistent
+from onnxfit.graph.inferred_axes import BATCH, inferred_outputs
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.names import unused
 from onnxfit.graph.replacement import replace_nodes
@@ -26,6 +28,8 @@ from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.subgraphs import graph_protos
 
 Array = npt.NDArray[Any]
+# How a batch axis was found: "position" and "assumed" are the first axis.
+Evidence = Literal["given", "name", "inferred", "position", "assumed"]
 
 # Names that ONNX's inference and torch's older exporter invent for sizes that they do not know;
 # two of them may be the same size.
@@ -41,12 +45,17 @@ class ValueLayout:
 
     - `spec`: name, type and shape in the file, with the batch axis.
     - `reason`: why this axis is the batch, or why there is none, for `summary` and messages.
-    - `is_assumed`: whether the file does not tell, so that the first axis is taken.
+    - `evidence`: how it was found.
     """
 
     spec: TensorSpec
     reason: str
-    is_assumed: bool = False
+    evidence: Evidence = "name"
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether the file does not tell, so that the first axis is taken."""
+        return self.evidence == "assumed"
 
     @property
     def axis(self) -> int | None:
@@ -56,18 +65,18 @@ class ValueLayout:
     @property
     def is_moved(self) -> bool:
         """Whether the view has another layout than the file: rows first, or one row."""
-        return bool(self.axis) or (self.axis is None and bool(self.spec.shape))
+        return bool(self.axis) or (self.axis is None and self.spec.shape != ())
 
     def in_file(self, array: Array) -> Array:
         """Return an array of the view in the layout of the file, without a copy."""
         if self.axis is None:  # several ranks have an entry each
-            return array[0] if self.spec.shape and len(array) == 1 else array
+            return array[0] if self.is_moved and len(array) == 1 else array
         return np.moveaxis(array, 0, self.axis) if self.axis else array
 
     def in_view(self, array: Array) -> Array:
         """Return an array of the file in the layout of the view, without a copy."""
         if self.axis is None:
-            return array[None] if self.spec.shape else array
+            return array[None] if self.is_moved else array
         return np.moveaxis(array, self.axis, 0) if self.axis else array
 
 
@@ -118,15 +127,24 @@ class BatchLayout:
 
         - `arrays`: the output of each batch, in the layout of the file.
         - `rows`: the number of rows of each batch.
+
+        SettingError: an axis that the user gave is not the batch.
         """
         layout = self.outputs.get(output)
-        if layout is None or not layout.is_assumed:
+        if layout is None or layout.axis is None or self.is_whole:
             return 0 if layout is None else layout.axis
-        first = layout.spec.rows
-        if isinstance(first, str) and self.batch is not None and self.batch in first:
-            return 0  # several entries for each row, such as batch*time
-        fits = all(array.ndim and len(array) == size for array, size in zip(arrays, rows))
-        return 0 if fits else None
+        axis, first = layout.axis, layout.spec.rows
+        if all(a.ndim > axis and a.shape[axis] == size for a, size in zip(arrays, rows)):
+            return axis
+        if layout.evidence == "given":
+            shapes = ", ".join(str(list(array.shape)) for array in arrays[:2])
+            raise SettingError(
+                f"batch_axes has axis {axis} for {output!r}, but batches of {list(rows[:2])} rows"
+                f" have outputs of shapes {shapes}. Pass the axis of the rows, or None."
+            )
+        if layout.is_assumed and isinstance(first, str) and self.batch is not None:
+            return 0 if self.batch in first else None  # several entries for a row, as batch*time
+        return None
 
     def lines(self) -> list[str]:
         """Return a sentence for each batch axis and its reason, with the values that have it."""
@@ -137,11 +155,21 @@ class BatchLayout:
         return [text.format(listed_names(names)) for text, names in groups.items()]
 
 
-def batch_layout(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> BatchLayout:
+def batch_layout(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    given: Axes | None = None,
+    inferred: Mapping[str, int] | None = None,
+) -> BatchLayout:
     """Return the batch axes of a model with these inputs and outputs.
 
     The batch is the size whose name says so (`batch`), or else the name of the first size of an
     input that outputs have, too. Without such a name, the first axis is taken.
+
+    - `given`: name -> axis, or None for a value without a batch: the argument of Trainer.
+    - `inferred`: output -> axis, for outputs whose batch has no name.
+
+    UnknownNameError or SettingError: an axis does not exist, or contradicts the file.
 
     >>> x = TensorSpec("x", np.dtype("float32"), ("batch", 7))
     >>> state = TensorSpec("state", np.dtype("float32"), (2, "batch", 5))
@@ -153,14 +181,50 @@ def batch_layout(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
     axis 1 of state, y: the size 'batch'
     no axis of rate: it is one number
     """
-    batch = _batch_name(inputs, outputs)
+    axes, inferred = checked_axes(given or {}, inputs, outputs), inferred or {}
+    batch = _batch_name(inputs, outputs, axes)
+    layout = _without_given(inputs, outputs, batch, axes)
+    read, written = dict(layout.inputs), dict(layout.outputs)
+    for name, axis in inferred.items():
+        written[name] = _at(written[name].spec, axis, "found by shape inference", "inferred")
+    for name, axis in axes.items():
+        side = read if name in read else written
+        false = name in written and axis is None
+        spec = side[name].spec
+        side[name] = _at(_without_name(spec, batch) if false else spec, axis, "given", "given")
+    layout = replace(layout, inputs=read, outputs=written)
+    require_consistent(axes, layout.specs, outputs, batch, inferred)
+    if axes and not any(one.spec.has_rows for one in read.values()):
+        layout = _whole(inputs, outputs, "given: no input has a batch")
+    if layout.is_whole and any(axis is not None or name in written for name, axis in axes.items()):
+        raise SettingError(
+            f"batch_axes has {listed_names(axes)}, but each batch is passed as it is:"
+            f" {'; '.join(layout.lines()[:1])}. Give every input an axis, or None."
+        )
+    return layout
+
+
+def _without_name(spec: TensorSpec, batch: str | None) -> TensorSpec:
+    """Return an output without the name of the batch, which its declaration has wrongly."""
+    sizes = None if spec.shape is None else [None if d == batch else d for d in spec.shape]
+    return replace(spec, shape=None if sizes is None else tuple(sizes))
+
+
+def _without_given(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batch: str | None, axes: Axes
+) -> BatchLayout:
+    """Return the layout in which the axes of other values than `axes` are final."""
     if batch is None:
-        return _by_position(inputs, outputs)
-    having = [spec for spec in inputs if batch in _names(spec)]
+        return _by_position(inputs, outputs, axes)
+    having = [spec for spec in inputs if batch in _names(spec) or axes.get(spec.name) is not None]
     lengths = {name for spec in having for name in _names(spec)}
-    free = [name for spec in inputs for name in _names(spec) if name not in lengths]
+    others = [spec for spec in inputs if spec.name not in axes]
+    free = [name for spec in others for name in _names(spec) if name not in lengths]
     if free:
-        return _whole(inputs, outputs, batch, free[0])
+        why = (
+            f"the inputs have the sizes {batch!r} and {free[0]!r}, so each batch is passed as it is"
+        )
+        return _whole(inputs, outputs, why)
     reason = f"the size {batch!r}"
     read = {spec.name: _of_input(spec, batch, reason) for spec in inputs}
     written = {spec.name: _of_output(spec, batch, reason, lengths) for spec in outputs}
@@ -176,7 +240,9 @@ def _name(size: Dim) -> str | None:
     return size if isinstance(size, str) and size and not INVENTED.fullmatch(size) else None
 
 
-def _batch_name(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
+def _batch_name(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], axes: Axes
+) -> str | None:
     """Return the name of the size that counts rows, or None if no name does."""
     listed = list(dict.fromkeys(name for spec in inputs for name in _names(spec)))
     saying = [name for name in listed if "batch" in name.lower()]
@@ -184,6 +250,12 @@ def _batch_name(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> 
         saying = [name for name in saying if name.lower() in ALWAYS_BATCH]
     if len(saying) == 1:
         return saying[0]
+    for spec in inputs:
+        axis = axes.get(spec.name)
+        name = None if axis is None or spec.shape is None else _name(spec.shape[axis])
+        if name is not None:
+            return name
+    inputs = [spec for spec in inputs if spec.name not in axes]
     first = [name for spec in inputs if spec.shape and (name := _name(spec.shape[0])) is not None]
     if not first:
         return None
@@ -204,7 +276,7 @@ def _of_input(spec: TensorSpec, batch: str, reason: str) -> ValueLayout:
     if shape == ():
         return _at(spec, None, "it is one number")
     if shape is None or (not isinstance(shape[0], int) and _name(shape[0]) is None):
-        return _at(spec, 0, "assumed, because the file does not name its first size", True)
+        return _at(spec, 0, "assumed, because the file does not name its first size", "assumed")
     return _at(spec, None, f"it has no size {batch!r}, so each batch gets the whole array")
 
 
@@ -218,21 +290,28 @@ def _of_output(
         return _at(spec, None, "it is one number for each batch")
     if shape is not None and shape[0] in lengths:
         return _at(spec, None, f"its first size is {shape[0]!r}, and the batch has another name")
-    return _at(spec, 0, "assumed, because the file does not name the batch of this value", True)
+    why = "assumed, because the file does not name the batch of this value"
+    return _at(spec, 0, why, "assumed")
 
 
-def _at(spec: TensorSpec, axis: int | None, reason: str, assumed: bool = False) -> ValueLayout:
-    return ValueLayout(replace(spec, batch_axis=axis), reason, assumed)
+def _at(
+    spec: TensorSpec, axis: int | None, reason: str, evidence: Evidence = "name"
+) -> ValueLayout:
+    return ValueLayout(replace(spec, batch_axis=axis), reason, evidence)
 
 
-def _by_position(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> BatchLayout:
+def _by_position(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], axes: Axes
+) -> BatchLayout:
     """Return the layout of a model without a name for the batch: the first axis is taken.
 
     An input whose first size is another number than the batch of the others has no rows.
     """
-    sized = [spec.shape for spec in inputs if spec.shape]
-    firsts = list(dict.fromkeys(shape[0] for shape in sized if isinstance(shape[0], int)))
-    is_free = any(not isinstance(shape[0], int) for shape in sized)
+    placed = [(spec.shape, axes.get(spec.name, 0)) for spec in inputs if spec.shape]
+    sized = [shape for shape, axis in placed if axis is not None]
+    sizes = [shape[axis] for shape, axis in placed if axis is not None]
+    firsts = list(dict.fromkeys(size for size in sizes if isinstance(size, int)))
+    is_free = any(not isinstance(size, int) for size in sizes)
     rows: int | None = None
     if firsts and not is_free:
         anywhere = [size for size in firsts if all(size in shape for shape in sized)]
@@ -248,20 +327,17 @@ def _by_position(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             why = f"its first size is {first}, and the batch {batch}"
             read[spec.name] = _at(spec, None, f"{why}, so each batch gets the whole array")
         else:
-            read[spec.name] = _at(spec, 0, reason)
+            read[spec.name] = _at(spec, 0, reason, "position")
     lengths = {name for spec in inputs for name in _names(spec)}
     written = {spec.name: _of_output(spec, None, reason, lengths) for spec in outputs}
     for name, layout in written.items():
         if rows is not None and layout.axis == 0 and layout.spec.rows == rows:
-            written[name] = _at(layout.spec, 0, reason)
+            written[name] = _at(layout.spec, 0, reason, "position")
     return BatchLayout(read, written)
 
 
-def _whole(
-    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batch: str, other: str
-) -> BatchLayout:
+def _whole(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], why: str) -> BatchLayout:
     """Return the layout of a model whose batches cannot be divided into rows."""
-    why = f"the inputs have the sizes {batch!r} and {other!r}, so each batch is passed as it is"
     read = {
         spec.name: _at(spec, None, "it is one number" if spec.shape == () else why)
         for spec in inputs
@@ -279,12 +355,48 @@ def _whole(
 # ---------------------------------------------------------------------- the view
 
 
-def layout_of(model: onnx.ModelProto) -> BatchLayout:
-    """Return the batch axes of a model's tensors; sequences and maps are left out."""
-    graph = model.graph
+def layout_of(model: onnx.ModelProto, batch_axes: Any = None) -> BatchLayout:
+    """Return the batch axes of a model's tensors; sequences and maps are left out.
+
+    Where the file does not name the batch of an output, ONNX's shape inference looks for it.
+
+    - `batch_axes`: name -> axis, or None for a value without a batch: the argument of Trainer.
+
+    UnknownNameError or SettingError: an axis does not exist, or contradicts the file.
+    """
+    graph, given = model.graph, axes_by_name(batch_axes)
     defaults = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in defaults]
-    return batch_layout(_specs(inputs), _specs(graph.output))
+    inputs = _specs(value for value in graph.input if value.name not in defaults)
+    outputs = _specs(graph.output)
+    read = {spec.name for spec in inputs}
+    layout = batch_layout(inputs, outputs, {n: axis for n, axis in given.items() if n in read})
+    unknown = [n for n, one in layout.outputs.items() if one.is_assumed or n in given]
+    shapes: dict[str, tuple[Dim, ...]] = {}
+    if unknown and not layout.is_whole:
+        axes = {spec.name: spec.batch_axis for spec in layout.specs if spec.batch_axis is not None}
+        shapes = inferred_outputs(model, axes, unknown)
+    elif not given:
+        return layout
+    completed = [
+        _inferred(spec, shapes[spec.name], layout) if spec.name in shapes else spec
+        for spec in outputs
+    ]
+    inferred = {n: shape.index(BATCH) for n, shape in shapes.items() if shape.count(BATCH) == 1}
+    return batch_layout(inputs, completed, given, inferred)
+
+
+def _inferred(spec: TensorSpec, shape: tuple[Dim, ...], layout: BatchLayout) -> TensorSpec:
+    """Return an output with its inferred shape, and with the names that the file declares."""
+    rows = next((one.spec.rows for one in layout.inputs.values() if one.spec.has_rows), None)
+    declared = spec.shape if spec.rank == len(shape) else (None,) * len(shape)
+    sizes: list[Dim] = []
+    for size, name in zip(shape, declared or ()):
+        if size == BATCH:
+            sizes.append(rows)
+        else:
+            false = BATCH in shape and name == layout.batch
+            sizes.append(size if name is None or false else name)
+    return replace(spec, shape=tuple(sizes))
 
 
 def _specs(values: Iterable[onnx.ValueInfoProto]) -> list[TensorSpec]:
@@ -327,20 +439,18 @@ def batch_first(model: onnx.ModelProto, layout: BatchLayout) -> onnx.ModelProto:
     for value in graph.input:
         if value.name in moved:
             perm = _permutation(moved[value.name].spec)
-            _permute(value, perm)
+            _declare(value, moved[value.name].spec)
             back = [int(i) for i in np.argsort(perm)]
             before.append(_transpose(value.name, inner[value.name], back))
     for value in graph.output:
         if value.name not in moved:
             continue
         spec = moved[value.name].spec
+        _declare(value, spec)
         if spec.batch_axis is None:
-            value.type.tensor_type.shape.dim.insert(0, _one())
             after += _unsqueeze(inner[value.name], value.name, opset)
         else:
-            perm = _permutation(spec)
-            _permute(value, perm)
-            after.append(_transpose(inner[value.name], value.name, perm))
+            after.append(_transpose(inner[value.name], value.name, _permutation(spec)))
     replace_nodes(graph, [*before, *graph.node, *after])
     return view
 
@@ -362,11 +472,18 @@ def _permutation(spec: TensorSpec) -> list[int]:
     return [spec.batch_axis or 0, *others]
 
 
-def _permute(value: onnx.ValueInfoProto, perm: Sequence[int]) -> None:
-    dims = value.type.tensor_type.shape.dim
-    copies = onnx.TensorShapeProto(dim=[dims[axis] for axis in perm])
-    del dims[:]
-    dims.extend(copies.dim)
+def _declare(value: onnx.ValueInfoProto, spec: TensorSpec) -> None:
+    """Declare the shape of a value in the view, in place."""
+    first = spec.rows_first().shape
+    if first is None:
+        return
+    del value.type.tensor_type.shape.dim[:]
+    for size in first if spec.batch_axis is not None else (1, *first):
+        dim = value.type.tensor_type.shape.dim.add()
+        if isinstance(size, int):
+            dim.dim_value = size
+        elif size is not None:
+            dim.dim_param = size
 
 
 def _transpose(source: str, result: str, perm: Sequence[int]) -> onnx.NodeProto:
@@ -381,7 +498,3 @@ def _unsqueeze(source: str, result: str, opset: int) -> list[onnx.NodeProto]:
     constant = onnx.helper.make_node("Constant", [], [f"{name}/axes"], f"{name}/axes", value=axes)
     node = onnx.helper.make_node("Unsqueeze", [source, f"{name}/axes"], [result], name)
     return [constant, node]
-
-
-def _one() -> onnx.TensorShapeProto.Dimension:
-    return onnx.TensorShapeProto.Dimension(dim_value=1)

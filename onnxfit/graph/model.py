@@ -133,7 +133,7 @@ def _with_computed_shapes(
     if wrong_declarations(model.graph, declared):
         # Declarations of values inside the model may be wrong, too. They change no result.
         del proto.graph.value_info[:]
-        model = _inferred(proto)
+        model = inferred_model(proto)
         NameFixPass()(model)
         correct_declarations(wrong_declarations(model.graph, declared))
     for value in model.graph.outputs:
@@ -162,7 +162,7 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
         ) from None
 
 
-def _inferred(proto: onnx.ModelProto) -> ir.Model:
+def inferred_model(proto: onnx.ModelProto) -> ir.Model:
     """Return a new model with the type and shape of every value that can be inferred."""
     model = to_ir(_infer_by_onnx(proto))
     _complete_ranks(model.graph)
@@ -236,7 +236,7 @@ def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) ->
         # ONNX's inference of a whole model goes into subgraphs and follows the names of sizes.
         proto = _to_proto(model)
         _forget_inferred(model.graph, proto.graph)
-        model = _inferred(proto)
+        model = inferred_model(proto)
         _fold(model, shapes)
     require_steps(model.graph)
     return model

@@ -206,9 +206,9 @@ def _require_same_rows(output: str, objective: Objective, y_true: Value, y_pred:
     if is_own and isinstance(rows, int) and isinstance(first, int) and rows != first:
         raise SettingError(
             f"Output {_named(y_pred, output)} has {first} rows for a batch of {rows}, so its first"
-            " axis is not the batch. If another axis is, export the model with the name of the"
-            " batch on it, such as dynamic_axes={'x': {0: 'batch'}, 'y': {1: 'batch'}}. If no axis"
-            " is, pass batch_size=1."
+            " axis is not the batch. If another axis is, pass its number:"
+            f" Trainer(batch_axes={{{output!r}: 1}}). If no axis is, pass"
+            f" batch_axes={{{output!r}: None}} and batch_size=1."
         )
 
 

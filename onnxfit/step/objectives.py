@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names
+from onnxfit.graph.batch_axis import ValueLayout
 from onnxfit.graph.model import tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
@@ -46,10 +47,14 @@ class Objective:
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """An output with labels: their input of the graph, and the form that the loss expects."""
+    """An output with labels: their input of the graph, and the form that the loss expects.
+
+    `batch` is the batch axis of the output in the file, if that is known.
+    """
 
     output: TensorSpec
     loss: Loss
+    batch: ValueLayout | None = None
 
     @cached_property
     def input(self) -> str:
@@ -60,6 +65,24 @@ class OutputTarget:
         """Whether `prepare` accepts all finite labels, and returns those of the right type
         unchanged."""
         return type(self.loss).prepare is Loss.prepare and self.loss.label_range == Loss.label_range
+
+    def hint(self, rows: int) -> str:
+        """Return advice for labels that have another number of rows than the inputs.
+
+        The batch axis of the output may be the reason if no name determines it, or if the file
+        declares it wrongly. Labels for one row then often are an array of the output's own shape.
+
+        - `rows`: the rows of the inputs.
+        """
+        found, name = self.batch, self.output.name
+        if found is None or (rows > 1 and found.evidence not in ("position", "assumed")):
+            return ""
+        place = "No axis" if found.axis is None else f"Axis {found.axis}"
+        return (
+            f" {place} is taken as the batch of {name!r} ({found.reason}). If that is wrong, pass"
+            f" Trainer(batch_axes={{{name!r}: axis}}), or None for no batch. Labels have the rows"
+            " first."
+        )
 
     def prepare(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
         with refusing_writes(f"{type(self.loss).__name__}.prepare changes the labels"):

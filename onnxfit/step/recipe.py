@@ -309,7 +309,9 @@ class Recipe:
         """The labels that a batch needs, by output."""
         outputs = self.outputs
         return {
-            output: OutputTarget(outputs[output].with_rows(), objective.loss)
+            output: OutputTarget(
+                outputs[output].with_rows(), objective.loss, self.layout.outputs.get(output)
+            )
             for output, objective in self.objectives.items()
         }
 

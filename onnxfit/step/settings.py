@@ -48,6 +48,7 @@ class TrainerSettings:
     freeze_rows: Mapping[str, Sequence[int]] | None = None
     fixed_inputs: Mapping[str, Any] | None = None
     state_outputs: Mapping[str, str] | None = None
+    batch_axes: Mapping[str, int | None] | None = None
     quantization: Quantization | None = None
     adapters: LoRA | Sequence[LoRA] | None = None
 

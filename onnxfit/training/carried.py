@@ -60,8 +60,13 @@ def with_states(layout: BatchLayout, states: Mapping[str, str] | None) -> BatchL
                 " sizes of its input."
             )
         spec = replace(written, batch_axis=read.batch_axis)
+        if outputs[output].evidence == "given" and written.batch_axis != read.batch_axis:
+            raise SettingError(
+                f"batch_axes has another axis for the state {output!r} than for its input {name!r},"
+                f" whose batch axis is {read.batch_axis}. Leave the output out of batch_axes."
+            )
         reason = f"the next {name!r}"
-        outputs[output] = replace(outputs[output], spec=spec, reason=reason, is_assumed=False)
+        outputs[output] = replace(outputs[output], spec=spec, reason=reason, evidence="name")
     return replace(layout, outputs=outputs)
 
 

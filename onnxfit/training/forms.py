@@ -14,13 +14,14 @@ from onnxfit.data.convert import as_array
 from onnxfit.errors import SettingError
 from onnxfit.graph.batch_axis import batch_first, layout_of
 from onnxfit.graph.caches import without_caches
-from onnxfit.graph.reading import share_tensors
+from onnxfit.graph.given_axes import axes_by_name
+from onnxfit.graph.reading import ModelSource, load_model, share_tensors
 from onnxfit.graph.tensors import without_numbers
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.carried import with_states
-from onnxfit.training.fixed_inputs import with_fixed_inputs
+from onnxfit.training.fixed_inputs import required_inputs, with_fixed_inputs
 
 
 def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +35,15 @@ def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings["fixed_inputs"] is not None:
         fixed = settings["fixed_inputs"]
         stored["fixed_inputs"] = {name: np.array(as_array(fixed[name], name)) for name in fixed}
+    if settings["batch_axes"] is not None:
+        stored["batch_axes"] = axes_by_name(settings["batch_axes"])
     return stored
+
+
+def input_axes(source: ModelSource, batch_axes: Any) -> dict[str, int | None]:
+    """Return the given batch axes of a model's inputs, without those of its outputs."""
+    given = axes_by_name(batch_axes)
+    return {n: given[n] for n in required_inputs(load_model(source)) if n in given} if given else {}
 
 
 def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> TrainableModel:
@@ -55,7 +64,10 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
     if isinstance(states, Mapping) and isinstance(fixed, Mapping):  # the first values of states
         fixed = {name: value for name, value in fixed.items() if name not in states.values()}
     view = with_fixed_inputs(view, fixed)
-    layout = with_states(layout_of(view), states)
+    axes = settings.get("batch_axes")
+    if settings.get("dynamic_batch") and isinstance(axes, Mapping) and isinstance(fixed, Mapping):
+        axes = {name: axis for name, axis in axes.items() if name not in fixed}  # has had its use
+    layout = with_states(layout_of(view, axes), states)
     view = batch_first(view, layout)
     quantization, adapters = settings.get("quantization"), settings.get("adapters")
     if adapters is None:

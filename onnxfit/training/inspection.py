@@ -18,6 +18,7 @@ def inspect(
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
     fixed_inputs: Mapping[str, Any] | None = None,
+    batch_axes: Mapping[str, int | None] | None = None,
 ) -> Inspection:
     """Report for every operator of a model whether and how it is differentiated.
 
@@ -31,10 +32,11 @@ def inspect(
     - `outputs` names the outputs that will have losses; None takes every float output.
     - `gradient` is the source of gradients, as in `Trainer`: "auto", "onnx" or "onnxruntime".
     - `fixed_inputs` maps inputs to the value that they have in all batches, as in `Trainer`.
+    - `batch_axes` maps inputs and outputs to the axis of their batch, as in `Trainer`.
 
     ModelError: the model cannot be read or converted. UnknownNameError: the model has no such
-    weight, or no such float output. SettingError: `weights` selects nothing. InstallationError:
-    `gradient="onnxruntime"` needs the training build.
+    weight, or no such input or float output. SettingError: `weights` selects nothing, or a batch
+    axis contradicts the file. InstallationError: `gradient="onnxruntime"` needs the training build.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -53,6 +55,7 @@ def inspect(
     Trains: 1 weight, differentiated by the table of rules.
     Batch: axis 0 of x, y: the size 'N'.
     """
-    form = trainable_form(read_model(model_onnx), {"fixed_inputs": fixed_inputs})
+    settings = {"fixed_inputs": fixed_inputs, "batch_axes": batch_axes}
+    form = trainable_form(read_model(model_onnx), settings)
     report = inspect_model(form.model, weights, outputs=outputs, gradient=gradient)
     return replace(report, batch_axes=tuple(form.layout.lines()))

@@ -32,7 +32,9 @@ MIN_NAME_CHARACTERS = 10
 MAX_ROWS = 40  # number of rows of the table with depth="auto"
 LAST_ROWS = 9  # number of rows after the omitted middle of a long table without modules
 # These settings have their own lines above the table, or columns in it.
-SHOWN_ELSEWHERE = {"weights", "loss", "penalty", "optimizer", "fixed_inputs", "state_outputs"}
+SHOWN_ELSEWHERE = {
+    "weights", "loss", "penalty", "optimizer", "fixed_inputs", "state_outputs", "batch_axes",
+}  # fmt: skip
 
 
 def summary(
