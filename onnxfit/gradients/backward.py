@@ -89,7 +89,8 @@ def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blo
     inputs = {v.name: v for v in model.graph.inputs}
     wrt = [inputs[weight] for weight in weights]
     position = _position(model, loss)
-    tape = Tape(GraphBuilder(model.graph))
+    others = frozenset(model.graph.inputs).difference(wrt)
+    tape = Tape(GraphBuilder(model.graph), inputs=others)
     path = prepare(tape, [position], wrt, path)
     _call_rules(tape, model.graph.outputs[position], path)
     return without_consequences(_in_order(tape))
@@ -102,14 +103,18 @@ def _position(model: ir.Model, loss: str) -> int:
 
 @dataclass
 class Tape:
-    """State of one differentiation: the builder of the graph, and the nodes that block it."""
+    """State of one differentiation: the builder of the graph, and the nodes that block it.
+
+    `inputs` are the inputs of the whole graph that get no gradient.
+    """
 
     op: GraphBuilder
     blockers: dict[ir.Node, NoGradientError] = field(default_factory=dict)
+    inputs: frozenset[ir.Value] = frozenset()
 
     def inner(self, op: GraphBuilder) -> Tape:
         """Return the tape of a subgraph. Its blockers are added to this tape's."""
-        return Tape(op, self.blockers)
+        return Tape(op, self.blockers, self.inputs)
 
 
 def gradients(
@@ -124,7 +129,7 @@ def gradients(
     mapping from value to gradient, without values that do not affect the outputs, and the nodes
     that block the gradient. If there are any, the gradients and the graph must not be used.
     """
-    tape = Tape(op)
+    tape = Tape(op, inputs=frozenset(op.graph.inputs).difference(wrt))
     by_value = backward(tape, arriving, wrt, prepare(tape, arriving, wrt, path))
     return by_value, _in_order(tape)
 

@@ -68,6 +68,18 @@ def copy_of(name: str) -> str:
     return f"{name.removeprefix(f'{GRADIENT}/')}/again"
 
 
+def original_of(name: str) -> str:
+    """Return the name of the node or value that a gradient has copied, perhaps several times.
+
+    >>> original_of(f"{GRADIENT}/fc1/again/again"), original_of("fc1")
+    ('fc1', 'fc1')
+    """
+    name = name.removeprefix(f"{GRADIENT}/")
+    while name.endswith("/again"):
+        name = name.removesuffix("/again")
+    return name
+
+
 def update_of(weight: str) -> str:
     """Return the scope of the update of a weight."""
     return f"{OPTIMIZER}/{weight}"

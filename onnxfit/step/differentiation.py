@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxfit.gradients.blocker import Blocker, refuse
+from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.inspection import inspect_working
+from onnxfit.gradients.paths import reachable_values
 from onnxfit.graph import names
 from onnxfit.graph.model import model_errors
 from onnxfit.graph.values import GraphBuilder, Value, values_of
@@ -47,11 +49,20 @@ def gradient(
     else:
         loss = names.SHARED if shared else names.TOTAL
         model = with_loss(recipe, batch, shared=shared)
-    model, gradients = recipe.gradient.add_gradients(model, loss, recipe.weights)
+    weights: Sequence[str] = recipe.weights
+    if any(node.op_type == "If" for node in recipe.model.graph):
+        # The sizes of the batch may have selected a branch without some of the weights.
+        weights = reachable_values(model, [loss], weights)
+    model, gradients = recipe.gradient.add_gradients(model, loss, weights)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
     op = GraphBuilder(model.graph, device=recipe.device)
     values = values_of(model.graph)
-    by_weight = {weight: op.wrap(values[name]) for weight, name in gradients.items()}
+    by_weight = {
+        weight: op.wrap(values[gradients[weight]])
+        if weight in gradients
+        else zeros_like(op, op.wrap(values[weight]))
+        for weight in recipe.weights
+    }
     return op, unscaled(op, by_weight) if scales_loss else by_weight
 
 

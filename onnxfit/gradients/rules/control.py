@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxfit.gradients.blocker import STATIC
+from onnxfit.gradients.branches import branch_error
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.paths import PathNode, carries_gradient, differentiable_inputs
 from onnxfit.gradients.table import NoGradientError, subgraph_gradient
@@ -34,17 +35,27 @@ def if_(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[in
     """Build an If on the same condition.
 
     Its branches return the gradients of the values that the branches of the forward If capture.
+    Both need a gradient, although inputs of the model may select the same branch in all batches:
+    the error about a branch without a gradient names these inputs.
     """
     op = tape.op
     node = path_node.node
     captured = _inputs_with_gradient(path_node)
     branches: dict[str, Any] = {}
+    blocked: dict[ir.Node, tuple[str, NoGradientError]] = {}
     for name in ("then_branch", "else_branch"):
+        before = set(tape.blockers)
         body = _copy_body(op, node.attributes[name].as_graph())
         arriving = {i: body.wrap(dy.ir) for i, dy in enumerate(dys) if dy is not None}
         gradients = _differentiate(tape, body, arriving, list(captured.values()))
         _set_outputs(body, [_gradient_or_zero(body, gradients, v) for v in captured.values()])
         branches[name] = body.graph
+        blocked |= {n: (name, error) for n, error in tape.blockers.items() if n not in before}
+    error = branch_error(node, blocked, tape.inputs) if blocked else None
+    if error is not None:  # it says more than the errors of the nodes
+        for inner in blocked:
+            del tape.blockers[inner]
+        raise error
     condition = op.wrap(_node_input(node, 0))
     return dict(zip(captured, op.If(condition, _outputs=len(captured), **branches)))
 
