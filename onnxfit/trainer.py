@@ -23,7 +23,6 @@ from onnxfit.data.sampling import Sampling
 from onnxfit.data.structure import split_validation_data
 from onnxfit.data.weights import balanced_class_weight
 from onnxfit.distributed.find import world_of
-from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError, UnsupportedError
 from onnxfit.files import require_checkpoint_name, require_path
 from onnxfit.gradients.inspection import Inspection
@@ -45,16 +44,10 @@ from onnxfit.runtime.device import Device
 from onnxfit.step.objectives import Losses, Metrics, OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
-from onnxfit.training import checkpoint, export, generation, saving
+from onnxfit.training import checkpoint, export, forms, generation, saving
 from onnxfit.training.carried import require_order
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.evaluation import Evaluator, check_steps, refuse_number
-from onnxfit.training.forms import (
-    input_axes,
-    stored_settings,
-    trainable_form,
-    without_trained_numbers,
-)
 from onnxfit.training.hints import CheckedAttributes, Delegate
 from onnxfit.training.loop import (
     TOO_LATE_FOR_BATCH_SIZE,
@@ -223,16 +216,14 @@ class Trainer(CheckedAttributes):
         settings = {name: arguments[name] for name in SETTINGS}
         backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
-        if dynamic_batch:
-            model_onnx = any_batch(model_onnx, axes=input_axes(model_onnx, batch_axes))
-        model, tensors = read_shared(model_onnx)
-        trainable = trainable_form(model, settings)
+        model, tensors = read_shared(forms.source_of(model_onnx, settings))
+        trainable = forms.trainable_form(model, settings)
         distillation = None if quantization is None else quantization.distillation()
         recipe = Recipe.build(
             trainable, checked, needs_loss=backend_class.needs_loss, distillation=distillation
         )
         arrays = initializer_arrays(trainable.model, recipe.state)
-        settings = stored_settings(settings)
+        settings = forms.stored_settings(settings)
         world = world_of(distribute)
         teacher = None if distillation is None else distillation.teacher
         require_same_trainers(world, model, arrays, settings, teacher)
@@ -240,7 +231,7 @@ class Trainer(CheckedAttributes):
         refuse_two_waits(world, accumulate)
         refuse_two_scales(world, recipe.precision)
         warn_of_weights(model, recipe.model, {n: arrays[n] for n in recipe.weights}, settings)
-        trainable = without_trained_numbers(trainable, recipe)
+        trainable = forms.without_trained_numbers(trainable, recipe)
         model, tensors = trainable.file, shared_arrays(trainable.file)
         runtime = backend_class(
             recipe,

@@ -13,7 +13,8 @@ import onnx
 
 from onnxfit.data import DataAdapter
 from onnxfit.errors import DataError, ModelError, SettingError
-from onnxfit.graph.batch_axis import batch_first, layout_of
+from onnxfit.graph.batch_axis import layout_of
+from onnxfit.graph.batch_view import batch_first
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.model_file import write_model
 from onnxfit.graph.names import LOSS

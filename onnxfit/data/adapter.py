@@ -290,7 +290,10 @@ class DataAdapter:
         return next((len(array) for _, array in labels if array.ndim), 1)
 
     def common_rows(self, arrays: Iterable[tuple[object, Any]]) -> int:
-        """Return the common number of rows of pairs (name, array). DataError: there is none."""
+        """Return the common number of rows of `arrays`, pairs (name, array).
+
+        DataError: the numbers differ, or there are no rows.
+        """
         pairs = [(name, array) for name, array in arrays if length_of(array) is not None]
         sizes = {str(name): len(array) for name, array in pairs}
 

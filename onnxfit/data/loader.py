@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from functools import partial
 from typing import Any, ClassVar
@@ -28,7 +28,9 @@ from onnxfit.data.share import WHOLE, Share
 from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource, source_of_rank
 from onnxfit.data.structure import common_rows, map_arrays, named_arrays
-from onnxfit.errors import DataError, SettingError
+from onnxfit.errors import DataError, SettingError, UnknownNameError
+from onnxfit.graph.given_axes import axes_by_name
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["DataLoader", "Loader", "LoaderSource"]
@@ -218,6 +220,7 @@ class LoaderSource(RowSource, StreamSource):
             seed = adapter.seed if data.seed is None else data.seed
         source: Source
         if isinstance(data, DataLoader):  # its own settings say how to make batches
+            _require_axes(data, adapter.inputs)
             batching = Batching(data.batch_size, seed, data.drop_last)
             source = array_source(adapter, (data.X, data.y, data.sample_weight), batching)
         else:
@@ -257,6 +260,9 @@ class DataLoader(Loader):
       anything that numpy reads as an array (pandas, torch). All have the same number of rows. An
       array may also be an `np.memmap` or the path of a .npy file, and a dict the path of a .npz
       file. Files may be larger than memory: only the rows of a batch are read.
+    - `batch_axes`: array of a dict `X` -> the axis of its rows, where that is not the first, or
+      None for an array without rows, which each batch gets as a whole. The model's inputs must have
+      the same axes.
     - `sample_weight`: weights of the rows, shape `(n,)` or `(n, 1)`, or of the labels, in their
       shape.
     - `batch_size`: rows of a batch, 1 or more. The last batch may be shorter, unless `drop_last`.
@@ -294,7 +300,9 @@ class DataLoader(Loader):
         seed: int | None = None,
         drop_last: bool = False,
         prefetch: int = 0,
+        batch_axes: Mapping[str, int | None] | None = None,
     ) -> None:
+        self.batch_axes = axes_by_name(batch_axes)
         if sample_weight is not None and y is None:
             raise DataError("DataLoader got sample_weight without labels (y is None). Pass y too.")
         self.X = open_paths(X)
@@ -307,16 +315,70 @@ class DataLoader(Loader):
             if value is not None
         }
         self._elements = list(converted.values())  # x, y and the weights, the elements of a batch
-        arrays = [array for name, value in converted.items() for array in named_arrays(value, name)]
-        super().__init__(
-            common_rows(arrays, "loader's"), batch_size, shuffle, seed, drop_last, prefetch
-        )
+        rows = common_rows(self._rows_first(converted), "loader's", _axes_hint(self.X))
+        super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
+
+    def _rows_first(self, converted: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+        """Yield the name of each array that has rows, and the array with its rows first."""
+        inputs = converted["X"] if isinstance(converted["X"], Mapping) else {}
+        for name, axis in self.batch_axes.items():
+            if name not in inputs:
+                raise UnknownNameError("array of a dict X, in batch_axes,", name, inputs)
+            rank = inputs[name].ndim
+            if axis is not None and not -rank <= axis < rank:
+                raise SettingError(
+                    f"batch_axes has axis {axis} for X[{name!r}], which has {rank} axes."
+                )
+        for kind, value in converted.items():
+            axes = {f"X[{n!r}]": axis for n, axis in self.batch_axes.items()} if kind == "X" else {}
+            for name, array in named_arrays(value, kind):
+                axis = axes.get(name, 0)
+                if axis is not None:
+                    yield name, np.moveaxis(array, axis, 0) if axis else array
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
-            yield tuple(map_arrays(data, partial(_rows, index)) for data in self._elements)
+            x, *others = self._elements
+            if self.batch_axes:
+                chosen: Any = {
+                    name: _rows(index, array, self.batch_axes.get(name, 0))
+                    for name, array in x.items()
+                }
+            else:
+                chosen = map_arrays(x, partial(_rows, index))
+            yield (chosen, *(map_arrays(data, partial(_rows, index)) for data in others))
 
 
-def _rows(index: Any, array: Any) -> Any:
-    """Return the rows of an array. A scalar is returned unchanged."""
-    return array[index] if array.ndim else array
+def _rows(index: Any, array: Any, axis: int | None = 0) -> Any:
+    """Return the rows of an array. An array without rows is returned unchanged."""
+    if axis is None or not array.ndim:
+        return array
+    return np.take(array, index, axis) if axis else array[index]
+
+
+def _axes_hint(x: Any) -> Callable[[int], str]:
+    """Return the advice for arrays of a dict that have other numbers of entries on axis 0."""
+    is_dict = isinstance(x, Mapping)
+    text = (
+        " If an input has its rows on another axis, or none, pass DataLoader(...,"
+        " batch_axes={'name': axis}) with that axis, or None."
+    )
+    return lambda rows: text if is_dict else ""
+
+
+def _require_axes(loader: DataLoader, inputs: Iterable[TensorSpec]) -> None:
+    """Raise DataError unless the model's inputs have their batch where the arrays have it."""
+    arrays = loader._elements[0]
+    for spec in inputs if isinstance(arrays, Mapping) else ():
+        rank = arrays[spec.name].ndim if spec.name in arrays else 0
+        axis = loader.batch_axes.get(spec.name, 0)
+        if (
+            rank
+            and spec.rank == rank
+            and (axis if axis is None else axis % rank) != spec.batch_axis
+        ):
+            raise DataError(
+                f"The batch axis of the input {spec} is {spec.batch_axis}, but the DataLoader"
+                f" has {axis}. Pass DataLoader(..., batch_axes={{{spec.name!r}:"
+                f" {spec.batch_axis}}}), with an array in the layout of the model."
+            )

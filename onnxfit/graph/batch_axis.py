@@ -2,7 +2,7 @@
 
 Most files have the batch on the first axis. Recurrent networks may have outputs [time, batch,
 units] and states [layers, batch, units]. Training and evaluation use a view of the model in which
-the batch is the first axis everywhere, `batch_first`; data and predictions have the layout of the
+the batch is the first axis everywhere, batch_view.py; data and predictions have the layout of the
 file.
 """
 
@@ -22,10 +22,7 @@ from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.given_axes import Axes, axes_by_name, checked_axes, require_consistent
 from onnxfit.graph.inferred_axes import BATCH, inferred_outputs
 from onnxfit.graph.model import spec_of
-from onnxfit.graph.names import unused
-from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.spec import Dim, TensorSpec
-from onnxfit.graph.subgraphs import graph_protos
 
 Array = npt.NDArray[Any]
 # How a batch axis was found: "position" and "assumed" are the first axis.
@@ -36,7 +33,6 @@ Evidence = Literal["given", "name", "inferred", "position", "assumed"]
 INVENTED = re.compile(r"unk__\d+|.*_dynamic_axes_\d+")
 ALWAYS_BATCH = ("batch", "batch_size", "batchsize")
 OFTEN_BATCH = ("N", "B")  # decides only between sizes that qualify otherwise
-AXES_AS_INPUT = 13  # the first opset whose Unsqueeze reads the axes
 
 
 @dataclass(frozen=True)
@@ -197,9 +193,10 @@ def batch_layout(
     if axes and not any(one.spec.has_rows for one in read.values()):
         layout = _whole(inputs, outputs, "given: no input has a batch")
     if layout.is_whole and any(axis is not None or name in written for name, axis in axes.items()):
+        others = [f"{n} ({one.reason})" for n, one in layout.inputs.items() if n not in axes]
         raise SettingError(
-            f"batch_axes has {listed_names(axes)}, but each batch is passed as it is:"
-            f" {'; '.join(layout.lines()[:1])}. Give every input an axis, or None."
+            f"batch_axes has {listed_names(axes)}, but each batch is passed as it is. Give every"
+            f" input an axis, or None{': ' * bool(others)}{listed_names(others)}."
         )
     return layout
 
@@ -333,7 +330,14 @@ def _by_position(
     for name, layout in written.items():
         if rows is not None and layout.axis == 0 and layout.spec.rows == rows:
             written[name] = _at(layout.spec, 0, reason, "position")
+        elif rows == 1 and layout.is_assumed and _has_no_size_1(layout.spec):
+            written[name] = _at(layout.spec, None, "it has no size 1, and the batch is 1")
     return BatchLayout(read, written)
+
+
+def _has_no_size_1(spec: TensorSpec) -> bool:
+    sizes = spec.shape or (1,)
+    return all(isinstance(size, int) and size != 1 for size in sizes)
 
 
 def _whole(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], why: str) -> BatchLayout:
@@ -352,7 +356,7 @@ def _whole(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], why: str
     return BatchLayout(read, written, is_whole=True)
 
 
-# ---------------------------------------------------------------------- the view
+# ---------------------------------------------------------------------- of a file
 
 
 def layout_of(model: onnx.ModelProto, batch_axes: Any = None) -> BatchLayout:
@@ -392,7 +396,7 @@ def _inferred(spec: TensorSpec, shape: tuple[Dim, ...], layout: BatchLayout) -> 
     sizes: list[Dim] = []
     for size, name in zip(shape, declared or ()):
         if size == BATCH:
-            sizes.append(rows)
+            sizes.append(rows if shape.count(BATCH) == 1 else None)
         else:
             false = BATCH in shape and name == layout.batch
             sizes.append(size if name is None or false else name)
@@ -414,87 +418,3 @@ def _without_negative_sizes(spec: TensorSpec) -> TensorSpec:
         return spec
     sizes = (None if isinstance(size, int) and size < 0 else size for size in spec.shape)
     return replace(spec, shape=tuple(sizes))
-
-
-def batch_first(model: onnx.ModelProto, layout: BatchLayout) -> onnx.ModelProto:
-    """Return the model with the batch on the first axis of each input and output that has rows.
-
-    An output without rows, which is not a number, gets a first axis of size 1. A Transpose or
-    Unsqueeze at the edge of the graph restores the layout of the file inside.
-
-    - `model`: the model, which stays unchanged; it is returned itself if nothing moves.
-    - `layout`: the result of `layout_of`.
-    """
-    if not layout.changes_graph:
-        return model
-    view = onnx.ModelProto()
-    view.CopyFrom(model)
-    graph = view.graph
-    used = {name for node in graph.node for name in (*node.input, *node.output)}
-    moved = {n: one for n, one in layout.inputs.items() if one.axis} | layout.moved_outputs
-    inner = {name: unused(f"{name}/in_file", used.__contains__) for name in moved}
-    _rename(graph, inner)
-    opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
-    before, after = [], []
-    for value in graph.input:
-        if value.name in moved:
-            perm = _permutation(moved[value.name].spec)
-            _declare(value, moved[value.name].spec)
-            back = [int(i) for i in np.argsort(perm)]
-            before.append(_transpose(value.name, inner[value.name], back))
-    for value in graph.output:
-        if value.name not in moved:
-            continue
-        spec = moved[value.name].spec
-        _declare(value, spec)
-        if spec.batch_axis is None:
-            after += _unsqueeze(inner[value.name], value.name, opset)
-        else:
-            after.append(_transpose(inner[value.name], value.name, _permutation(spec)))
-    replace_nodes(graph, [*before, *graph.node, *after])
-    return view
-
-
-def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-    """Rename values inside a graph and its subgraphs, but not its inputs and outputs, in place."""
-    for one in graph_protos(graph):
-        for node in one.node:
-            node.input[:] = [renamed.get(name, name) for name in node.input]
-            node.output[:] = [renamed.get(name, name) for name in node.output]
-        for value in one.value_info if one is graph else (*one.value_info, *one.output):
-            value.name = renamed.get(value.name, value.name)
-
-
-def _permutation(spec: TensorSpec) -> list[int]:
-    """Return the axes of the file in the order of the view."""
-    assert spec.shape is not None
-    others = [axis for axis in range(len(spec.shape)) if axis != spec.batch_axis]
-    return [spec.batch_axis or 0, *others]
-
-
-def _declare(value: onnx.ValueInfoProto, spec: TensorSpec) -> None:
-    """Declare the shape of a value in the view, in place."""
-    first = spec.rows_first().shape
-    if first is None:
-        return
-    del value.type.tensor_type.shape.dim[:]
-    for size in first if spec.batch_axis is not None else (1, *first):
-        dim = value.type.tensor_type.shape.dim.add()
-        if isinstance(size, int):
-            dim.dim_value = size
-        elif size is not None:
-            dim.dim_param = size
-
-
-def _transpose(source: str, result: str, perm: Sequence[int]) -> onnx.NodeProto:
-    return onnx.helper.make_node("Transpose", [source], [result], f"{result}/layout", perm=perm)
-
-
-def _unsqueeze(source: str, result: str, opset: int) -> list[onnx.NodeProto]:
-    name = f"{result}/layout"
-    if opset < AXES_AS_INPUT:
-        return [onnx.helper.make_node("Unsqueeze", [source], [result], name, axes=[0])]
-    axes = onnx.numpy_helper.from_array(np.zeros(1, np.int64))
-    constant = onnx.helper.make_node("Constant", [], [f"{name}/axes"], f"{name}/axes", value=axes)
-    node = onnx.helper.make_node("Unsqueeze", [source, f"{name}/axes"], [result], name)
-    return [constant, node]

@@ -11,7 +11,7 @@ from typing import Any, Union
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.errors import SettingError, UnknownNameError, listed_names
+from onnxfit.errors import DataError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names
 from onnxfit.graph.batch_axis import ValueLayout
 from onnxfit.graph.model import tensor_outputs
@@ -86,7 +86,12 @@ class OutputTarget:
 
     def prepare(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
         with refusing_writes(f"{type(self.loss).__name__}.prepare changes the labels"):
-            return self.loss.prepare(read_only(y), self.output)
+            try:
+                return self.loss.prepare(read_only(y), self.output)
+            except DataError as error:
+                expected = self.loss.target(self.output).rank
+                hint = self.hint(len(y)) if expected not in (None, y.ndim) else ""
+                raise DataError(f"{error}{hint}") from None
 
 
 @dataclass(frozen=True)

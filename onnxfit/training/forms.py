@@ -11,8 +11,10 @@ import onnx
 
 from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.data.convert import as_array
+from onnxfit.editing.dynamic_batch import dynamic_batch
 from onnxfit.errors import SettingError
-from onnxfit.graph.batch_axis import batch_first, layout_of
+from onnxfit.graph.batch_axis import layout_of
+from onnxfit.graph.batch_view import batch_first
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.given_axes import axes_by_name
 from onnxfit.graph.reading import ModelSource, load_model, share_tensors
@@ -40,10 +42,18 @@ def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
-def input_axes(source: ModelSource, batch_axes: Any) -> dict[str, int | None]:
-    """Return the given batch axes of a model's inputs, without those of its outputs."""
-    given = axes_by_name(batch_axes)
-    return {n: given[n] for n in required_inputs(load_model(source)) if n in given} if given else {}
+def source_of(source: ModelSource, settings: Mapping[str, Any]) -> ModelSource:
+    """Return the model for any batch size, if `dynamic_batch` asks for it, or else the source.
+
+    - `settings`: the arguments of `Trainer`. The batch of an input is where `batch_axes` says.
+
+    The errors are those of `onnxfit.dynamic_batch`.
+    """
+    if not settings["dynamic_batch"]:
+        return source
+    given = axes_by_name(settings["batch_axes"])
+    inputs = required_inputs(load_model(source)) if given else {}
+    return dynamic_batch(source, axes={n: given[n] for n in inputs if n in given})
 
 
 def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> TrainableModel:

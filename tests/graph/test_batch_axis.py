@@ -9,17 +9,20 @@ import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnxfit.graph.batch_axis import batch_first, batch_layout, layout_of
+from onnxfit.errors import SettingError
+from onnxfit.graph.batch_axis import batch_layout, layout_of
+from onnxfit.graph.batch_view import batch_first
 from onnxfit.graph.spec import TensorSpec
 
 F = np.dtype("float32")
 Shapes = dict[str, Any]
 
 
-def axes(inputs: Shapes, outputs: Shapes) -> dict[str, Any]:
+def axes(inputs: Shapes, outputs: Shapes, given: Any = None) -> dict[str, Any]:
     layout = batch_layout(
         [TensorSpec(name, F, shape) for name, shape in inputs.items()],
         [TensorSpec(name, F, shape) for name, shape in outputs.items()],
+        given,
     )
     found = {name: one.axis for name, one in (layout.inputs | layout.outputs).items()}
     assumed = {n for n, one in (layout.inputs | layout.outputs).items() if one.is_assumed}
@@ -63,6 +66,9 @@ def axes(inputs: Shapes, outputs: Shapes) -> dict[str, Any]:
         ({"x": (1, "L")}, {"y": ("L", "L")}, {"x": 0, "y": None}),
         ({"x": (None, 4)}, {"y": (None, 3)}, {"x": 0, "assumed": {"y"}}),
         ({"x": None}, {"y": None}, {"x": 0, "y": 0, "assumed": {"y"}}),
+        ({"x": (1, 4)}, {"y": (5,), "z": (2, 5)}, {"x": 0, "y": None, "z": None}),
+        ({"x": (1, 4)}, {"y": (5, "L")}, {"x": 0, "y": 0, "assumed": {"y"}}),
+        ({"x": (3, 4)}, {"y": (5,)}, {"x": 0, "y": 0, "assumed": {"y"}}),
         # names that exporters invent mean nothing
         ({"a": ("unk__1", 4), "b": ("unk__2", 4)}, {"y": ("unk__3", 1)}, {"a": 0, "b": 0, "y": 0}),
         ({"x": ("x_dynamic_axes_1", 4)}, {"y": ("y_dynamic_axes_1", 1)}, {"x": 0, "y": 0}),
@@ -77,6 +83,83 @@ def test_the_batch_is_where_its_name_is(
     found = axes(inputs, outputs)
     default = {"whole": False, "assumed": found["assumed"]}
     assert {name: found[name] for name in {**default, **expected}} == {**default, **expected}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "given", "expected"),
+    [
+        # a name at a given axis is the batch of the other values
+        ({"x": ("L", "M", 4)}, {"y": ("L", "M", 3)}, {"x": 1}, {"x": 1, "y": 1}),
+        ({"x": ("L", "M", 4), "z": (2, "M")}, {"y": ("M", 3)}, {"x": 1}, {"x": 1, "z": 1, "y": 0}),
+        # a number, too
+        ({"x": (12, 8, 4), "h": (8, 5)}, {"y": (8, 3)}, {"x": 1}, {"x": 1, "h": 0, "y": 0}),
+        ({"x": (12, 8, 4), "h": (2, 5)}, {"y": (8, 3)}, {"x": 1}, {"x": 1, "h": None, "y": 0}),
+        # axes count from the end, too; they are axes of values of unknown shape, if 0
+        ({"x": ("batch", 4)}, {"y": (3, 2, None)}, {"y": -1}, {"x": 0, "y": 2}),
+        ({"x": None}, {"y": None}, {"x": 0, "y": None}, {"x": 0, "y": None}),
+        # None is an answer, also to several free sizes, and to a name
+        ({"x": ("batch", 4)}, {"y": ("batch",)}, {"y": None}, {"x": 0, "y": None}),
+        (
+            {"x": ("atoms", 4), "e": ("edges",)}, {"y": ("atoms", 1)}, {"x": 0, "e": None},
+            {"x": 0, "e": None, "y": 0},
+        ),
+        ({"x": ("L", 4)}, {"y": ("L", 3)}, {"x": None}, {"x": None, "y": 0, "whole": True}),
+    ],
+)  # fmt: skip
+def test_a_given_axis_comes_first(
+    inputs: Shapes, outputs: Shapes, given: Any, expected: dict[str, Any]
+) -> None:
+    found = axes(inputs, outputs, given)
+    default = {"whole": False, "assumed": set()}
+    assert found == {**default, **expected}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "given", "expected"),
+    [
+        ({"x": ("batch", "T")}, {"y": ("batch", 3)}, {"x": 1}, "'batch', the batch, is on axis 0"),
+        ({"x": ("batch", "T")}, {"y": ("T", "B", 3)}, {"y": 0}, "'T' is a length of the input x"),
+        ({"x": (1, 4)}, {"y": (12, 1)}, {"y": 0}, "the input x: .* has 1 rows, on axis 0"),
+        ({"x": (1, 4), "h": (2, 1)}, {"y": (1, 3)}, {"h": 0}, "the input x: .* has 1 rows"),
+        ({"x": None}, {"y": (1, 3)}, {"x": 1}, "whose number of axes is unknown"),
+        ({"x": ("batch", 4), "r": ()}, {"y": ("batch",)}, {"r": 0}, "which has 0 axes. Pass None"),
+        (
+            {"x": ("atoms", 4), "e": ("edges",)}, {"y": ("atoms", 1)}, {"x": 0},
+            r"Give every input an axis, or None: e \(.*'atoms' and 'edges'",
+        ),
+        (
+            {"x": ("atoms", 4), "e": ("edges",)}, {"y": ("atoms", 1)}, {"y": None},
+            "Give every input an axis, or None",
+        ),
+    ],
+)  # fmt: skip
+def test_a_given_axis_that_contradicts_the_file_is_an_error(
+    inputs: Shapes, outputs: Shapes, given: Any, expected: str
+) -> None:
+    with pytest.raises(SettingError, match=expected):
+        axes(inputs, outputs, given)
+
+
+INFERRED = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[{x}, 4] x, float[4, 4] table) => (float[?, ?] y, float[?, ?] z, float[?, ?] u)
+    <float[4, 3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}}>
+    {{ a = MatMul(x, w)  y = Transpose<perm = [1, 0]>(a)
+      t = Transpose<perm = [1, 0]>(x)  z = MatMul(x, t)  u = MatMul(t, x) }}"""
+
+
+@pytest.mark.parametrize("size", ["batch", "?", "5"])
+def test_shape_inference_finds_the_batch_of_an_output(size: str) -> None:
+    model = onnx.parser.parse_model(INFERRED.format(x=size))
+    before = model.SerializeToString()
+    layout = layout_of(model, {"table": None})
+    assert model.SerializeToString() == before
+    assert (layout.outputs["y"].axis, layout.outputs["y"].evidence) == (1, "inferred")
+    # the batch is on both axes, or on none
+    for name in ("z", "u"):
+        assert layout.outputs[name].axis == 0
+        assert layout.outputs[name].evidence in ("assumed", "position")
+    with pytest.raises(SettingError, match="shape inference finds the batch on axis 1"):
+        layout_of(model, {"table": None, "y": 0})
 
 
 def test_the_order_of_inputs_does_not_matter_where_the_batch_has_its_name() -> None:

@@ -262,8 +262,12 @@ def test_wrong_sizes_are_reported_before_the_first_step() -> None:
 
 
 def test_an_output_that_does_not_name_its_batch_is_no_loss_of_other_rows() -> None:
-    """Without names, the first axis counts as the batch, and another size there is an error."""
+    """If the file does not tell, the first axis counts as the batch; another size is an error."""
     model = network("time-major output")
+    model.graph.node[-1].output[0] = "seen"
+    tail = "g (float[?, ?, ?] seen) => (y) { s = Shape(seen)  i = Abs(s)  y = Reshape(seen, i) }"
+    text = f'<ir_version: 8, opset_import: ["": 17]> {tail}'
+    model.graph.node.extend(onnx.parser.parse_model(text).graph.node)
     for dim in model.graph.output[0].type.tensor_type.shape.dim:
         dim.Clear()
     for backend in BACKENDS:
