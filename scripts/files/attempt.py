@@ -77,9 +77,11 @@ class Attempt:
         self.scores = scores_of(self.model, self.row, ranks)
         self.outputs = laws.run(self.with_scores(self.model), self.x)
         self.labels = labels_of(self.outputs, self.row)
-        layouts = layout_of(self.model).outputs
+        layouts = layout_of(self.model, self.fix.get("batch_axes")).outputs
         # A Trainer takes labels with the rows first, also where an output has them elsewhere.
         self.fed_labels = {name: layouts[name].in_view(y) for name, y in self.labels.items()}
+        fixed = self.fix.get("fixed_inputs", {})
+        self.fed_inputs = {name: array for name, array in self.x.items() if name not in fixed}
 
     def with_scores(self, model: onnx.ModelProto) -> onnx.ModelProto:
         return laws.with_outputs(model, self.scores.values())
@@ -110,7 +112,7 @@ class Attempt:
         deployed = laws.run(self.model, self.x, optimized=True)
         self.require("predict", laws.differing_outputs(self.predicted(trainer), deployed))
         runtime = laws.differing_outputs(deployed, self.outputs)  # no fault of onnxfit
-        first = float(trainer.train_on_batch(self.x, self.fed_labels)["loss"])
+        first = float(trainer.train_on_batch(self.fed_inputs, self.fed_labels)["loss"])
         wanted = self.loss(self.outputs)
         if not math.isclose(first, wanted, rel_tol=1e-3, abs_tol=1e-6):
             self.require("loss", [f"{first:.6g} in onnxfit, {wanted:.6g} in NumPy"])
@@ -129,7 +131,7 @@ class Attempt:
         return {"weights": len(gradients), "gradient": text, "runtime": runtime}
 
     def predicted(self, trainer: Trainer) -> Arrays:
-        found = trainer.predict_on_batch(self.x)
+        found = trainer.predict_on_batch(self.fed_inputs)
         return found if isinstance(found, Mapping) else {self.model.graph.output[0].name: found}
 
     def train(self) -> Result:
@@ -159,7 +161,7 @@ class Attempt:
         losses: list[float] = []
         end = time.monotonic() + TRAINING_SECONDS
         while len(losses) < STEPS and (len(losses) < 2 or time.monotonic() < end):
-            losses.append(float(trainer.train_on_batch(self.x, self.fed_labels)["loss"]))
+            losses.append(float(trainer.train_on_batch(self.fed_inputs, self.fed_labels)["loss"]))
             if losses[-1] <= losses[0] / FALL:
                 break
         return losses

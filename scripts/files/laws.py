@@ -131,10 +131,10 @@ def differing_constants(
     may_change = {*trained, *(name for node in norms for name in node.input[3:5])}
     ours, theirs = _tensors(found), _tensors(wanted)
     return [
-        name
-        for name, tensor in theirs.items()
-        if name not in may_change
-        and not (name in ours and np.array_equal(ours[name], tensor, equal_nan=_is_float(tensor)))
+        f"graph {key[0]} {key[1]}" if key[0] else key[1]
+        for key, tensor in theirs.items()
+        if key[1] not in may_change
+        and not (key in ours and np.array_equal(ours[key], tensor, equal_nan=_is_float(tensor)))
     ]
 
 
@@ -142,13 +142,15 @@ def _is_float(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.kind == "f"
 
 
-def _tensors(model: onnx.ModelProto) -> Arrays:
-    """Return the initializers and the values of Constant nodes, of all graphs."""
+def _tensors(model: onnx.ModelProto) -> dict[tuple[int, str], np.ndarray[Any, Any]]:
+    """Return the initializers and the values of Constant nodes, by graph and name.
+
+    A Trainer knows the weights in bodies by their names alone.
+    """
     found = {}
     for i, graph in enumerate(graphs_of(model.graph)):
-        place = f"graph {i} " if i else ""
         for name, tensor in _named_tensors(graph):
-            found[place + name] = onnx.numpy_helper.to_array(tensor)
+            found[i, name] = onnx.numpy_helper.to_array(tensor)
     return found
 
 
