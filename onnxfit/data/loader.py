@@ -320,7 +320,8 @@ class DataLoader(Loader):
 
     def _rows_first(self, converted: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
         """Yield the name of each array that has rows, and the array with its rows first."""
-        inputs = converted["X"] if isinstance(converted["X"], Mapping) else {}
+        x = converted.get("X")
+        inputs = x if isinstance(x, Mapping) else {}
         for name, axis in self.batch_axes.items():
             if name not in inputs:
                 raise UnknownNameError("array of a dict X, in batch_axes,", name, inputs)

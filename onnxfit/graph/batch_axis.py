@@ -183,11 +183,11 @@ def batch_layout(
     read, written = dict(layout.inputs), dict(layout.outputs)
     for name, axis in inferred.items():
         written[name] = _at(written[name].spec, axis, "found by shape inference", "inferred")
-    for name, axis in axes.items():
+    for name, own in axes.items():
         side = read if name in read else written
-        false = name in written and axis is None
+        false = name in written and own is None
         spec = side[name].spec
-        side[name] = _at(_without_name(spec, batch) if false else spec, axis, "given", "given")
+        side[name] = _at(_without_name(spec, batch) if false else spec, own, "given", "given")
     layout = replace(layout, inputs=read, outputs=written)
     require_consistent(axes, layout.specs, outputs, batch, inferred)
     if axes and not any(one.spec.has_rows for one in read.values()):
