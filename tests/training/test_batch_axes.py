@@ -142,6 +142,31 @@ def test_the_summary_and_inspect_name_given_axes() -> None:
     assert [spec.batch_axis for spec in trainer.inputs] == [1, 1]
 
 
+def test_dynamic_batch_frees_the_given_axis(tmp_path: Path) -> None:
+    """It would take axis 0 of x for the batch. A fixed state keeps the axis that it was freed by."""
+    form = "time-major everywhere"
+    model = network(form)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim, size in zip(value.type.tensor_type.shape.dim, (TIME, 1)):
+            dim.dim_value = size if value.name in ("x", "y") else 1
+    axes = {"x": 1, "h0": 1, "y": 1}
+    trainer = trainer_of(form, model, axes, dynamic_batch=True, fixed_inputs={"h0": 0})
+    x, h0 = data(form)["x"], np.zeros_like(data(form)["h0"])
+    trainer.save(tmp_path / "c")
+    for one in (trainer, Trainer.load(tmp_path / "c")):
+        found = one.predict(x, batch_size=8)["y"]
+        expected = new(form).predict({"x": x, "h0": h0})["y"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert np.isfinite(trainer.fit(x, LABELS, batch_size=8, verbose=0).history["loss"][0])
+
+
+def test_a_checkpoint_takes_other_axes(tmp_path: Path) -> None:
+    form = "time-major output"
+    trainer_of(form, nameless(form, hidden=True), None).save(tmp_path / "c")
+    trainer = Trainer.load(tmp_path / "c", batch_axes={"y": 1})
+    assert trainer.predict(data(form), batch_size=8).shape == (TIME, ROWS, 3)
+
+
 def test_graphs_of_a_folder_have_the_batch_first(tmp_path: Path) -> None:
     form = "time-major everywhere"
     trainer = trainer_of(form, nameless(form, hidden=True), AXES[form])
