@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy.typing as npt
 import onnx_ir as ir
 
 REARRANGING = {"Identity", "Reshape", "Squeeze", "Unsqueeze"}
@@ -11,11 +13,21 @@ REARRANGING = {"Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 @dataclass(frozen=True)
 class Matrix:
-    """A float initializer, with its shape and element type at the node that reads it."""
+    """A float initializer, with its shape and element type at the node that reads it.
+
+    `perm` are the axes of the initializer, in the order in which the node reads them.
+    """
 
     initializer: ir.Value
     shape: tuple[int, ...]
     dtype: ir.DataType
+    perm: tuple[int, ...]
+
+    def array(self) -> npt.NDArray[Any]:
+        """Return the numbers as the node reads them."""
+        tensor = self.initializer.const_value
+        assert tensor is not None
+        return tensor.numpy().transpose(self.perm).astype(self.dtype.numpy())
 
 
 def matrix_of(value: ir.Value | None) -> Matrix | None:
@@ -29,7 +41,8 @@ def matrix_of(value: ir.Value | None) -> Matrix | None:
         tensor = value.const_value
         if tensor is None or not tensor.dtype.is_floating_point():
             return None
-        return Matrix(value, tuple(tensor.shape.numpy()), tensor.dtype)
+        shape = tuple(tensor.shape.numpy())
+        return Matrix(value, shape, tensor.dtype, tuple(range(len(shape))))
     maker = value.producer()
     if maker is None or maker.op_type not in ("Cast", "Identity", "Transpose"):
         return None
@@ -38,12 +51,14 @@ def matrix_of(value: ir.Value | None) -> Matrix | None:
         return source
     if maker.op_type == "Cast":
         target = ir.DataType(maker.attributes["to"].as_int())
-        return (
-            Matrix(source.initializer, source.shape, target) if target.is_floating_point() else None
-        )
+        return replace(source, dtype=target) if target.is_floating_point() else None
     axes = range(len(source.shape))
     perm = maker.attributes["perm"].as_ints() if "perm" in maker.attributes else axes[::-1]
-    return Matrix(source.initializer, tuple(source.shape[axis] for axis in perm), source.dtype)
+    return replace(
+        source,
+        shape=tuple(source.shape[axis] for axis in perm),
+        perm=tuple(source.perm[axis] for axis in perm),
+    )
 
 
 def constant_elements(value: ir.Value | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, integer, matrix_of, output_channels
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.graph.activations import activation_of
 from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
 from onnxfit.graph.records import FOLDED_FROM, KIND
@@ -72,13 +74,18 @@ class Head:
 
 
 def replace_head(
-    model_onnx: ModelSource, classes: int, *, output: str | None = None, seed: int = 0
+    model_onnx: ModelSource,
+    classes: int,
+    *,
+    output: str | None = None,
+    keep: bool | Sequence[int] = False,
+    seed: int = 0,
 ) -> onnx.ModelProto:
     r"""Return the model with a new last layer that computes another number of outputs.
 
     The last layer is a Gemm, a MatMul with or without an Add, or a Conv, as at the end of a
-    SqueezeNet. Activations, pooling and Flatten after it are kept, and the declared shape of the
-    output is updated. The new weights have the names of the old weights, unless another layer also
+    SqueezeNet. Activations, pooling and Flatten after it are kept, also a softmax that is spelled
+    in several operators. The declared shape of the output is updated. The new weights have the names of the old weights, unless another layer also
     reads the old weights. Weight and bias are initialized as in `torch.nn.Linear` and
     `torch.nn.Conv2d`: $W, b \sim U(-1/\sqrt{n}, 1/\sqrt{n})$ for $n$ inputs of each output. The new
     layer has a bias if the old layer has one.
@@ -86,11 +93,14 @@ def replace_head(
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `classes`: the number of outputs of the new layer, 1 to 100,000,000.
     - `output`: the output that the layer computes; None for the only output of the model.
+    - `keep`: the old classes whose weights become those of the first new classes. True keeps all
+      old classes in their order, so that the other new classes are added at the end. Indices, such
+      as `[3, 17]`, select old classes. False keeps none.
     - `seed`: a whole number, 0 or more; the same seed draws the same weights.
 
     ModelError: the model cannot be read, has no head, or a node after the layer needs the old
-    number of classes. SettingError: `classes` or `seed` is impossible, or the model has several
-    outputs and `output` is None. UnknownNameError: the model has no output of this name.
+    number of classes. SettingError: `classes`, `keep` or `seed` is impossible, or the model has
+    several outputs and `output` is None. UnknownNameError: the model has no output of this name.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -101,17 +111,22 @@ def replace_head(
     {'w': (2, 7), 'b': (7,)}
     >>> changed.graph.output[0].type.tensor_type.shape.dim[1].dim_value
     7
+    >>> one_more = replace_head(model, classes=2, keep=True)
+    >>> onnx.numpy_helper.to_array(one_more.graph.initializer[0])[:, 0]
+    array([1., 2.], dtype=float32)
     """
     _check_number("classes", classes, 1, MAX_CLASSES)
     _check_number("seed", seed, 0)
     model = load_model(model_onnx)
     lift_constants(model)
     work = to_ir(model)
+    _infer_shapes(work, model)
     was_consistent = _is_consistent(model)
     locations = protos.node_locations(model, work)
     head = _find_head(_output(work, output))
+    kept = _kept_classes(keep, head, classes)
     followers = _followers(head)
-    _draw(model, head, locations, classes, seed)
+    _draw(model, head, locations, classes, kept, seed)
     for node in followers:
         if node.op_type == "Reshape":
             _set_reshape_classes(model, node, locations[node].proto, head, classes)
@@ -126,10 +141,34 @@ def replace_head(
 
 
 def _check_number(name: str, number: int, least: int, most: float = np.inf) -> None:
-    is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
-    if not is_whole or not least <= number <= most:
+    if not _is_whole(number) or not least <= number <= most:
         bounds = f"{least} or more" if most == np.inf else f"{least} to {int(most):,}"
         raise SettingError(f"{name} must be a whole number, {bounds}, got {shortened(number)}.")
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+
+
+def _kept_classes(keep: bool | Sequence[int], head: Head, classes: int) -> list[int]:
+    """Return the old classes that the first new classes are; raise SettingError for others."""
+    if isinstance(keep, bool):
+        if keep and classes < head.classes:
+            raise SettingError(
+                f"keep=True keeps the {head.classes} old classes, so that classes must be"
+                f" {head.classes} or more, got {classes}. To select some of them, pass their"
+                " indices, such as keep=[0, 2]."
+            )
+        return list(range(head.classes)) if keep else []
+    is_list = isinstance(keep, (Sequence, np.ndarray)) and not isinstance(keep, str)
+    if not is_list or not all(_is_whole(i) and 0 <= i < head.classes for i in keep):
+        raise SettingError(
+            "keep must be True, False or a list of old classes, whole numbers from 0 to"
+            f" {head.classes - 1}, got {shortened(keep)}."
+        )
+    if len(keep) > classes:
+        raise SettingError(f"keep lists {len(keep)} classes, but the new layer has {classes}.")
+    return [int(index) for index in keep]
 
 
 def _output(work: ir.Model, name: str | None) -> ir.Value:
@@ -160,6 +199,8 @@ def _find_head(output: ir.Value) -> Head:
             value = node.inputs[0]
         elif _is_scaling(node):
             value = next(v for v in node.inputs if constant_elements(v) is None)
+        elif (spelled := activation_of(value)) is not None:
+            value = spelled.scores
         else:
             raise ModelError(
                 f"{output.name!r} has no head that can be replaced: it is computed by"
@@ -178,10 +219,11 @@ def _head_at(node: ir.Node) -> Head | None:
         classes = output_channels(node, weight.shape) if weight is not None else None
         if weight is None or classes is None or integer(node, "group", 1) != 1:
             return None
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        if bias is not None and matrix_of(bias) is None:
+        value = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = matrix_of(value)
+        if value is not None and (bias is None or np.prod(bias.shape) not in (1, classes)):
             return None
-        return Head(node, None, weight, matrix_of(bias), classes)
+        return Head(node, None, weight, bias, classes)
     if node.op_type != "Add":
         return None
     for i, value in enumerate(node.inputs):
@@ -216,12 +258,14 @@ def _followers(head: Head) -> list[ir.Node]:
     """Return the nodes after the head; raise ModelError for one that depends on its size."""
     found: dict[ir.Node, None] = {}
     waiting = [head.output]
+    spelled = _nodes_of_activations(head.output)
     while waiting:
         for usage in waiting.pop().uses():
             node = usage.node
             if node.op_type == "Shape" or node in found:
                 continue
-            if not (node.op_type in KEPT and usage.idx == 0) and not _is_scaling(node):
+            is_kept = node in spelled or (node.op_type in KEPT and usage.idx == 0)
+            if not is_kept and not _is_scaling(node):
                 raise ModelError(
                     f"The head of {head.output.name!r} cannot be replaced: {node.op_type}"
                     f" {node.name!r} reads its result and may depend on the {head.classes} classes."
@@ -231,26 +275,48 @@ def _followers(head: Head) -> list[ir.Node]:
     return list(found)
 
 
+def _nodes_of_activations(value: ir.Value) -> set[ir.Node]:
+    """Return the nodes after a value that together compute a softmax or a sigmoid."""
+    inside: set[ir.Node] = set()
+    seen: set[ir.Node] = set()
+    waiting = [value]
+    while waiting:
+        for usage in waiting.pop().uses():
+            if usage.node not in seen:
+                seen.add(usage.node)
+                waiting += usage.node.outputs
+                found = activation_of(usage.node.outputs[0])
+                inside.update(found.nodes if found is not None else ())
+    return inside
+
+
 def _draw(
     model: onnx.ModelProto,
     head: Head,
     locations: dict[ir.Node, protos.NodeLocation],
     classes: int,
+    kept: list[int],
     seed: int,
 ) -> None:
-    """Give the head new weights, and remove the old ones."""
+    """Give the head new weights, except for the kept classes, and remove the old ones."""
     random = np.random.default_rng(seed)
     shape = list(head.weight.shape)
     axis = _class_axis(head)
     shape[axis] = classes
     bound = 1 / np.sqrt(np.prod(shape) / classes)
     array = random.uniform(-bound, bound, shape).astype(head.weight.dtype.numpy())
+    if kept:
+        old = np.moveaxis(head.weight.array(), axis, 0)
+        np.moveaxis(array, axis, 0)[: len(kept)] = old[kept]
     layer = locations[head.layer].proto
     _replace_input(model, layer, 1, head.weight, array, f"{protos.layer_name(head.layer)}.weight")
     if head.bias is None:
         return
     bias_shape = (*[1] * (len(head.bias.shape) - 1), classes)
     bias = random.uniform(-bound, bound, bias_shape).astype(head.bias.dtype.numpy())
+    if kept:
+        old = np.broadcast_to(head.bias.array().reshape(-1), head.classes)
+        bias[..., : len(kept)] = old[kept]
     node, index = layer, 2
     if head.sum is not None:
         node = locations[head.sum].proto
@@ -329,6 +395,15 @@ def _declare_outputs(
     infos = model.graph.value_info
     for i in reversed([i for i, info in enumerate(infos) if info.name in changed]):
         del infos[i]
+
+
+def _infer_shapes(work: ir.Model, model: onnx.ModelProto) -> None:
+    """Give the values of `work` the shapes that prove that operators spell a softmax."""
+    inferred = onnx.shape_inference.infer_shapes(large_tensors_as_inputs(model), data_prop=True)
+    values = {value.name: value for node in work.graph for value in node.outputs}
+    for info in inferred.graph.value_info:
+        if info.name in values:
+            ir.serde.deserialize_value_info_proto(info, values[info.name])
 
 
 def _is_consistent(model: onnx.ModelProto) -> bool:

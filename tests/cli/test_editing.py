@@ -44,6 +44,18 @@ def test_replace_head() -> None:
     assert not np.array_equal(*heads)
     refused("replace-head", "m.onnx", "x.onnx", code=2)
 
+    old = array_of(onnx.load("m.onnx"), "head.weight")
+    done("replace-head", "m.onnx", "more.onnx", "--classes", len(old) + 1, "--keep", "all")
+    assert np.array_equal(array_of(onnx.load("more.onnx"), "head.weight")[:-1], old)
+    done("replace-head", "m.onnx", "two.onnx", "--classes", 2, "--keep", "1,0")
+    assert np.array_equal(array_of(onnx.load("two.onnx"), "head.weight"), old[[1, 0]])
+    for wrong in ("some", "1,", ""):
+        arguments = ("m.onnx", "x.onnx", "--classes", 2, "--keep", wrong)
+        assert "expected all, or indices" in refused("replace-head", *arguments, code=2)
+    assert "from 0 to" in refused(
+        "replace-head", "m.onnx", "x.onnx", "--classes", 2, "--keep", "-1"
+    )
+
 
 def test_to_float32() -> None:
     model = onnx.load("m.onnx")

@@ -13,6 +13,7 @@ import onnxfit
 from onnxfit import Trainer
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from tests.editing.graphs import array_of, model_of, names_of, node, random, run, zeros
+from tests.graph.spellings import CONSTANTS, SOFTMAXES
 from tests.models import convolutional, mlp
 
 
@@ -105,7 +106,7 @@ def test_what_follows_is_kept(ending: str) -> None:
     assert run(changed, x=random(2, 4))[0].shape == (2, 7)
 
 
-def test_the_convolution_at_the_end_of_a_squeezenet() -> None:
+def squeezenet() -> onnx.ModelProto:
     nodes = [
         node("Conv", "x classifier.weight classifier.bias", "c"),
         node("Relu", "c", "r"),
@@ -113,8 +114,11 @@ def test_the_convolution_at_the_end_of_a_squeezenet() -> None:
         node("Flatten", "p", "y"),
     ]
     tensors = {"classifier.weight": random(10, 4, 1, 1), "classifier.bias": random(10)}
-    model = model_of(nodes, tensors, {"x": ("N", 4, 6, 6)}, {"y": ("N", 10)})
-    changed = replaced(model)
+    return model_of(nodes, tensors, {"x": ("N", 4, 6, 6)}, {"y": ("N", 10)})
+
+
+def test_the_convolution_at_the_end_of_a_squeezenet() -> None:
+    changed = replaced(squeezenet())
     assert array_of(changed, "classifier.weight").shape == (7, 4, 1, 1)
     assert run(changed, x=random(2, 4, 6, 6))[0].shape == (2, 7)
     assert size_of(changed) == ["N", 7]
@@ -202,3 +206,86 @@ def test_a_head_in_a_function_is_refused() -> None:
     model.graph.output[0].name = "z"
     with pytest.raises(ModelError, match="computed by Dense"):
         onnxfit.replace_head(model, 7)
+
+
+KEEPING = {
+    "Gemm": [node("Gemm", "x w b", "y")],
+    "Gemm, one bias for all": [node("Gemm", "x w one", "y")],
+    "Gemm, transposed": [node("Gemm", "x t b", "y", transB=1)],
+    "MatMul and Add": [node("MatMul", "x w", "p"), node("Add", "row p", "y")],
+    "MatMul without a bias": [node("MatMul", "x w", "y")],
+}  # fmt: skip
+
+
+def keeping(name: str) -> onnx.ModelProto:
+    weight = random(4, 3)
+    tensors = {"w": weight, "t": weight.T.copy(), "b": random(3), "row": random(1, 3), "one": random(1)}  # fmt: skip
+    used = {value for n in KEEPING[name] for value in n.input}
+    tensors = {key: array for key, array in tensors.items() if key in used}
+    return model_of(KEEPING[name], tensors, {"x": ("N", 4)}, {"y": ("N", 3)})
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_old_classes_are_kept(name: str) -> None:
+    model, x = keeping(name), random(5, 4)
+    old = run(model, x=x)[0]
+    assert np.allclose(run(replaced(model, classes=5, keep=True), x=x)[0][:, :3], old, atol=1e-6)
+    assert np.allclose(run(replaced(model, classes=3, keep=True), x=x)[0], old, atol=1e-6)
+    chosen = run(replaced(model, classes=4, keep=[2, 0, 2]), x=x)[0]
+    assert np.allclose(chosen[:, :3], old[:, [2, 0, 2]], atol=1e-6)
+    fresh = run(replaced(model, classes=4, keep=[]), x=x)[0]
+    assert np.array_equal(fresh, run(replaced(model, classes=4), x=x)[0])
+    assert not np.allclose(fresh[:, :3], old, atol=1e-2)
+
+
+def test_old_classes_of_a_tied_weight_are_copied() -> None:
+    nodes = [node("Gather", "table tokens", "e"), node("Transpose", "table", "t"), node("MatMul", "e t", "y", name="/head/MatMul")]  # fmt: skip
+    model = model_of(nodes, {"table": random(9, 4)}, {"tokens": ("N",)}, {"y": ("N", 9)}, integers=["tokens"])  # fmt: skip
+    changed = replaced(model, classes=11, keep=True)
+    assert np.array_equal(array_of(changed, "head.weight")[:, :9], array_of(model, "table").T)
+
+
+def test_old_classes_of_a_convolution_are_kept() -> None:
+    model = squeezenet()
+    x = random(2, 4, 6, 6)
+    kept = run(replaced(model, classes=12, keep=[9, 1]), x=x)[0]
+    assert np.allclose(kept[:, :2], run(model, x=x)[0][:, [9, 1]], atol=1e-6)
+
+
+# The two classes of the last spelling have a slice each.
+@pytest.mark.parametrize("name", [name for name in SOFTMAXES if name != "two classes"])
+def test_a_spelled_softmax_is_kept(name: str) -> None:
+    """The kept classes share what the new class leaves of the probability."""
+    text = f"""<ir_version: 10, opset_import: ["": 17]>
+        g (float[N, 4] x) => (float[N, 2] y)
+        <float[4, 2] weight = {{{", ".join(map(str, random(8).tolist()))}}}, {CONSTANTS}>
+        {{ z = MatMul(x, weight) {SOFTMAXES[name]} }}"""
+    model, x = onnx.parser.parse_model(text), random(5, 4)
+    changed = onnxfit.replace_head(model, 3, keep=True)
+    new, old = run(changed, x=x)[0], run(model, x=x)[0]
+    assert new.shape == (5, 3)
+    assert np.allclose(new.sum(axis=1), 1, atol=1e-6)
+    assert np.allclose(new[:, :2], old * (1 - new[:, 2:]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("classes", "keep", "message"),
+    [
+        (2, True, r"keep=True keeps the 3 old classes.*or more, got 2\. To select"),
+        (2, [0, 1, 2], "keep lists 3 classes, but the new layer has 2"),
+        (7, [3], r"whole numbers from 0 to 2, got \[3\]"),
+        (7, [-1], "whole numbers from 0 to 2"),
+        (7, [0.5], "whole numbers from 0 to 2"),
+        (7, [[0]], "whole numbers from 0 to 2"),
+        (7, "ab", "whole numbers from 0 to 2, got 'ab'"),
+        (7, [True, False, True], "whole numbers from 0 to 2"),
+        (7, 2, "whole numbers from 0 to 2, got 2"),
+        (7, [[0], [1, 2]], "whole numbers from 0 to 2"),
+        (7, None, "whole numbers from 0 to 2, got None"),
+    ],
+)
+def test_impossible_choices_of_old_classes_are_refused(
+    classes: int, keep: object, message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        onnxfit.replace_head(mlp((4, 8, 3)), classes, keep=keep)
