@@ -87,6 +87,7 @@ def main() -> None:
             loss="cross_entropy",
             optimizer=onnxfit.optimizers.Adam(0.001),
             metrics=["accuracy"],
+            threads=1,  # the same numbers on each run
         )
         trainer.fit(*training, epochs=EPOCHS, batch_size=BATCH)
         trainer.export(options.out / file)
