@@ -87,8 +87,9 @@ def replace_head(
     SqueezeNet. Activations, pooling and Flatten after it are kept, also a softmax that is spelled
     in several operators. The declared shape of the output is updated. The new weights have the
     names of the old weights, unless another layer also reads the old weights. Weight and bias are
-    initialized as in `torch.nn.Linear` and `torch.nn.Conv2d`: $W, b \sim U(-1/\sqrt{n}, 1/\sqrt{n})$ for $n$ inputs of each output. The new
-    layer has a bias if the old layer has one.
+    initialized as in `torch.nn.Linear` and `torch.nn.Conv2d`:
+    $W, b \sim U(-1/\sqrt{n}, 1/\sqrt{n})$ for $n$ inputs of each output. The new layer has a bias
+    if the old layer has one.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `classes`: the number of outputs of the new layer, 1 to 100,000,000.
