@@ -79,7 +79,8 @@ class InitializerUse:
     `shape` has its sizes. `trains` says whether it is trained. `parameter` says why it is a weight
     by default, or is not: "recorded" by the exporter as a parameter, "looks like one", "folded
     from" a parameter or an input, "buffer", "mask", "scalar", or "Constant node" for a tensor that
-    the file has in such a node and that is not in the place of a weight.
+    the file has in such a node and that is not in the place of a weight. Other reasons name fixed
+    filters, normalizations and grids, such as "STFT filter bank at 'audio'".
     """
 
     name: str

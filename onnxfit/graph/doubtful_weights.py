@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import listed_names, warn_user
 from onnxfit.graph.constant_nodes import lifted_names
+from onnxfit.graph.fixed_tensors import described, list_text
 from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.records import Records
 from onnxfit.graph.sharing import (
@@ -41,7 +42,7 @@ def warn_of_weights(
     settings: Mapping[str, Any],
 ) -> None:
     """Warn of weights that the exporter merged or computed, of possible buffers and scalars, and of
-    integers that are not trained.
+    integers and fixed filters that are not trained.
 
     - `file`: the file that is trained.
     - `model`: the normalized model of a training step.
@@ -55,6 +56,8 @@ def warn_of_weights(
     warn_of_untied_tables(file, weights)
     if file.functions and settings["weights"] is None:
         _warn_of_functions(model)
+    if settings["weights"] is None and settings["adapters"] is None:
+        _warn_of_formulas(model, weights)
     patterns = settings["weights"] or ()
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     chosen = {
@@ -94,6 +97,18 @@ def _warn_of_functions(model: ir.Model) -> None:
             f"{_quoted(names)} {'is' if len(names) == 1 else 'are'} not trained: Constant nodes"
             " inside functions of the file hold these tensors. To train them, inline the functions"
             f" first: Trainer({INLINING}, ...)."
+        )
+
+
+def _warn_of_formulas(model: ir.Model, weights: Collection[str]) -> None:
+    """Warn once of tensors that are not trained because their numbers follow a formula."""
+    reasons = weight_reasons(model, weights)
+    roles = {name: reason.text for name, reason in reasons.items() if reason.is_formula}
+    if roles:
+        added = list_text(list(roles), "*onnxfit.inspect(model).weights")
+        warn_user(
+            f"By their numbers, {described(roles)}. These tensors are not trained. To train them,"
+            f" pass weights={added}."
         )
 
 
@@ -148,11 +163,11 @@ def _warn_of_scalars(model: ir.Model, weights: Collection[str]) -> None:
         if reason is SCALAR and name not in weights
     ]
     if scalars:
-        added = "".join(f", {name!r}" for name in scalars[:3]) + ", ..." * (len(scalars) > 3)
+        added = list_text(scalars, "*onnxfit.inspect(model).weights")
         warn_user(
             f"{_quoted(scalars)} {'is' if len(scalars) == 1 else 'are'} not trained: a single"
             " number looks like a constant. If the network has such parameters, train them with"
-            f" weights=[*onnxfit.inspect(model).weights{added}]."
+            f" weights={added}."
         )
 
 
@@ -162,5 +177,4 @@ def _quoted(names: Collection[str]) -> str:
 
 def _exclusions(names: Collection[str]) -> str:
     """Return a list of `weights=` that excludes names, of which at most three are shown."""
-    shown = ", ".join(repr(f"!{name}") for name in list(names)[:3])
-    return f"[{shown}{', ...' if len(names) > 3 else ''}]"
+    return list_text([f"!{name}" for name in names])

@@ -389,7 +389,7 @@ def _evaluated(node: ir.Node, graph: ir.Graph, array_of: ArrayOf) -> list[Array]
     if node.op_type not in _ANY_TYPE and not all(v.dtype in _INTEGERS for v in node.outputs):
         return None
     try:
-        arrays = _evaluate(node, feeds, graph.opset_imports[""])
+        arrays = evaluate(node, feeds, graph.opset_imports[""])
     # The reference may lack an operator, or the node may fail: then it fails when the model runs,
     # with a message of its own.
     except Exception:
@@ -411,7 +411,7 @@ def _known_inputs(node: ir.Node, array_of: ArrayOf) -> dict[str, Array] | None:
     return arrays
 
 
-def _evaluate(node: ir.Node, feeds: dict[str, Array], opset: int) -> list[Array]:
+def evaluate(node: ir.Node, feeds: dict[str, Array], opset: int) -> list[Array]:
     """Compute one node by ONNX's reference implementation."""
     # imported late: it reads the schemas of all operators, and many models have nothing to fold
     from onnx.reference import ReferenceEvaluator

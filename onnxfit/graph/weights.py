@@ -13,6 +13,8 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph.constant_nodes import lifted_names
+from onnxfit.graph.fixed_tensors import described, fixed_tensors, list_text
+from onnxfit.graph.front_ends import short_name
 from onnxfit.graph.quantized import describe_quantized, quantized_weights
 from onnxfit.graph.records import NO_PARAMETER, PARAMETER, Record, Records
 from onnxfit.registry import matching_names, name_list
@@ -82,7 +84,6 @@ SCALAR_PARAMETER = re.compile(
 OLDER_EXPORTER = re.compile(r"(\w+\.)+\w+|onnx::\w+")
 MODULE_WEIGHT = re.compile(r"(\w+\.)+(weight|bias)")
 INLINING = "onnx.inliner.inline_local_functions(model)"
-MAX_NAME_CHARACTERS = 12  # of the parameter in a reason
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,12 @@ class Reason:
 
     - `is_weight`: whether it is a weight.
     - `text`: the reason in a few words, for the column "parameter" of a table.
+    - `is_formula`: whether its numbers follow a formula that trained weights never follow.
     """
 
     is_weight: bool
     text: str
+    is_formula: bool = False
 
     @property
     def is_listed(self) -> bool:
@@ -134,6 +137,9 @@ def all_weights(model: ir.Model, known: Container[str] = ()) -> list[str]:
     weight if a layer multiplies by its tensor, or adds it to a product, unless all elements are 0
     or all are 1.
 
+    Tensors whose numbers follow a formula at the place of the formula are no weights, even if they
+    are recorded as parameters: `fixed_tensors`.
+
     A larger constant, such as a table of positions, looks like a weight: exclude it by `"!name"`.
     A weight that is missing here can be selected by its name.
 
@@ -169,7 +175,9 @@ def weight_reasons(model: ir.Model, known: Container[str] = ()) -> dict[str, Rea
         for name in candidates:
             if not _is_weight_in_constant_node(tensors[name], layers):
                 reasons[name] = IN_CONSTANT_NODE
-    return reasons
+    candidates = [n for n, reason in reasons.items() if reason.is_weight and n not in known]
+    roles = fixed_tensors(model, candidates, known)
+    return {**reasons, **{n: Reason(False, role, is_formula=True) for n, role in roles.items()}}
 
 
 def keeps_weights_in_constant_nodes(
@@ -286,9 +294,7 @@ def _recorded_reason(record: Record) -> Reason:
     source = next(iter(record.parameters or record.others), None)
     if source is None:
         return FOLDED_CONSTANT
-    if len(source) > MAX_NAME_CHARACTERS:
-        source = f"…{source[1 - MAX_NAME_CHARACTERS :]}"
-    return Reason(bool(record.is_parameter), f"folded from {source}")
+    return Reason(bool(record.is_parameter), f"folded from {short_name(source)}")
 
 
 def _is_mask(value: ir.Value, array: np.ndarray[Any, Any]) -> bool:
@@ -399,10 +405,7 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
         if not weights and integers:
             raise ModelError(f"The model has no float weights. {describe_quantized(integers)}")
         if not weights:
-            raise ModelError(
-                f"The model has no float weights: its float tensors ({listed_names(floats)}) are"
-                " constants. To train them, pass their names as weights=."
-            )
+            raise ModelError(_message_of_constants(model, floats))
         return weights
     patterns = name_list("weights", patterns)
     exclusions = [p for p in patterns if p.startswith("!") and p not in floats]
@@ -448,6 +451,20 @@ def _matching_weights(
     if not matches:
         raise UnknownNameError("weight", pattern, weights or floats)
     return matches
+
+
+def _message_of_constants(model: ir.Model, floats: Sequence[str]) -> str:
+    """Return an error about a model whose float tensors, with the names `floats`, are constants."""
+    roles = {n: one.text for n, one in weight_reasons(model).items() if one.is_formula}
+    if not roles:
+        return (
+            f"The model has no float weights: its float tensors ({listed_names(floats)}) are"
+            " constants. To train them, pass their names as weights=."
+        )
+    return (
+        f"The model has no weights to train: by their numbers, {described(roles)}. These tensors"
+        f" are fixed by default. To train them, pass weights={list_text(list(roles))}."
+    )
 
 
 def _message_without_floats(model: ir.Model) -> str:
