@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -110,6 +111,9 @@ class Inspection:
     - `probabilities` has the outputs that losses read as probabilities, each with the nodes that
       show it. Losses compute from the scores before these nodes.
     - `batch_axes` says which axis of each input and output is the batch, and why.
+    - `padding_rows` has the trained tables of embeddings with one row of zeros, each with its
+      index. In PyTorch, such a row usually belongs to `padding_idx` and has no gradient. It is
+      empty for a Trainer, which has its own `freeze_rows`.
     - `device` is the device that a Trainer was asked about, else None.
     - `on_cpu` are the operators of a training step that `device` leaves to the CPU, each with the
       number of their nodes. Their inputs and outputs are copied in every step.
@@ -129,6 +133,7 @@ class Inspection:
     initializers: tuple[InitializerUse, ...] = ()
     probabilities: tuple[tuple[str, str], ...] = ()
     batch_axes: tuple[str, ...] = ()
+    padding_rows: tuple[tuple[str, int], ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -192,6 +197,11 @@ class Inspection:
         if len(self.shared) > MAX_SHARED_LISTED:
             more = len(self.shared) - MAX_SHARED_LISTED
             lines.append(f"{more} more weights are used by several nodes.")
+        lines += [
+            f"Row {row} of {name} is zero, as with padding_idx. To keep it so, pass"
+            f" freeze_rows={{{name!r}: [{row}]}}."
+            for name, row in self.padding_rows
+        ]
         lines += [f"{name} is probabilities: {reason}." for name, reason in self.probabilities]
         if self.quantized and not any(REMEDY in line for line in lines):
             lines.append(describe_quantized(list(self.quantized)))
@@ -226,7 +236,8 @@ def inspect_model(
     except ModelError as error:
         problem = _missing_weights(work, error)
         return inspect_working(work, (), chosen, gradient, problems=[problem])
-    return inspect_working(work, selected, chosen, gradient)
+    report = inspect_working(work, selected, chosen, gradient)
+    return replace(report, padding_rows=tuple(_padding_rows(work, report.weights)))
 
 
 @model_errors()
@@ -272,6 +283,24 @@ def inspect_working(
         initializers=_initializer_uses(work, weights, reached),
         probabilities=_probabilities(work, outputs),
     )
+
+
+def _padding_rows(work: ir.Model, weights: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield the tables of embeddings that have one row of zeros, and the index of this row."""
+    for name in weights:
+        value = work.graph.initializers[name]
+        tensor, uses = value.const_value, value.uses()
+        is_table = all(
+            use.node.op_type == "Gather"
+            and use.idx == 0
+            and not use.node.attributes.get_int("axis", 0)
+            for use in uses
+        )
+        if tensor is None or not uses or not is_table or len(tensor.shape) != 2:
+            continue
+        rows = np.flatnonzero(~tensor.numpy().any(1))
+        if len(rows) == 1 and tensor.shape[0] > 1:
+            yield name, int(rows[0])
 
 
 def _probabilities(work: ir.Model, outputs: Sequence[str]) -> tuple[tuple[str, str], ...]:

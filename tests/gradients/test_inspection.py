@@ -54,6 +54,34 @@ class TestNotebook:
         assert "\x1b" not in found._repr_html_() + str(found)
 
 
+EMBEDDING = (
+    """g (int64[N, T] x) => (float[N, T, 2] y) <float[4, 2] e = {%s}> { y = Gather(e, x) }"""
+)
+
+
+class TestPadding:
+    def test_a_row_of_zeros_is_named_with_its_setting(self) -> None:
+        model = parse(EMBEDDING % "1, 2, 0, 0, 0, 3, 4, 0")
+        found = inspect(model)
+        assert found.padding_rows == (("e", 1),)
+        line = (
+            "Row 1 of e is zero, as with padding_idx. To keep it so, pass freeze_rows={'e': [1]}."
+        )
+        assert line in str(found).splitlines()
+        trainer = Trainer(model, loss="mse", freeze_rows={"e": [1]})
+        assert not trainer.inspect().padding_rows
+
+    @pytest.mark.parametrize(
+        "numbers", ["1, 2, 3, 4, 0, 5, 6, 7", "0, 0, 0, 0, 1, 2, 3, 4", "0, 0, 0, 0, 0, 0, 0, 0"]
+    )
+    def test_other_tables_have_none(self, numbers: str) -> None:
+        assert not inspect(parse(EMBEDDING % numbers)).padding_rows
+
+    def test_a_matrix_with_a_row_of_zeros_has_none(self) -> None:
+        text = "g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {0,0,3,4}> { y = MatMul(x, w) }"
+        assert not inspect(parse(text)).padding_rows
+
+
 class TestInspect:
     def test_a_model_that_trains(self) -> None:
         found = inspect(mlp())
