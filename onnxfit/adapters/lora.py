@@ -34,7 +34,7 @@ class LoRA(ChecksArguments):
     - `target`: names and fnmatch patterns of the weights, where `"!pattern"` excludes. A pattern is
       compared with the names of the initializer, of the parameter and module that it was exported
       from, and of the node that reads it. None adapts every linear layer except those that no other
-      linear layer follows, as "all-linear" of PEFT leaves out the output layer.
+      linear layer follows, as "all-linear" of PEFT leaves out the output layer, and fixed filters.
     - `dropout`: the fraction of the elements of $x$ that a training step drops for the adapter,
       in [0, 1). Layers that read the same $x$ share its dropout; an embedding has none.
     - `scaling`: "alpha/r"; or "alpha/sqrt(r)", $s = \alpha / \sqrt{r}$, with which updates do not

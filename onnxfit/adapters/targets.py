@@ -11,6 +11,8 @@ from onnxfit.adapters.adapter import Adapter
 from onnxfit.adapters.layers import AdaptableWeight, adaptable_weights, output_layers
 from onnxfit.adapters.lora import LoRA
 from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
+from onnxfit.graph.fixed_tensors import fixed_tensors
+from onnxfit.graph.reading import to_ir
 
 
 def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Adapter]:
@@ -65,8 +67,13 @@ def _matching(
 
 
 def _linear_layers(model: onnx.ModelProto, weights: list[AdaptableWeight]) -> set[str]:
-    """Return the weights of all linear layers but the last ones; of all if there are no others."""
+    """Return the weights of all linear layers but the last ones; of all if there are no others.
+
+    Fixed filters, such as the bands of a mel scale, belong to no layer.
+    """
     linear = {weight.name for weight in weights if weight.kind == "linear"}
+    work = to_ir(model)
+    linear.difference_update(fixed_tensors(work, linear.intersection(work.graph.initializers)))
     return linear - output_layers(model, weights) or linear
 
 

@@ -98,6 +98,24 @@ def test_all_linear_layers_but_the_last_have_adapters_and_one_alone_has_one() ->
     ]  # the last layer, and the only one
 
 
+def test_fixed_filters_have_adapters_only_by_name() -> None:
+    angles = 2 * np.pi * np.outer(np.arange(32), np.arange(17)) / 32
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 32] x) => (float[N, 2] y) {
+        s = MatMul(x, cosines)  a = Abs(s)  h = MatMul(a, u)  r = Relu(h)  y = MatMul(r, v) }"""
+    )
+    rng = np.random.default_rng(0)
+    arrays = {
+        "cosines": np.cos(angles),
+        "u": rng.normal(size=(17, 4)),
+        "v": rng.normal(size=(4, 2)),
+    }
+    for name, array in arrays.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype("f4"), name))
+    assert matched(None, model) == ["u"]
+    assert matched(["cosines"], model) == ["cosines"]
+
+
 def test_a_pattern_without_a_match_names_the_nearest_weights() -> None:
     with pytest.raises(UnknownNameError, match=r"'block\.q_porj'. Did you mean 'block\.q_proj'"):
         matched("block.q_porj")

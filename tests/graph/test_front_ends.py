@@ -303,6 +303,10 @@ class TestLearnedFilters:
         net.tensors["real"] = fourier()[0].T
         assert not roles(net.model("N, 5"))
 
+    def test_a_basis_after_an_activation(self) -> None:
+        net = Net()("h = Relu(x) r = MatMul(h, real) y = Abs(r)", real=fourier()[0].T)
+        assert not roles(net.model("N, 64"))
+
     def test_a_basis_with_a_learned_bias(self) -> None:
         net = Net()("r = Gemm(x, real, b) y = Abs(r)", real=fourier()[0].T, b=weight(BINS))
         assert not roles(net.model("N, 64"))
