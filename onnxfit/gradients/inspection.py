@@ -296,11 +296,12 @@ def _padding_rows(work: ir.Model, weights: Sequence[str]) -> Iterator[tuple[str,
             and not use.node.attributes.get_int("axis", 0)
             for use in uses
         )
-        if tensor is None or not uses or not is_table or len(tensor.shape) != 2:
+        if tensor is None or not uses or not is_table:
             continue
-        rows = np.flatnonzero(~tensor.numpy().any(1))
-        if len(rows) == 1 and tensor.shape[0] > 1:
-            yield name, int(rows[0])
+        array = tensor.numpy()
+        zeros = np.flatnonzero(~array.any(axis=-1))
+        if array.ndim == 2 and len(zeros) == 1 and len(array) > 1:
+            yield name, int(zeros[0])
 
 
 def _probabilities(work: ir.Model, outputs: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -9,6 +9,7 @@ that reads it, a magnitude or a logarithm follows, and the numbers fit a formula
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container
 from dataclasses import dataclass
 from typing import Any
@@ -239,7 +240,7 @@ class _Walk:
                 nodes.pop(node, None)  # to the end: it is computed before its readers
                 nodes[node] = None
                 waiting += [v for v in node.inputs if v is not None]
-        if len(nodes) > MAX_CHAIN:
+        if len(nodes) > MAX_CHAIN or not all(_is_small(v) for node in nodes for v in node.outputs):
             return None
         arrays: dict[ir.Value, npt.NDArray[Any]] = {}
         for node in reversed(nodes):
@@ -260,6 +261,12 @@ class _Walk:
         if array is None or not 0 < array.size <= MAX_ELEMENTS:
             return None
         return np.asarray(array, np.float64)
+
+
+def _is_small(value: ir.Value) -> bool:
+    """Return whether a computed value is known to fit into memory."""
+    sizes = [0] if value.shape is None else [n if isinstance(n, int) else 0 for n in value.shape]
+    return 0 < math.prod(sizes) <= MAX_ELEMENTS
 
 
 def _tensor(value: ir.Value) -> npt.NDArray[Any] | None:

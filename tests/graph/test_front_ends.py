@@ -11,6 +11,7 @@ import pytest
 
 import onnxfit
 from onnxfit import ModelError, Trainer
+from onnxfit.graph import front_ends
 from onnxfit.graph.model import normalize
 from onnxfit.graph.weights import weight_reasons
 
@@ -218,6 +219,13 @@ class TestOtherBanks:
         net.tensors |= {"places": places, "numbers": bank.reshape(-1)[places]}
         net.tensors |= {"shape": np.array(bank.shape)}
         assert roles(net.model(f"N, {BINS}")) == {"numbers": "mel filter bank at 'x'"}
+
+
+def test_huge_tensors_that_nodes_compute_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_ends, "evaluate", lambda *_: pytest.fail("computed"))
+    net = Net()("bands = Expand(zero, size) a = Abs(x) b = MatMul(a, bands) y = Log(b)")
+    net.tensors |= {"zero": np.zeros((1, 1), np.float32), "size": np.array([BINS, 2**40])}
+    assert not roles(net.model(f"N, {BINS}"))
 
 
 def perturbed(bank: np.ndarray) -> np.ndarray:
