@@ -224,7 +224,7 @@ class TestOtherBanks:
 def test_huge_tensors_that_nodes_compute_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_ends, "evaluate", lambda *_: pytest.fail("computed"))
     net = Net()("bands = Expand(zero, size) a = Abs(x) b = MatMul(a, bands) y = Log(b)")
-    net.tensors |= {"zero": np.zeros((1, 1), np.float32), "size": np.array([BINS, 2**40])}
+    net.tensors |= {"zero": np.zeros((BINS, 1), np.float32), "size": np.array([BINS, 2**40])}
     assert not roles(net.model(f"N, {BINS}"))
 
 
