@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -31,6 +31,26 @@ class BatchEdits:
         self._names = _names_of(self.mended.graph)
         self._extended: dict[tuple[str, int], ir.Value] = {}
         self._row_count: ir.Value | None = None
+        self._undo: list[Callable[[], object]] = []  # for each change, how to take it back
+
+    def take_back(self, changes: int) -> None:
+        """Take back all changes but the first ones.
+
+        - `changes`: how many to keep.
+        """
+        while len(self._undo) > changes:
+            self._undo.pop()()
+
+    def replace_input(self, node: ir.Node, position: int, value: ir.Value) -> None:
+        """Let a node of the file read another value."""
+        old = node.inputs[position]
+        node.replace_input_with(position, value)
+        self.mends += 1
+        self._undo.append(lambda: self._restore_input(node, position, old))
+
+    def _restore_input(self, node: ir.Node, position: int, value: ir.Value | None) -> None:
+        node.replace_input_with(position, value)
+        self.mends -= 1
 
     def axis_of(self, value: ir.Value | None) -> BatchAxis | None:
         """Return the batch axis of a value; None without one, or if it is unknown."""
@@ -42,9 +62,8 @@ class BatchEdits:
         numbers = self.add(
             node, "Expand", [numbers, self.constant(np.array([1, *sizes[1:]], np.int64))]
         )
-        node.replace_input_with(position, numbers)
+        self.replace_input(node, position, numbers)
         self.axes[numbers.name or ""] = BatchAxis(0)
-        self.mends += 1
 
     def row_numbers(self, node: ir.Node, rank: int) -> ir.Value:
         """Return 0, 1, ... for the rows of the batch, along the first of `rank` axes."""
@@ -63,8 +82,8 @@ class BatchEdits:
         key = value.name or "", axis
         if key not in self._extended:
             self._extended[key] = self.repeated(node, value, axis, size)
-        node.replace_input_with(position, self._extended[key])
-        self.mends += 1
+            self._undo.append(lambda: self._extended.pop(key))
+        self.replace_input(node, position, self._extended[key])
 
     def repeated(self, node: ir.Node, value: ir.Value, axis: int, size: int) -> ir.Value:
         entries, rest = divmod(size, self.rows)
@@ -91,8 +110,7 @@ class BatchEdits:
         if producer is not None and producer.op_type != "Constant":
             mask = self.constant(entries != target)
             new = self.add(node, "Where", [mask, new, value])
-        node.replace_input_with(position, new)
-        self.mends += 1
+        self.replace_input(node, position, new)
 
     def row_counts(self, node: ir.Node) -> ir.Value:
         """Return the number of rows of the batch, an int64 tensor of one element."""
@@ -103,7 +121,11 @@ class BatchEdits:
             shape = self.add(first, "Shape", [source])
             index = self.constant(np.array([axis]))
             self._row_count = self.add(first, "Gather", [shape, index], {"axis": 0})
+            self._undo.append(self._forget_row_count)
         return self._row_count
+
+    def _forget_row_count(self) -> None:
+        self._row_count = None
 
     def add(
         self,
@@ -116,8 +138,10 @@ class BatchEdits:
         settings = [ir.AttrInt64(name, number) for name, number in (attributes or {}).items()]
         node = ir.Node("", op_type, inputs, settings, name=self._unique_name(op_type))
         node.outputs[0].name = node.name
-        self.mended.graph.insert_before(before, node)
-        infer(self.mended.graph, node, strict=True)
+        graph = self.mended.graph
+        graph.insert_before(before, node)
+        self._undo.append(lambda: graph.remove(node, safe=True))
+        infer(graph, node, strict=True)
         return node.outputs[0]
 
     def constant(self, array: Array) -> ir.Value:
@@ -128,7 +152,9 @@ class BatchEdits:
             type=ir.TensorType(tensor.dtype),
             const_value=tensor,
         )
-        self.mended.graph.register_initializer(value)
+        initializers = self.mended.graph.initializers
+        initializers.add(value)
+        self._undo.append(lambda: initializers.pop(value.name))
         return value
 
     def _unique_name(self, base: str) -> str:

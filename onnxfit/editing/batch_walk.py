@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +25,8 @@ from onnxfit.editing.batch_axes import (
 )
 from onnxfit.editing.batch_edits import BatchEdits
 
-MAX_WALKS = 100  # each with other choices among the possible batch axes
+# Other choices among the possible batch axes that may fail in a row without getting any further
+MAX_FAILURES = 20
 GROWTH = 3  # the second walk has this many times the rows of the file
 BROADCASTING = {
     "Add", "And", "BitShift", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
@@ -54,28 +56,48 @@ def walk(
 
     NodeInTheWayError: a node prevents another batch size.
     """
-    choices: dict[str, int] = {}
+    attempt = BatchWalk(model, shapes, axes, rows)
     first: NodeInTheWayError | None = None
-    for _ in range(MAX_WALKS):
-        attempt = BatchWalk(model, shapes, axes, rows, choices)
+    farthest = failures = 0
+    while failures <= MAX_FAILURES:
         try:
             attempt.run()
-            return attempt
         except NodeInTheWayError as error:
             first = first or error
-            if not attempt.choose_next(error.name):
+            failures = 0 if attempt.position > farthest else failures + 1
+            farthest = max(farthest, attempt.position)
+            if not attempt.choose_next():
                 break
+            continue
+        if first is None or attempt.reaches_outputs():
+            return attempt
+        break  # another axis avoids the node, but the batch does not come to the end
     assert first is not None
     raise first
 
 
-class BatchWalk(BatchEdits):
-    """One walk over the main graph; the arguments are those of `walk`.
+@dataclass
+class Choice:
+    """A Reshape with several axes that may be the batch.
 
-    - `choices`: by the name of a Reshape, the number of the axis among those that may be the batch.
+    - `position`: the number of the node in the graph.
+    - `candidates`: how many axes there are; `chosen` is the number of one of them.
+    - `changes`, `ends`: how many changes and ends the walk had before this node.
+    """
+
+    position: int
+    candidates: int
+    changes: int
+    ends: int
+    chosen: int = 0
+
+
+class BatchWalk(BatchEdits):
+    """A walk over the main graph; the arguments are those of `walk`.
 
     After `run`, `mended` is the model with a batch of any size, and `ends` are the nodes whose
-    outputs have no batch any more.
+    outputs have no batch any more. After an error, `position` is the number of the node in the way;
+    `choose_next` goes back to a Reshape before it, from which `run` continues.
     """
 
     def __init__(
@@ -84,14 +106,14 @@ class BatchWalk(BatchEdits):
         shapes: Mapping[str, tuple[int, ...]],
         axes: Mapping[str, int],
         rows: int,
-        choices: dict[str, int],
     ) -> None:
         super().__init__(model, rows, next(iter(axes.items())))
         self.ends: list[ir.Node] = []
         self._before = model.clone()
+        self._before_nodes = list(self._before.graph)
         self._dependent = set(axes)
-        self._choices = choices
-        self._alternatives: dict[str, int] = {}
+        self.position = 0
+        self._choices: dict[str, Choice] = {}  # by the name of the node, in the order of the graph
         for old, new in zip(self._before.graph.inputs, self.mended.graph.inputs):
             name = old.name or ""
             if name not in shapes:
@@ -103,24 +125,25 @@ class BatchWalk(BatchEdits):
                 self.axes[name] = BatchAxis(axes[name])
             new.shape = ir.Shape(sizes)
 
-    def choose_next(self, failed: str) -> bool:
-        """Choose another axis for the last Reshape before the node `failed` that has one.
+    def choose_next(self) -> bool:
+        """Go back to the last Reshape before the node in the way, and choose another axis there.
 
-        Return whether there is one.
+        Return whether there is one. A Reshape that the node does not depend on is skipped.
         """
-        before = self._ancestors(failed)
-        for name in reversed(list(self._alternatives)):
-            if name not in before:
-                continue
-            self._choices[name] += 1
-            if self._choices[name] < self._alternatives[name]:
+        before = self._ancestors(self._before_nodes[self.position])
+        for name, choice in reversed(list(self._choices.items())):
+            if name in before and choice.chosen + 1 < choice.candidates:
+                choice.chosen += 1
+                self.position = choice.position
+                self.take_back(choice.changes)
+                del self.ends[choice.ends :]
                 return True
             del self._choices[name]
         return False
 
-    def _ancestors(self, name: str) -> set[str]:
+    def _ancestors(self, last: ir.Node) -> set[str]:
         """Return the names of a node and of all nodes that its inputs depend on."""
-        waiting = [node for node in self._before.graph if node.name == name]
+        waiting = [last]
         found: set[str] = set()
         while waiting:
             node = waiting.pop()
@@ -131,21 +154,33 @@ class BatchWalk(BatchEdits):
         return found
 
     def run(self) -> None:
-        """Walk over the graph. NodeInTheWayError: a node prevents another batch size."""
-        for old, new in zip(list(self._before.graph), self.nodes):
-            if self._dependent.isdisjoint(v.name for v in old.inputs if v is not None):
-                self._infer_constant(old, new)
-                continue
-            self._dependent |= {value.name or "" for value in old.outputs}
-            for value in (*old.outputs, *new.outputs):
-                value.shape = None
-            infer(self._before.graph, old, strict=False)
-            if new.domain in ("", "ai.onnx"):
-                self._mend(old, new)
-            infer(self.mended.graph, new, strict=True)
-            self._find_axes(old, new)
-            if self._ends_batch(new):
-                self.ends.append(new)
+        """Walk on from `position` to the end of the graph.
+
+        NodeInTheWayError: a node prevents another batch size.
+        """
+        while self.position < len(self.nodes):
+            self._visit(self._before_nodes[self.position], self.nodes[self.position])
+            self.position += 1
+
+    def reaches_outputs(self) -> bool:
+        """Return whether an output of the model has a batch axis."""
+        return any(self.axis_of(value) is not None for value in self.mended.graph.outputs)
+
+    def _visit(self, old: ir.Node, new: ir.Node) -> None:
+        if self._dependent.isdisjoint(v.name for v in old.inputs if v is not None):
+            self._infer_constant(old, new)
+            return
+        self._dependent |= {value.name or "" for value in old.outputs}
+        for value in (*old.outputs, *new.outputs):
+            value.shape = value.const_value = None
+            self.axes.pop(value.name or "", None)
+        infer(self._before.graph, old, strict=False)
+        if new.domain in ("", "ai.onnx"):
+            self._mend(old, new)
+        infer(self.mended.graph, new, strict=True)
+        self._find_axes(old, new)
+        if self._ends_batch(new):
+            self.ends.append(new)
 
     def _infer_constant(self, old: ir.Node, new: ir.Node) -> None:
         """Infer the outputs of a node that no input with a batch leads to."""
@@ -271,9 +306,11 @@ class BatchWalk(BatchEdits):
         candidates = list(dict.fromkeys([*same, *likely, *reversed(merged), *unlikely]))
         if not candidates:
             return None
-        chosen = self._choices.setdefault(node.name or "", 0)
-        self._alternatives[node.name or ""] = len(candidates)
-        return candidates[chosen]
+        name = node.name or ""
+        if len(candidates) > 1 and name not in self._choices:
+            place = self.position, len(candidates), len(self._undo), len(self.ends)
+            self._choices[name] = Choice(*place)
+        return candidates[self._choices[name].chosen if name in self._choices else 0]
 
     def mend_expand(self, old: ir.Node, new: ir.Node) -> None:
         """Let an Expand to constant sizes keep the batch, by replacing its size with 1."""
@@ -324,9 +361,9 @@ class BatchWalk(BatchEdits):
         numbers = self.row_numbers(new, index.ndim)
         first = self.constant(index[:1].astype(np.int64))
         offsets = self.add(new, "Mul", [numbers, self.constant(np.array(size, np.int64))])
-        new.replace_input_with(1, self.add(new, "Add", [offsets, first]))
-        self.axes[new.inputs[1].name or ""] = BatchAxis(0)  # type: ignore[union-attr]
-        self.mends += 1
+        numbers = self.add(new, "Add", [offsets, first])
+        self.replace_input(new, 1, numbers)
+        self.axes[numbers.name or ""] = BatchAxis(0)
 
     def mend_gather_nd(self, old: ir.Node, new: ir.Node) -> None:
         """Let constant indices that begin with the number of a row do so for every row."""
@@ -349,9 +386,8 @@ class BatchWalk(BatchEdits):
             rest = self.add(new, "Slice", [new.inputs[1], *limits])
             columns.append(self.repeated(new, rest, 0, sizes[0]))
         index = self.add(new, "Concat", columns, {"axis": len(sizes) - 1})
-        new.replace_input_with(1, index)
+        self.replace_input(new, 1, index)
         self.axes[index.name or ""] = BatchAxis(0)
-        self.mends += 1
 
     def _mend_sizes(self, old: ir.Node, new: ir.Node) -> None:
         """Write the number of rows into the constant sizes of a node's output."""
@@ -364,10 +400,8 @@ class BatchWalk(BatchEdits):
         if shape[0] == self.rows and sizes[0] == self.rows:
             mask = np.arange(len(sizes)) == 0
             rows = self.row_counts(new)
-            new.replace_input_with(
-                position, self.add(new, "Where", [self.constant(mask), rows, new.inputs[position]])
-            )
-            self.mends += 1
+            whole = self.add(new, "Where", [self.constant(mask), rows, new.inputs[position]])
+            self.replace_input(new, position, whole)
 
     def _share_by_broadcasting(self, old: ir.Node, new: ir.Node) -> None:
         """Repeat inputs with the file's number of rows for the batch, if sizes differ."""

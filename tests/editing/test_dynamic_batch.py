@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 
 from onnxfit import DataError, ModelError, SettingError, Trainer, UnknownNameError, dynamic_batch
+from onnxfit.editing.batch_walk import BatchWalk
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]> '
 CONV = "<float[4, 3, 1, 1] w, float[4, 2] v>"
@@ -230,6 +231,50 @@ def test_an_error_names_the_node_in_the_way(name: str) -> None:
     with pytest.raises(ModelError, match=message) as info:
         dynamic_batch(model_of(graph, 1))
     assert len(str(info.value).splitlines()) <= 4
+
+
+def _attention_layers(layers: int, end: str) -> onnx.ModelProto:
+    """Layers whose Reshapes have several axes that may be the batch, and then `end`."""
+    nodes = []
+    for i in range(layers):
+        nodes.append(
+            f"a{i} = Reshape(x{i}, heads)  b{i} = Transpose <perm = [0, 2, 1, 3]> (a{i})"
+            f" c{i} = Reshape(b{i}, flat)  d{i} = Softmax(c{i})  x{i + 1} = Reshape(d{i}, back)"
+        )
+    return model_of(
+        "(float[1, 3, 4] x0) => (float[A, Z] y) <int64[4] heads = {1, 3, 2, 2},"
+        f" int64[3] flat = {{2, 3, 2}}, int64[3] back = {{1, 3, 4}}, int64[2] rows = {{1, 12}}>"
+        f" {{ {' '.join(nodes)} z = Reshape(x{layers}, rows)  {end} }}",
+        1,
+    )
+
+
+def test_a_node_in_the_way_is_found_without_walking_the_graph_for_each_axis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    visited = 0
+    visit = BatchWalk._visit
+
+    def counting(walk: BatchWalk, *nodes: Any) -> None:
+        nonlocal visited
+        visited += 1
+        visit(walk, *nodes)
+
+    monkeypatch.setattr(BatchWalk, "_visit", counting)
+    model = _attention_layers(40, "t = Transpose(z)  y = MatMul(z, t)")
+    with pytest.raises(ModelError, match=r"MatMul 'MatMul_y': its output is \(1, 1\) for 1 rows"):
+        dynamic_batch(model)
+    assert visited < 3 * len(model.graph.node)
+
+
+def test_an_axis_that_loses_the_batch_does_not_hide_the_node_in_the_way() -> None:
+    graph = (
+        "(float[1, 4] x) => (float[4, 1] y) <int64[3] s = {1, 1, 4}, int64[1] zero = {0}> {"
+        " a = Reshape(x, s)  b = Transpose <perm = [0, 2, 1]> (a)  c = Squeeze(b, zero)"
+        " y = ReduceMean <axes = [1], keepdims = 1> (c) }"
+    )
+    with pytest.raises(ModelError, match="because of Squeeze 'Squeeze_c'"):
+        dynamic_batch(model_of(graph, 1))
 
 
 def test_a_batch_of_no_rows_cannot_be_changed() -> None:
