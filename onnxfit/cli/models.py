@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.data import DataAdapter
+from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import DataError, ModelError, SettingError
 from onnxfit.graph.batch_axis import layout_of
 from onnxfit.graph.batch_view import batch_first
@@ -27,7 +28,6 @@ from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import join_batches
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
-from onnxfit.training.fixed_inputs import with_fixed_inputs
 
 # A checkpoint contains no code, so it cannot restore losses or optimizers of the user's own
 # classes. With these settings instead, every checkpoint can be read.

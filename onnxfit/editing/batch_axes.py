@@ -42,11 +42,55 @@ class NodeInTheWayError(ModelError):
     name: str = ""
 
 
-def in_the_way(node: ir.Node, reason: str) -> NodeInTheWayError:
+def hides_batch(node: ir.Node) -> NodeInTheWayError:
+    """Return the error for an If, Loop or Scan whose graphs read the batch, with the remedy."""
+    if node.op_type != "If":
+        return in_the_way(node, "the batch enters its body, which is not changed")
+    condition = node.inputs[0]
+    sources = sorted(v.name or "" for v in sources_of(condition) if v.is_graph_input())
+    name = None if condition is None else condition.name
+    reason = f"the batch enters its branches, and its condition {name!r} is unknown"
+    if not sources:
+        return in_the_way(node, reason, "Replace the If by the branch that you use.")
+    reason += f", because it depends on {', '.join(map(repr, sources))}"
+    values = ", ".join(f"{source!r}: ..." for source in sources)
+    return in_the_way(
+        node,
+        reason,
+        "Give the input the value that you use, so that one branch remains:"
+        f" dynamic_batch(model, fixed_inputs={{{values}}}).",
+    )
+
+
+def sources_of(value: ir.Value | None) -> set[ir.Value]:
+    """Return the values without a producer that a value is computed from."""
+    waiting, seen = [value], set[ir.Value]()
+    found = set()
+    while waiting:
+        current = waiting.pop()
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        producer = current.producer()
+        if producer is None:
+            found.add(current)
+        else:
+            waiting += read_by(producer)
+    return found
+
+
+def read_by(node: ir.Node) -> list[ir.Value | None]:
+    """Return the values that a node reads, also inside its subgraphs."""
+    inner = [v for body in subgraphs_of(node) for n in body for v in read_by(n)]
+    outputs = [v for body in subgraphs_of(node) for v in body.outputs]
+    return [*node.inputs, *inner, *outputs]
+
+
+def in_the_way(node: ir.Node, reason: str, remedy: str = REMEDY) -> NodeInTheWayError:
     """Return the error that names a node that prevents another batch size."""
     error = NodeInTheWayError(
         f"The batch size cannot be changed, because of {node.op_type} {node.name!r}: {reason}."
-        f" {REMEDY}"
+        f" {remedy}"
     )
     error.name = node.name or ""
     return error

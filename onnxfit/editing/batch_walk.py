@@ -20,10 +20,12 @@ from onnxfit.editing.batch_axes import (
     constant_of,
     in_the_way,
     infer,
+    read_by,
     resolved,
     sizes_of,
 )
 from onnxfit.editing.batch_edits import BatchEdits
+from onnxfit.graph.subgraphs import subgraphs_of
 
 # Other choices among the possible batch axes that may fail in a row without getting any further
 MAX_FAILURES = 20
@@ -162,12 +164,21 @@ class BatchWalk(BatchEdits):
             self._visit(self._before_nodes[self.position], self.nodes[self.position])
             self.position += 1
 
+    @property
+    def hidden(self) -> list[ir.Node]:
+        """The nodes whose subgraphs read the batch; they are not changed."""
+        return [n for n in self.nodes if subgraphs_of(n) and self._depends(n)]
+
+    def _depends(self, node: ir.Node) -> bool:
+        """Return whether an input with a batch leads to a node."""
+        return any(v is not None and v.name in self._dependent for v in read_by(node))
+
     def reaches_outputs(self) -> bool:
         """Return whether an output of the model has a batch axis."""
         return any(self.axis_of(value) is not None for value in self.mended.graph.outputs)
 
     def _visit(self, old: ir.Node, new: ir.Node) -> None:
-        if self._dependent.isdisjoint(v.name for v in old.inputs if v is not None):
+        if not self._depends(old):
             self._infer_constant(old, new)
             return
         self._dependent |= {value.name or "" for value in old.outputs}

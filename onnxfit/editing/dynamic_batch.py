@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.inliner
 import onnx.shape_inference
 import onnx_ir as ir
 
-from onnxfit.editing.batch_axes import REMEDY, BatchAxis, NodeInTheWayError
+from onnxfit.editing.batch_axes import REMEDY, BatchAxis, NodeInTheWayError, hides_batch
 from onnxfit.editing.batch_walk import GROWTH, BatchWalk, walk
-from onnxfit.editing.row_check import Arrays, ModelRun, different, random_rows, rows_of
+from onnxfit.editing.fixed_inputs import with_fixed_inputs
+from onnxfit.editing.row_check import ModelRun, Trial, accepts_any_batch, random_rows, rows_of
 from onnxfit.errors import ModelError, SettingError, StepError, UnknownNameError, warn_user
+from onnxfit.graph.batch_axis import BatchLayout, layout_of
+from onnxfit.graph.fold import take_known_branches
 from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
-from onnxfit.graph.subgraphs import subgraph_protos
+from onnxfit.graph.subgraphs import graph_protos, nodes_of, subgraph_protos
 from onnxfit.graph.tensors import is_large
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
@@ -28,7 +31,10 @@ INITIAL_STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}
 # operators that pass an initial state on, from its input of the model to its layer
 PASSING = {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"}
 TRIED_SIZES = (16, 64, 224)  # tried for an axis of dynamic size
-TRIED_INTEGERS = (1, 0)  # tried as the largest value of an integer input, such as tokens or a mask
+# Tried as the largest value of an integer input, such as tokens or a mask; others follow if the
+# models differ by little
+TRIED_INTEGERS = (1, 0, 100)
+MAY_BE_ROUNDING = 50  # times the tolerance
 
 
 @check_arguments
@@ -37,22 +43,28 @@ def dynamic_batch(
     *,
     axes: Mapping[str, int | None] | None = None,
     name: str = "batch",
+    fixed_inputs: Mapping[str, Any] | None = None,
 ) -> onnx.ModelProto:
     """Return a model with a fixed batch size changed to allow any batch size.
 
     The batch dimension of inputs and outputs gets a name. Constants that contain the batch size are
     changed: the sizes of Reshape, Expand, Slice and Resize, and tensors that must be repeated for
-    each row. The result is then compared with the original, row by row, on random inputs of one row
-    and of several rows. A model that already allows any batch size is returned unchanged.
+    each row. An If whose condition is known is replaced by the branch that it takes. The result is
+    then compared with the original, row by row, on random inputs of one row and of several rows. A
+    model that already allows any batch size is returned unchanged.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `axes`: input -> its batch axis, or None for an input without a batch, such as a table. The
-      default is axis 0, and axis 1 for the initial state of a recurrent layer.
+      default is the axis whose name says that it is the batch, or else axis 0, and axis 1 for the
+      initial state of a recurrent layer.
     - `name`: the name of the batch dimension.
+    - `fixed_inputs`: input -> its value, such as `{"sr": 16000}`: an array of its shape, or a
+      number that fills it. The result has a constant in place of the input, so that an If with this
+      condition can be replaced by a branch.
 
     ModelError: the model cannot be read or run, the inputs have different batch sizes, or a node
     prevents another batch size; the message names the node. UnknownNameError or SettingError: the
-    model does not have an input or axis.
+    model does not have an input or axis. DataError: a fixed value does not fit its input.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -60,28 +72,57 @@ def dynamic_batch(
     >>> onnx.printer.to_text(dynamic_batch(model).graph).splitlines()[0]
     'g (float[batch,2,3] x) => (float[batch,6] y) '
     """
-    original = load_model(model_onnx)
+    original = with_fixed_inputs(load_model(model_onnx), fixed_inputs)
     work = _readable(original)
-    batch_axes = _batch_axes(work.graph, axes or {})
-    rows = _fixed_rows(work.graph, batch_axes)
-    if rows is None and not _has_constant_rows(work, batch_axes):
+    batch_axes = _batch_axes(work.graph, layout_of(original), axes or {})
+    work = _readable(_with_known_branches(original, batch_axes))
+    fixed_rows = _fixed_rows(work.graph, batch_axes)
+    rows = fixed_rows or 1
+    if fixed_rows is None and not _has_constant_rows(work, batch_axes):
         return original
-    shapes, feeds, chunks = _run_original(original, work.graph, batch_axes, rows or 1)
-    walked = walk(work, shapes, batch_axes, rows or 1)
-    batched = [v.name or "" for v in work.graph.outputs if walked.axes.get(v.name or "")]
-    if not batched:
-        ends = [
-            f"; the batch axis is lost at {node.op_type} {node.name!r}" for node in walked.ends[:1]
-        ]
-        raise ModelError(
-            "The batch size cannot be changed, because no output has the batch axis of"
-            f" {', '.join(batch_axes)}{''.join(ends)}. If another axis of an input is the batch,"
-            " pass its number: dynamic_batch(model, axes={'input': 1})."
+    trials = None if is_large(original) else _trials(original, work.graph, batch_axes, rows)
+    trial = None if trials is None else next(trials)
+    shapes = _shapes(work.graph, batch_axes, rows, TRIED_SIZES[0]) if not trial else trial.shapes
+    try:
+        walked = walk(work, shapes, batch_axes, rows)
+    except NodeInTheWayError:
+        if fixed_rows is None and trial is not None and accepts_any_batch(trial, None):
+            return original
+        raise
+    if fixed_rows is None and trial is not None and accepts_any_batch(trial, walked.axes):
+        return original
+    outputs = [v.name or "" for v in work.graph.outputs]
+    batched = [name for name in outputs if walked.axes.get(name)]
+    unknown = [name for name in outputs if name not in walked.axes]
+    if not batched and not (unknown and trial):
+        raise _lost(walked, batch_axes)
+    mended = _declared(original, work.graph, walked, batch_axes, rows, name)
+    if trials is None or trial is None:
+        warn_user(
+            "The changed model was not compared with the original, because it is larger than 2 GB."
+            " Compare their outputs for some rows yourself."
         )
-    mended = _declared(original, work.graph, walked, batch_axes, rows or 1, name)
-    if feeds is not None:
-        _check(original, mended, walked, feeds, chunks, batch_axes, rows or 1, batched)
+    else:
+        found = _check(original, mended, walked, chain([trial], trials))
+        if not any(found.values()):
+            raise _lost(walked, batch_axes)
+        for value in mended.graph.output:
+            if value.name in unknown:
+                _declare_output(value, found[value.name], rows, name)
+        _correct_rank(mended.graph, trial, found, name)
     return mended
+
+
+def _lost(walked: BatchWalk, axes: Mapping[str, int]) -> ModelError:
+    """Return the error for outputs that have no batch."""
+    for node in walked.hidden[:1]:
+        return hides_batch(node)
+    ends = [f"; the batch axis is lost at {node.op_type} {node.name!r}" for node in walked.ends[:1]]
+    return ModelError(
+        "The batch size cannot be changed, because no output has the batch axis of"
+        f" {', '.join(axes)}{''.join(ends)}. If another axis of an input is the batch,"
+        " pass its number: dynamic_batch(model, axes={'input': 1})."
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -108,12 +149,42 @@ def _readable(model: onnx.ModelProto) -> ir.Model:
     return work
 
 
+def _with_known_branches(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
+    """Return the model with the taken branch in place of each If whose condition is known.
+
+    A condition that depends on the size of the batch stays unknown.
+    """
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    if not any(node.op_type == "If" for node in nodes_of(model.graph)):
+        return model
+    view = onnx.ModelProto()
+    view.CopyFrom(model)
+    for value in view.graph.input:
+        if value.name in axes:
+            _name_dimension(value, axes[value.name], "onnxfit/any")
+    for graph in graph_protos(view.graph):
+        del graph.value_info[:]
+        for value in graph.output:
+            value.type.tensor_type.ClearField("shape")
+    work = to_ir(view)
+    if not take_known_branches(work):
+        return model
+    folded = ir.to_proto(work)
+    for name in ("input", "output"):
+        del getattr(folded.graph, name)[:]
+        getattr(folded.graph, name).extend(getattr(model.graph, name))
+    return folded
+
+
 def _data_inputs(graph: ir.Graph) -> list[ir.Value]:
     """Return the inputs that a caller feeds: older files list initializers, too."""
     return [v for v in graph.inputs if v.name not in graph.initializers]
 
 
-def _batch_axes(graph: ir.Graph, given: Mapping[str, int | None]) -> dict[str, int]:
+def _batch_axes(
+    graph: ir.Graph, layout: BatchLayout, given: Mapping[str, int | None]
+) -> dict[str, int]:
     """Return the batch axis of each input that has one."""
     inputs = {v.name or "": v for v in _data_inputs(graph)}
     found: dict[str, int] = {}
@@ -132,6 +203,9 @@ def _batch_axes(graph: ir.Graph, given: Mapping[str, int | None]) -> dict[str, i
     for name, value in inputs.items():
         if name not in given and value.shape is not None and len(value.shape):
             found[name] = 1 if len(value.shape) > 1 and _is_initial_state(value) else 0
+            named = layout.inputs.get(name) if layout.batch else None
+            if named is not None and named.axis is not None and not named.is_assumed:
+                found[name] = named.axis
     if not found:
         raise ModelError(
             "The model has no input with a batch axis. Pass the axes: dynamic_batch(model,"
@@ -207,40 +281,40 @@ def _shapes(
 # Comparison with the original
 
 
-def _run_original(
+def _trials(
     original: onnx.ModelProto, graph: ir.Graph, axes: Mapping[str, int], rows: int
-) -> tuple[dict[str, tuple[int, ...]], Arrays | None, list[dict[str, Any]]]:
-    """Return the shapes of inputs, random rows, and the original model's outputs for these rows.
+) -> Iterator[Trial]:
+    """Yield random rows and the original model's outputs for them: small integers come first.
 
-    The rows are None if the model is too large for a session in memory.
+    ModelError: onnxruntime cannot run the model on any of them.
     """
-    if is_large(original):
-        warn_user(
-            "The changed model was not compared with the original, because it is larger than 2 GB."
-            " Compare their outputs for some rows yourself."
-        )
-        return _shapes(graph, axes, rows, TRIED_SIZES[0]), None, []
     try:
         run = ModelRun(_for_inference(original))
     except StepError as error:
         raise ModelError(f"onnxruntime cannot run the model: {error}") from None
     reason = ""
+    inputs = _data_inputs(graph)
     for size in TRIED_SIZES:
         shapes = _shapes(graph, axes, rows, size)
+        runs = False
         for max_integer in TRIED_INTEGERS:
-            feeds = random_rows(_data_inputs(graph), shapes, axes, rows * GROWTH, max_integer)
+            if runs and max_integer == 0:
+                continue  # equal rows prove little
+            feeds = random_rows(inputs, shapes, axes, rows * GROWTH, max_integer)
+            batches = [rows_of(feeds, axes, i * rows, (i + 1) * rows) for i in range(GROWTH)]
             try:
-                return shapes, feeds, [run(chunk) for chunk in _chunks(feeds, axes, rows)]
+                chunks = [run(batch) for batch in batches]
             except Exception as error:  # onnxruntime raises its own classes
                 reason = reason or _first_line(error)
-    raise ModelError(
-        f"The model fails on random inputs, so the changed model cannot be checked: {reason}"
-    )
-
-
-def _chunks(feeds: Arrays, axes: Mapping[str, int], rows: int) -> Iterator[Arrays]:
-    for i in range(GROWTH):
-        yield rows_of(feeds, axes, i * rows, (i + 1) * rows)
+                continue
+            runs = True
+            yield Trial(run, shapes, axes, rows, feeds, chunks)
+        if runs:
+            return
+    if reason:
+        raise ModelError(
+            f"The model fails on random inputs, so the changed model cannot be checked: {reason}"
+        )
 
 
 def _for_inference(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -252,53 +326,58 @@ def _for_inference(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _check(
-    original: onnx.ModelProto,
-    mended: onnx.ModelProto,
-    walked: BatchWalk,
-    feeds: Arrays,
-    chunks: Sequence[Arrays],
-    axes: Mapping[str, int],
-    rows: int,
-    outputs: Sequence[str],
-) -> None:
-    """Raise ModelError, with the node, unless the models agree on one row and on several."""
+    original: onnx.ModelProto, mended: onnx.ModelProto, walked: BatchWalk, trials: Iterable[Trial]
+) -> dict[str, BatchAxis | None]:
+    """Return the batch axis of each output, after a comparison on one row and on several.
+
+    ModelError, with the node: the models disagree.
+    """
     inference = _for_inference(mended)
+    error: ModelError | None = None
     try:
         run = ModelRun(inference)
-        wrong = different(outputs, chunks, run(feeds), walked.axes)
-        first = {name: _first_row(chunks[0][name], walked.axes[name], rows) for name in outputs}
-        one = run(rows_of(feeds, axes, 0, 1))
-        wrong += different(outputs, [first], one, walked.axes)
-    except Exception as error:  # StepError, or a class of onnxruntime's own
+        for trial in trials:
+            axes = {**trial.found_axes(run(trial.feeds)), **walked.axes}
+            wrong = trial.differences(run, axes)
+            if not wrong:
+                return {name: axes[name] for name in trial.chunks[0]}
+            error = error or _difference(original, inference, walked, trial, wrong)
+            # Larger integers may tell a wrong row from the rounding of a nearly singular input.
+            if trial.differences(run, axes, MAY_BE_ROUNDING):
+                break
+    except Exception as failure:  # StepError, or a class of onnxruntime's own
+        for node in walked.hidden[:1]:
+            raise hides_batch(node) from None
         raise ModelError(
             "The batch size cannot be changed, because onnxruntime cannot run the changed model."
-            f" {_first_line(error)}"
+            f" {_first_line(failure)}"
         ) from None
-    if not wrong:
-        return
-    node = _first_difference(original, inference, walked, feeds, axes, rows)
+    assert error is not None
+    raise error
+
+
+def _difference(
+    original: onnx.ModelProto,
+    inference: onnx.ModelProto,
+    walked: BatchWalk,
+    trial: Trial,
+    wrong: Sequence[str],
+) -> ModelError:
+    """Return the error that names the outputs that differ, and the first node that does."""
+    for hiding in walked.hidden[:1]:
+        return hides_batch(hiding)
+    node = _first_difference(original, inference, walked, trial)
     reason = f"{', '.join(dict.fromkeys(wrong))} would differ from the original"
     if node is not None:
         reason += f", first at {node.op_type} {node.name!r}"
     else:  # within the tolerance, no node before the output differs
         end = next(node for node in inference.graph.node if wrong[0] in node.output)
         reason += f"; {end.op_type} {end.name!r} computes it"
-    raise ModelError(f"The batch size cannot be changed, because {reason}. {REMEDY}")
-
-
-def _first_row(array: npt.NDArray[Any], origin: BatchAxis | None, rows: int) -> npt.NDArray[Any]:
-    assert origin is not None
-    size = array.shape[origin.axis] // rows
-    return np.asarray(array.take(range(size), origin.axis))
+    return ModelError(f"The batch size cannot be changed, because {reason}. {REMEDY}")
 
 
 def _first_difference(
-    original: onnx.ModelProto,
-    mended: onnx.ModelProto,
-    walked: BatchWalk,
-    feeds: Arrays,
-    axes: Mapping[str, int],
-    rows: int,
+    original: onnx.ModelProto, mended: onnx.ModelProto, walked: BatchWalk, trial: Trial
 ) -> onnx.NodeProto | None:
     """Return the first node whose outputs differ between the models, None if none is found."""
     own = {name for node in _for_inference(original).graph.node for name in node.output if name}
@@ -309,8 +388,7 @@ def _first_difference(
     names = [name for _, outputs in nodes for name in outputs]
     try:
         old, new = ModelRun(_for_inference(original), names), ModelRun(mended, names)
-        chunks = [old(chunk) for chunk in _chunks(feeds, axes, rows)]
-        wrong = set(different(names, chunks, new(feeds), walked.axes))
+        wrong = set(trial.of(old).differences(new, walked.axes))
     except Exception:  # the error is clear enough without the node
         return None
     return next((node for node, outputs in nodes if wrong.intersection(outputs)), None)
@@ -370,10 +448,26 @@ def _declare_output(
         return
     shape = value.type.tensor_type.shape
     if origin.axis >= len(shape.dim):
-        value.type.tensor_type.ClearField("shape")
-        return
+        return  # `_correct_rank` declares it
     size = shape.dim[origin.axis].dim_value
     if origin.outer == 1 and size in (0, rows):
         _name_dimension(value, origin.axis, name)
     else:
         shape.dim[origin.axis].Clear()
+
+
+def _correct_rank(
+    graph: onnx.GraphProto, trial: Trial, axes: Mapping[str, BatchAxis | None], name: str
+) -> None:
+    """Declare again the outputs that have another rank than the file says."""
+    for value in graph.output:
+        array = np.asarray(trial.chunks[0].get(value.name))
+        tensor, origin = value.type.tensor_type, axes.get(value.name)
+        if not tensor.HasField("shape") or len(tensor.shape.dim) == array.ndim:
+            continue
+        tensor.ClearField("shape")
+        if origin is None:
+            continue
+        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in array.shape)
+        if origin.outer == 1 and array.shape[origin.axis] == trial.rows:
+            _name_dimension(value, origin.axis, name)

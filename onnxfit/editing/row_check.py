@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,43 +88,122 @@ def rows_of(arrays: Arrays, axes: Mapping[str, int], start: int, stop: int) -> d
     }
 
 
-def different(
-    names: Sequence[str],
-    chunks: Sequence[Arrays],
-    mended: Arrays,
-    axes: Mapping[str, BatchAxis | None],
-) -> list[str]:
-    """Return the values that differ between a changed model and the original.
+@dataclass(frozen=True)
+class Trial:
+    """Random rows, and what the original model computes for them.
 
-    - `names`: the values to compare.
-    - `chunks`: the results of the original, for one batch of the file after the other.
-    - `mended`: the results of the changed model for all these rows at once.
-    - `axes`: the batch axis of each value. A value without one must be equal for all batches.
+    - `run`: the original.
+    - `shapes`: the shape of each input, with the batch of the file.
+    - `axes`: the batch axis of each input that has one.
+    - `rows`: the rows of the batch in the file.
+    - `feeds`: the rows of several batches.
+    - `chunks`: the results, for one batch of the file after the other.
     """
-    found = []
-    for name in names:
-        parts = [chunk[name] for chunk in chunks]
-        origin = axes.get(name)
-        if origin is None:
-            expected = [np.asarray(part) for part in parts]
-        elif origin.outer > 1:
-            continue  # the rows are not contiguous
-        else:
-            expected = [np.concatenate(parts, origin.axis)]
-        if not all(is_close(np.asarray(mended[name]), part) for part in expected):
-            found.append(name)
-    return found
+
+    run: ModelRun
+    shapes: Mapping[str, tuple[int, ...]]
+    axes: Mapping[str, int]
+    rows: int
+    feeds: Arrays
+    chunks: Sequence[Arrays]
+
+    def of(self, run: ModelRun) -> Trial:
+        """Return the results of another model for the same rows."""
+        starts = range(0, self.rows * len(self.chunks), self.rows)
+        batches = [rows_of(self.feeds, self.axes, start, start + self.rows) for start in starts]
+        return replace(self, run=run, chunks=[run(batch) for batch in batches])
+
+    def found_axes(self, whole: Arrays) -> dict[str, BatchAxis | None]:
+        """Return the batch axis of each result for all rows at once, as far as its sizes tell."""
+        found: dict[str, BatchAxis | None] = {}
+        for name, part in self.chunks[0].items():
+            small, large = np.shape(part), np.shape(whole[name])
+            grown = [i for i, sizes in enumerate(zip(small, large)) if sizes[0] != sizes[1]]
+            if small == large:
+                found[name] = None
+            elif len(small) == len(large) and len(grown) == 1:
+                found[name] = BatchAxis(grown[0])
+        return found
+
+    def differences(
+        self, run: ModelRun, axes: Mapping[str, BatchAxis | None], factor: float = 1.0
+    ) -> list[str]:
+        """Return the results of a changed model that differ from the original's.
+
+        - `run`: the changed model.
+        - `axes`: the batch axis of each result, or None for a result that must be equal for all
+          batches. A result that is not listed differs.
+        - `factor`: times the tolerance.
+        """
+        whole, first = run(self.feeds), run(rows_of(self.feeds, self.axes, 0, 1))
+        found = []
+        for name, array in whole.items():
+            parts = [np.asarray(chunk[name]) for chunk in self.chunks]
+            origin = axes.get(name)
+            if name not in axes:
+                found.append(name)
+            elif origin is None:
+                if not all(is_close(np.asarray(array), part, factor) for part in parts):
+                    found.append(name)
+            elif not (
+                is_close(np.asarray(array), _joined(parts, origin), factor)
+                and is_close(np.asarray(first[name]), _row(parts[0], origin, self.rows), factor)
+            ):
+                found.append(name)
+        return found
 
 
-def is_close(array: Array, expected: Array) -> bool:
-    """Return whether two results agree, apart from rounding."""
+def accepts_any_batch(trial: Trial, axes: Mapping[str, BatchAxis | None] | None) -> bool:
+    """Return whether the original computes several batches at once as it computes each.
+
+    - `axes`: the batch axis of each output, or None if only the sizes of outputs tell.
+    """
+    try:
+        whole = trial.run(trial.feeds)
+        found = trial.found_axes(whole)
+        if axes is None:  # merged axes have more entries than rows
+            for name, origin in found.items():
+                if origin and trial.chunks[0][name].shape[origin.axis] != trial.rows:
+                    return False
+        known = found if axes is None else {**found, **axes}
+        outputs = [known.get(name) for name in trial.chunks[0]]
+        return any(outputs) and not trial.differences(trial.run, known)
+    except Exception:  # onnxruntime raises its own classes
+        return False
+
+
+def _joined(parts: Sequence[Array], origin: BatchAxis) -> Array:
+    """Return the rows of several batches; their axis may have other axes merged before the rows."""
+    split = [_split(part, origin) for part in parts]
+    shape = list(parts[0].shape)
+    shape[origin.axis] *= len(parts)
+    return np.concatenate(split, origin.axis + 1).reshape(shape)
+
+
+def _row(part: Array, origin: BatchAxis, rows: int) -> Array:
+    """Return the first row of a batch."""
+    shape = list(part.shape)
+    shape[origin.axis] //= rows
+    split = _split(part, origin)
+    entries = range(split.shape[origin.axis + 1] // rows)
+    return np.asarray(split.take(entries, origin.axis + 1)).reshape(shape)
+
+
+def _split(part: Array, origin: BatchAxis) -> Array:
+    axis, outer = origin.axis, origin.outer
+    sizes = part.shape
+    return part.reshape(*sizes[:axis], outer, sizes[axis] // outer, *sizes[axis + 1 :])
+
+
+def is_close(array: Array, expected: Array, factor: float = 1.0) -> bool:
+    """Return whether two results agree, apart from rounding; `factor` times the tolerance."""
     if array.shape != expected.shape or array.dtype != expected.dtype:
         return False
     if array.dtype.kind in "OUSb":
         return bool((array == expected).all())
     if array.dtype.kind in "iu":
         return bool((array == expected).all())
-    tolerance = TOLERANCES.get(array.dtype.itemsize, 2e-2)
+    tolerance = factor * TOLERANCES.get(array.dtype.itemsize, 2e-2)
     a, b = array.astype(np.float64), expected.astype(np.float64)
     finite = b[np.isfinite(b)]
     scale = float(np.abs(finite).max()) if finite.size else 0.0

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 import torch
 
+from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import (
     DataError,
     InstallationError,
@@ -34,7 +35,6 @@ from onnxfit.runtime.values import HAS_DLPACK, numpy_dtype
 from onnxfit.runtime.version import onnxruntime_version
 from onnxfit.step.settings import check_batch_norm
 from onnxfit.torch.autograd import OnnxFunction, refuse_tangents, refuse_transforms, run
-from onnxfit.training.fixed_inputs import with_fixed_inputs
 
 __all__ = ["OnnxModule"]
 

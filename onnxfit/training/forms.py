@@ -12,6 +12,7 @@ import onnx
 from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.data.convert import as_array
 from onnxfit.editing.dynamic_batch import dynamic_batch
+from onnxfit.editing.fixed_inputs import required_inputs, with_fixed_inputs
 from onnxfit.errors import SettingError
 from onnxfit.graph.batch_axis import layout_of
 from onnxfit.graph.batch_view import batch_first
@@ -23,7 +24,6 @@ from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.carried import with_states
-from onnxfit.training.fixed_inputs import required_inputs, with_fixed_inputs
 
 
 def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
