@@ -29,11 +29,13 @@ class BatchAxis:
     """The axis of a value that counts the rows of the batch.
 
     Its size is `outer` times the rows times any number. If other axes were merged into it, `outer`
-    is the number of entries before the rows.
+    is the number of entries before the rows. With `is_new`, the value of the original, which has
+    one row, lacks the axis.
     """
 
     axis: int
     outer: int = 1
+    is_new: bool = False
 
 
 class NodeInTheWayError(ModelError):

@@ -48,6 +48,34 @@ class BatchEdits:
         self.mends += 1
         self._undo.append(lambda: self._restore_input(node, position, old))
 
+    def squeeze_only(self, node: ir.Node, axes: Sequence[int], kept: int) -> None:
+        """Let a Squeeze remove the given axes, but not the axis `kept`."""
+        removed = sorted(axes) or [kept]
+        as_input = self.mended.graph.opset_imports.get("", 0) >= 13
+        if not axes:  # an axis of size 1 is inserted, which the Squeeze removes
+            inputs = [node.inputs[0], *([self.constant(np.array(removed))] if as_input else [])]
+            settings = {} if as_input else {"axes": removed}
+            self.replace_input(node, 0, self.add(node, "Unsqueeze", inputs, settings))
+        if as_input:
+            node.resize_inputs(2)
+            self.replace_input(node, 1, self.constant(np.array(removed)))
+        else:
+            self.set_attribute(node, ir.AttrInt64s("axes", removed))
+
+    def set_attribute(self, node: ir.Node, attribute: ir.Attr) -> None:
+        """Give a node of the file another attribute."""
+        old = node.attributes.get(attribute.name)
+        node.attributes[attribute.name] = attribute
+        self.mends += 1
+        self._undo.append(lambda: self._restore_attribute(node, attribute.name, old))
+
+    def _restore_attribute(self, node: ir.Node, name: str, old: ir.Attr | None) -> None:
+        if old is None:
+            del node.attributes[name]
+        else:
+            node.attributes[name] = old
+        self.mends -= 1
+
     def _restore_input(self, node: ir.Node, position: int, value: ir.Value | None) -> None:
         node.replace_input_with(position, value)
         self.mends -= 1
@@ -132,10 +160,13 @@ class BatchEdits:
         before: ir.Node,
         op_type: str,
         inputs: Sequence[ir.Value | None],
-        attributes: Mapping[str, int] | None = None,
+        attributes: Mapping[str, int | Sequence[int]] | None = None,
     ) -> ir.Value:
         """Add a node before another one, and return its output."""
-        settings = [ir.AttrInt64(name, number) for name, number in (attributes or {}).items()]
+        settings = [
+            ir.AttrInt64(name, value) if isinstance(value, int) else ir.AttrInt64s(name, value)
+            for name, value in (attributes or {}).items()
+        ]
         node = ir.Node("", op_type, inputs, settings, name=self._unique_name(op_type))
         node.outputs[0].name = node.name
         graph = self.mended.graph

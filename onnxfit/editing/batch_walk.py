@@ -43,6 +43,7 @@ SAME_SIZES: dict[str, tuple[int, ...]] = {
     "ScatterElements": (0, 1, 2),
 }
 RECURRENT = {"GRU", "LSTM", "RNN"}
+AXES_INPUT = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1}
 SIZES_INPUT = {"AffineGrid": 1, "MaxUnpool": 2, "Resize": 3}  # the input that holds output sizes
 
 
@@ -187,7 +188,10 @@ class BatchWalk(BatchEdits):
             self.axes.pop(value.name or "", None)
         infer(self._before.graph, old, strict=False)
         if new.domain in ("", "ai.onnx"):
-            self._mend(old, new)
+            if self._new_axes(new):
+                self._shift_axes(new)
+            else:
+                self._mend(old, new)
         infer(self.mended.graph, new, strict=True)
         self._find_axes(old, new)
         if self._ends_batch(new):
@@ -222,6 +226,10 @@ class BatchWalk(BatchEdits):
             if before == after:
                 self.axes[a.name] = None
                 continue
+            inserted = self._inserted_axis(new, before, after)
+            if inserted is not None:
+                self.axes[a.name] = BatchAxis(inserted, is_new=True)
+                continue
             changed = [i for i, sizes in enumerate(zip(before, after)) if sizes[0] != sizes[1]]
             axis = changed[0] if changed else 0
             if (
@@ -237,12 +245,53 @@ class BatchWalk(BatchEdits):
             outer = self._outer_after_reshape(old, before, axis)
             self.axes[a.name] = BatchAxis(axis, outer)
 
+    def _new_axes(self, node: ir.Node) -> list[int]:
+        """Return the batch axes of inputs that lack them in the file, counted from the end."""
+        found = []
+        for value in node.inputs:
+            axis, sizes = self.axis_of(value), sizes_of(value)
+            if axis is not None and axis.is_new and sizes is not None:
+                found.append(axis.axis - len(sizes))
+        return found
+
+    def _shift_axes(self, new: ir.Node) -> None:
+        """Let a node keep to its axes if its inputs have a new first axis."""
+        origin = next((axis for v in new.inputs if (axis := self.axis_of(v)) and axis.is_new), None)
+        if origin is None or origin.axis:
+            return
+        axis, axes = new.attributes.get("axis"), new.attributes.get("axes")
+        if axis is not None and axis.as_int() >= 0:
+            self.set_attribute(new, ir.AttrInt64("axis", axis.as_int() + 1))
+        if axes is not None:
+            moved = [a + 1 if a >= 0 else a for a in axes.as_ints()]
+            self.set_attribute(new, ir.AttrInt64s("axes", moved))
+        reduces = new.op_type.startswith("Reduce")
+        position = AXES_INPUT.get(new.op_type, 1 if reduces else None)
+        known = None if position is None else constant_of(new, position)
+        if position is not None and known is not None:
+            self.replace_input(new, position, self.constant(np.where(known < 0, known, known + 1)))
+
+    def _inserted_axis(
+        self, node: ir.Node, before: Sequence[int], after: Sequence[int]
+    ) -> int | None:
+        """Return the axis that a node's output has only in the changed model, None without one."""
+        places = self._new_axes(node)
+        if node.op_type != "Squeeze" and not places:
+            return None
+        fitting = [
+            i
+            for i, size in enumerate(after)
+            if size == GROWTH * self.rows and [*after[:i], *after[i + 1 :]] == [*before]
+        ]
+        likely = [place + len(after) for place in places if place + len(after) in fitting]
+        return next(iter([*likely, *fitting]), None)
+
     def _outer_after_reshape(self, old: ir.Node, sizes: Sequence[int], axis: int) -> int:
         """Return `outer` of a node's output, whose batch axis is `axis`."""
         for value in old.inputs:
             origin = self.axis_of(value)
             shape = sizes_of(value)
-            if origin is None or shape is None:
+            if origin is None or origin.is_new or shape is None:
                 continue
             if old.op_type in ("Reshape", "Flatten"):
                 entries = math.prod(shape[: origin.axis]) * origin.outer
@@ -352,6 +401,22 @@ class BatchWalk(BatchEdits):
                 entries = ends.copy()
                 entries[i] = np.iinfo(ends.dtype).max
                 self.replace_entries(new, 2, ends, entries)
+
+    def mend_squeeze(self, old: ir.Node, new: ir.Node) -> None:
+        """Let a Squeeze that removes the batch of one row keep it."""
+        origin, sizes = self.axis_of(old.inputs[0]), sizes_of(old.inputs[0])
+        if origin is None or origin.outer > 1 or sizes is None or sizes[origin.axis] != 1:
+            return
+        known, attribute = None, new.attributes.get("axes")
+        if len(old.inputs) > 1 and old.inputs[1] is not None:
+            known = constant_of(old, 1)
+            if known is None:
+                return
+        listed = known if attribute is None else attribute.as_ints()
+        ones = [i for i, size in enumerate(sizes) if size == 1]
+        axes = ones if listed is None else [int(axis) % len(sizes) for axis in listed]
+        if origin.axis in axes:
+            self.squeeze_only(new, [axis for axis in axes if axis != origin.axis], origin.axis)
 
     def mend_gather(self, old: ir.Node, new: ir.Node) -> None:
         """Extend a Gather with an index for each row of the file to any number of rows.
@@ -493,4 +558,5 @@ MENDS: dict[str, Callable[[BatchWalk, ir.Node, ir.Node], None]] = {
     "GatherND": BatchWalk.mend_gather_nd,
     "Reshape": BatchWalk.mend_reshape,
     "Slice": BatchWalk.mend_slice,
+    "Squeeze": BatchWalk.mend_squeeze,
 }

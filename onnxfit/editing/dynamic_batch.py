@@ -256,9 +256,10 @@ def _fixed_rows(graph: ir.Graph, axes: Mapping[str, int]) -> int | None:
 
 
 def _has_constant_rows(work: ir.Model, axes: Mapping[str, int]) -> bool:
-    """Return whether constants fix the batch at 1 although the inputs leave it open."""
+    """Return whether nodes may fix the batch at 1 although the inputs leave it open."""
     try:
-        return walk(work, _shapes(work.graph, axes, 1, TRIED_SIZES[0]), axes, 1).mends > 0
+        walked = walk(work, _shapes(work.graph, axes, 1, TRIED_SIZES[0]), axes, 1)
+        return walked.mends > 0 or bool(walked.hidden)
     except NodeInTheWayError:
         return True
 
@@ -447,10 +448,14 @@ def _declare_output(
     if not value.type.tensor_type.HasField("shape") or origin is None:
         return
     shape = value.type.tensor_type.shape
+    if origin.is_new:
+        shape.dim.insert(origin.axis, onnx.TensorShapeProto.Dimension())
+        for dimension in shape.dim:
+            dimension.ClearField("dim_param")  # it could name the batch
     if origin.axis >= len(shape.dim):
         return  # `_correct_rank` declares it
     size = shape.dim[origin.axis].dim_value
-    if origin.outer == 1 and size in (0, rows):
+    if origin.is_new or (origin.outer == 1 and size in (0, rows)):
         _name_dimension(value, origin.axis, name)
     else:
         shape.dim[origin.axis].Clear()
@@ -463,6 +468,8 @@ def _correct_rank(
     for value in graph.output:
         array = np.asarray(trial.chunks[0].get(value.name))
         tensor, origin = value.type.tensor_type, axes.get(value.name)
+        if origin is not None and origin.is_new:
+            array = np.expand_dims(array, origin.axis)
         if not tensor.HasField("shape") or len(tensor.shape.dim) == array.ndim:
             continue
         tensor.ClearField("shape")

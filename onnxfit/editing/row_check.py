@@ -140,6 +140,8 @@ class Trial:
         for name, array in whole.items():
             parts = [np.asarray(chunk[name]) for chunk in self.chunks]
             origin = axes.get(name)
+            if origin is not None and origin.is_new:
+                parts = [np.expand_dims(part, origin.axis) for part in parts]
             if name not in axes:
                 found.append(name)
             elif origin is None:

@@ -143,6 +143,51 @@ def sizes(value: onnx.ValueInfoProto) -> list[Any]:
     return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
 
 
+# Each maps `x`, whose batch is 1, to `y`, which has no axis for it.
+SQUEEZED = {
+    "as the last node": (
+        "(float[1, 3] x) => (float[3] y) <int64[1] axes = {0}> { y = Squeeze(x, axes) }"
+    ),
+    "all axes of size 1": "(float[1, 1, 3] x) => (float[3] y) { y = Squeeze(x) }",
+    "to one number": "(float[1, 1] x) => (float y) { s = Squeeze(x)  y = Sigmoid(s) }",
+    "before a softmax": (
+        "(float[1, 2, 3] x) => (float[2, 3] y) <int64[1] axes = {0}>"
+        " { s = Squeeze(x, axes)  y = Softmax <axis = 0> (s) }"
+    ),
+    "before slices": (
+        "(float[1, 4] x) => (float[4] y) <int64[1] a = {0}, int64[1] b = {2}, int64[1] c = {4}> {"
+        " s = Squeeze(x, a)  l = Slice(s, a, b, a)  r = Slice(s, b, c, a)  n = Neg(r)"
+        " y = Concat <axis = 0> (n, l) }"
+    ),
+    "before a sum": (
+        "(float[1, 4, 3] x) => (float[3] y) <int64[1] a = {0}>"
+        " { s = Squeeze(x, a)  y = ReduceSum <keepdims = 0> (s, a) }"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_a_batch_of_one_row_that_is_squeezed_becomes_the_first_axis(name: str) -> None:
+    original = model_of(SQUEEZED[name], 1)
+    mended = dynamic_batch(original)
+    onnx.checker.check_model(mended, full_check=True)
+    assert sizes(mended.graph.output[0]) == ["batch", *sizes(original.graph.output[0])]
+    shape = [d.dim_value for d in original.graph.input[0].type.tensor_type.shape.dim]
+    x = RNG.standard_normal((4, *shape[1:])).astype(np.float32)
+    expected = np.stack([run(original, x=x[i : i + 1])[0] for i in range(4)])
+    np.testing.assert_allclose(run(mended, x=x)[0], expected, rtol=1e-5)
+    assert run(mended, x=x[:1])[0].shape == expected[:1].shape
+
+
+def test_the_squeeze_of_an_old_opset_keeps_the_batch() -> None:
+    graph = "g (float[1, 4, 1] x) => (float[4] y) { y = Squeeze <axes = [0, 2]> (x) }"
+    mended = dynamic_batch(
+        onnx.parser.parse_model('<ir_version: 7, opset_import: ["": 11]>' + graph)
+    )
+    x = RNG.standard_normal((3, 4, 1)).astype(np.float32)
+    np.testing.assert_array_equal(run(mended, x=x)[0], x[..., 0])
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_equals_the_original_row_by_row(name: str, rows: int) -> None:
@@ -200,10 +245,6 @@ def test_the_error_of_a_fixed_batch_names_the_way_out() -> None:
 
 
 IN_THE_WAY = {
-    "Squeeze": (
-        "(float[1, 3] x) => (float[3] y) <int64[1] axes = {0}> { y = Squeeze(x, axes) }",
-        r"Squeeze 'Squeeze_y': it does not accept FLOAT\[3,3\]",
-    ),
     "rows against each other": (
         "(float[1, 3] x) => (float[1, 1] y)"
         " { t = Transpose <perm = [1, 0]> (x)  y = MatMul(x, t) }",
@@ -269,11 +310,11 @@ def test_a_node_in_the_way_is_found_without_walking_the_graph_for_each_axis(
 
 def test_an_axis_that_loses_the_batch_does_not_hide_the_node_in_the_way() -> None:
     graph = (
-        "(float[1, 4] x) => (float[4, 1] y) <int64[3] s = {1, 1, 4}, int64[1] zero = {0}> {"
-        " a = Reshape(x, s)  b = Transpose <perm = [0, 2, 1]> (a)  c = Squeeze(b, zero)"
-        " y = ReduceMean <axes = [1], keepdims = 1> (c) }"
+        "(float[1, 4] x) => (float[1, 1] y) <int64[3] s = {1, 1, 4}, int64[1] last = {4}> {"
+        " a = Reshape(x, s)  b = Reshape(a, last)  t = Transpose(a)  c = MatMul(t, a)"
+        " y = ReduceMean <axes = [0, 1, 2], keepdims = 0> (c) }"
     )
-    with pytest.raises(ModelError, match="because of Squeeze 'Squeeze_c'"):
+    with pytest.raises(ModelError, match="because of MatMul 'MatMul_c'"):
         dynamic_batch(model_of(graph, 1))
 
 
