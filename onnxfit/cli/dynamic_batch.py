@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnxfit.cli import options
+from onnxfit.cli import options, settings
 from onnxfit.editing.dynamic_batch import dynamic_batch as with_dynamic_batch
 from onnxfit.errors import SettingError
 from onnxfit.graph.model_file import write_model
@@ -27,7 +27,19 @@ __all__ = ["dynamic_batch"]
     ),
 )
 @click.option("--name", default="batch", show_default=True, help="The name of the batch dimension.")
-def dynamic_batch(model: str, output: Path, axis: tuple[str, ...], name: str) -> None:
+@click.option(
+    "--fixed-input",
+    "fixed_inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help=(
+        "Replace the input NAME by a constant, a number that fills its shape, a [list] or a .npy"
+        " file, so that an If that depends on it becomes one branch. May be repeated."
+    ),
+)
+def dynamic_batch(
+    model: str, output: Path, axis: tuple[str, ...], name: str, fixed_inputs: tuple[str, ...]
+) -> None:
     """Write MODEL, which has a fixed batch size, to OUTPUT with a dynamic batch size.
 
     The result is compared with MODEL, row by row. If a node prevents another batch size, the
@@ -37,8 +49,11 @@ def dynamic_batch(model: str, output: Path, axis: tuple[str, ...], name: str) ->
     onnxfit dynamic-batch model.onnx any-batch.onnx
     onnxfit dynamic-batch model.onnx any-batch.onnx --axis states=1 \\
         --axis table=none
+    onnxfit dynamic-batch vad.onnx any-batch.onnx --fixed-input sr=16000
     """
-    write_model(output, with_dynamic_batch(model, axes=_axes(axis), name=name))
+    fixed = settings.parse_fixed_inputs(fixed_inputs)
+    changed = with_dynamic_batch(model, axes=_axes(axis), name=name, fixed_inputs=fixed)
+    write_model(output, changed)
     click.echo(f"{model} -> {output}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +44,19 @@ class NodeInTheWayError(ModelError):
     name: str = ""
 
 
-def hides_batch(node: ir.Node) -> NodeInTheWayError:
-    """Return the error for an If, Loop or Scan whose graphs read the batch, with the remedy."""
+def hides_batch(node: ir.Node, axes: Mapping[str, BatchAxis | None]) -> NodeInTheWayError:
+    """Return the error for an If, Loop or Scan whose graphs read the batch, with the remedy.
+
+    - `axes`: the batch axis of each input that has one.
+    """
     if node.op_type != "If":
         return in_the_way(node, "the batch enters its body, which is not changed")
     condition = node.inputs[0]
     sources = sorted(v.name or "" for v in sources_of(condition) if v.is_graph_input())
     name = None if condition is None else condition.name
     reason = f"the batch enters its branches, and its condition {name!r} is unknown"
-    if not sources:
+    if not sources or any(axes.get(source) for source in sources):
+        reason += ", because it depends on the batch" if sources else ""
         return in_the_way(node, reason, "Replace the If by the branch that you use.")
     reason += f", because it depends on {', '.join(map(repr, sources))}"
     values = ", ".join(f"{source!r}: ..." for source in sources)

@@ -73,9 +73,7 @@ def dynamic_batch(
     'g (float[batch,2,3] x) => (float[batch,6] y) '
     """
     original = with_fixed_inputs(load_model(model_onnx), fixed_inputs)
-    work = _readable(original)
-    batch_axes = _batch_axes(work.graph, layout_of(original), axes or {})
-    work = _readable(_with_known_branches(original, batch_axes))
+    work, batch_axes = _without_known_ifs(original, axes or {})
     fixed_rows = _fixed_rows(work.graph, batch_axes)
     rows = fixed_rows or 1
     if fixed_rows is None and not _has_constant_rows(work, batch_axes):
@@ -91,6 +89,9 @@ def dynamic_batch(
         raise
     if fixed_rows is None and trial is not None and accepts_any_batch(trial, walked.axes):
         return original
+    for node in walked.hidden:
+        if node.op_type == "If":  # a comparison would run only one of its branches
+            raise hides_batch(node, walked.axes)
     outputs = [v.name or "" for v in work.graph.outputs]
     batched = [name for name in outputs if walked.axes.get(name)]
     unknown = [name for name in outputs if name not in walked.axes]
@@ -116,7 +117,7 @@ def dynamic_batch(
 def _lost(walked: BatchWalk, axes: Mapping[str, int]) -> ModelError:
     """Return the error for outputs that have no batch."""
     for node in walked.hidden[:1]:
-        return hides_batch(node)
+        return hides_batch(node, walked.axes)
     ends = [f"; the batch axis is lost at {node.op_type} {node.name!r}" for node in walked.ends[:1]]
     return ModelError(
         "The batch size cannot be changed, because no output has the batch axis of"
@@ -149,6 +150,21 @@ def _readable(model: onnx.ModelProto) -> ir.Model:
     return work
 
 
+def _without_known_ifs(
+    model: onnx.ModelProto, given: Mapping[str, int | None]
+) -> tuple[ir.Model, dict[str, int]]:
+    """Return the model without Ifs whose condition is known, and the batch axis of its inputs."""
+    layout = layout_of(model)
+    work = _readable(model)
+    axes = _batch_axes(work.graph, layout, given)
+    while any(node.op_type == "If" for node in work.graph):
+        work = _readable(_with_known_branches(model, axes))
+        seen, axes = axes, _batch_axes(work.graph, layout, given)
+        if axes == seen:  # otherwise the layer of an initial state was in a branch
+            break
+    return work, axes
+
+
 def _with_known_branches(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
     """Return the model with the taken branch in place of each If whose condition is known.
 
@@ -167,7 +183,7 @@ def _with_known_branches(model: onnx.ModelProto, axes: Mapping[str, int]) -> onn
         del graph.value_info[:]
         for value in graph.output:
             value.type.tensor_type.ClearField("shape")
-    work = to_ir(view)
+    work = _readable(view)
     if not take_known_branches(work):
         return model
     folded = ir.to_proto(work)
@@ -348,7 +364,7 @@ def _check(
                 break
     except Exception as failure:  # StepError, or a class of onnxruntime's own
         for node in walked.hidden[:1]:
-            raise hides_batch(node) from None
+            raise hides_batch(node, walked.axes) from None
         raise ModelError(
             "The batch size cannot be changed, because onnxruntime cannot run the changed model."
             f" {_first_line(failure)}"
@@ -366,7 +382,7 @@ def _difference(
 ) -> ModelError:
     """Return the error that names the outputs that differ, and the first node that does."""
     for hiding in walked.hidden[:1]:
-        return hides_batch(hiding)
+        return hides_batch(hiding, walked.axes)
     node = _first_difference(original, inference, walked, trial)
     reason = f"{', '.join(dict.fromkeys(wrong))} would differ from the original"
     if node is not None:
@@ -421,10 +437,13 @@ def _declared(
     notes = [info for info in original.graph.value_info if info.name in initializers]
     del model.graph.value_info[:]
     model.graph.value_info.extend(notes)
+    hidden = {node.name for node in walked.hidden}
     for node in model.graph.node:
         for attribute in node.attribute:
             for body in subgraph_protos(attribute):
                 del body.value_info[:]
+                for value in body.output if node.name in hidden else ():
+                    value.type.tensor_type.ClearField("shape")
     for value in model.graph.input:
         if value.name in axes:
             _name_dimension(value, axes[value.name], name)

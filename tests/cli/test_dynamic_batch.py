@@ -32,6 +32,23 @@ def test_writes_a_model_for_any_batch(tmp_path: Path) -> None:
     )
 
 
+def test_a_fixed_input_decides_an_if(tmp_path: Path) -> None:
+    path, output = tmp_path / "model.onnx", tmp_path / "any.onnx"
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 4] x, int64 rate) => (float[1, 2, 2] y) <int64 r = {8}, int64[3] s = {1, 2, 2}>
+        { c = Equal(rate, r)  y = If(c) <
+            then_branch = t () => (float[1, 2, 2] a) { a = Reshape(x, s) },
+            else_branch = e () => (float[1, 2, 2] b) { n = Neg(x)  b = Reshape(n, s) }> }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    assert "fixed_inputs={'rate': ...}" in refused("dynamic-batch", path, output)
+    done("dynamic-batch", path, output, "--fixed-input", "rate=8")
+    (x,) = onnx.load(output).graph.input
+    assert sizes(x) == ["batch", 4]
+    assert "--fixed-input must be NAME=VALUE" in refused(
+        "dynamic-batch", path, output, "--fixed-input", "rate"
+    )
+
+
 def test_fit_trains_with_batches_of_any_size(tmp_path: Path) -> None:
     path, output = tmp_path / "model.onnx", tmp_path / "trained.onnx"
     onnx.save(onnx.parser.parse_model(FIXED), path)

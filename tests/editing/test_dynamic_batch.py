@@ -385,3 +385,115 @@ def test_open_sizes_beside_the_batch_stay_open() -> None:
     mended = dynamic_batch(model)
     assert sizes(mended.graph.input[0]) == ["batch", "L", 4]
     assert run(mended, x=np.zeros((3, 7, 4), np.float32))[0].shape == (3, 7, 2, 2)
+
+
+# ---------------------------------------------------------------------- Ifs
+
+
+BRANCHES = (
+    "y = If(c) <then_branch = t () => (float[1, 2, 2] a) { a = Reshape(x, s) },"
+    " else_branch = e () => (float[1, 2, 2] b) { n = Neg(x)  b = Reshape(n, s) }>"
+)
+IF_INPUTS = (
+    "(float[1, 4] x, int64 rate) => (float[1, 2, 2] y) <int64 r = {8}, int64[3] s = {1, 2, 2}>"
+)
+
+
+@pytest.mark.parametrize("rate", [8, 9])
+def test_a_fixed_input_leaves_one_branch_of_an_if(rate: int) -> None:
+    original = model_of(f"{IF_INPUTS} {{ c = Equal(rate, r)  {BRANCHES} }}", 1)
+    mended = dynamic_batch(original, fixed_inputs={"rate": rate})
+    assert [value.name for value in mended.graph.input] == ["x"]
+    x = RNG.standard_normal((3, 4)).astype(np.float32)
+    single = [run(original, x=x[i : i + 1], rate=np.array(rate))[0] for i in range(3)]
+    np.testing.assert_array_equal(run(mended, x=x)[0], np.concatenate(single))
+
+
+def test_an_if_in_the_way_is_named_with_its_condition() -> None:
+    original = model_of(f"{IF_INPUTS} {{ c = Equal(rate, r)  {BRANCHES} }}", 1)
+    with pytest.raises(ModelError) as info:
+        dynamic_batch(original)
+    message = str(info.value)
+    assert "because of If 'If_y'" in message
+    assert "its condition 'c' is unknown, because it depends on 'rate'" in message
+    assert "dynamic_batch(model, fixed_inputs={'rate': ...})" in message
+
+
+def test_a_loop_whose_body_accepts_any_batch_stays() -> None:
+    graph = (
+        "(float[1, 4] x) => (float[1, 4] y) <int64 n = {3}, bool go = {1}> {"
+        " y = Loop(n, go, x) <body = b (int64 i, bool c, float[1, 4] s) => (bool d, float[1, 4] t)"
+        " { d = Identity(c)  t = Add(s, s) }> }"
+    )
+    mended = dynamic_batch(model_of(graph, 1))
+    assert sizes(mended.graph.output[0]) == ["batch", 4]
+    x = RNG.standard_normal((3, 4)).astype(np.float32)
+    np.testing.assert_array_equal(run(mended, x=x)[0], 8 * x)
+
+
+def test_a_dynamic_file_with_an_if_is_returned_unchanged() -> None:
+    graph = (
+        "(float[N, 4] x, int64 rate) => (float[N, 4] y) <int64 r = {8}> { c = Equal(rate, r)"
+        " y = If(c) <then_branch = t () => (float[N, 4] a) { a = Relu(x) },"
+        " else_branch = e () => (float[N, 4] b) { b = Neg(x) }> }"
+    )
+    original = onnx.parser.parse_model(f"{HEADER} g {graph}")
+    assert dynamic_batch(original) == original
+
+
+def test_an_if_on_the_rank_is_folded_and_one_on_the_batch_is_not() -> None:
+    rank = (
+        "(float[1, 4] x) => (float[1, 2, 2] y) <int64 two = {2}, int64[3] s = {1, 2, 2}>"
+        f" {{ h = Shape(x)  k = Size(h)  c = Equal(k, two)  {BRANCHES} }}"
+    )
+    x = RNG.standard_normal((3, 4)).astype(np.float32)
+    mended = dynamic_batch(model_of(rank, 1))
+    assert "If" not in [node.op_type for node in mended.graph.node]
+    np.testing.assert_array_equal(run(mended, x=x)[0], x.reshape(3, 2, 2))
+    batch = (
+        "(float[1, 4] x) => (float[1, 2, 2] y)"
+        " <int64 one = {1}, int64[3] s = {1, 2, 2}, int64 zero = {0}>"
+        f" {{ h = Shape(x)  k = Gather(h, zero)  c = Equal(k, one)  {BRANCHES} }}"
+    )
+    with pytest.raises(ModelError, match=r"If 'If_y': .* it depends on the batch\. Replace"):
+        dynamic_batch(model_of(batch, 1))
+
+
+# ---------------------------------------------------------------------- dynamic files
+
+
+def test_a_file_that_runs_with_any_batch_is_returned_although_sizes_look_fixed() -> None:
+    graph = (
+        "(float[N, 3, 4] x) => (float[N, 1, 4] y) <int64[3] s = {1, 1, 4}, float[1, 1, 4] k>"
+        " { m = Expand(k, s)  a = ReduceMean <axes = [1]> (x)  y = Mul(a, m) }"
+    )
+    original = model_of(graph, 1)
+    assert dynamic_batch(original) == original
+
+
+def test_the_name_of_a_size_tells_the_batch_axis() -> None:
+    graph = (
+        "(float[batch, 3] x, float[2, batch, 3] state) => (float[batch, 3] y)"
+        " <int64 i = {0}, int64[2] s = {1, 3}>"
+        " { g = Gather(state, i)  a = Add(x, g)  y = Reshape(a, s) }"
+    )
+    mended = dynamic_batch(model_of(graph, 1))
+    assert [sizes(v) for v in mended.graph.input] == [["batch", 3], [2, "batch", 3]]
+    x, state = (RNG.standard_normal(s).astype(np.float32) for s in ((3, 3), (2, 3, 3)))
+    np.testing.assert_allclose(run(mended, x=x, state=state)[0], x + state[0], rtol=1e-6)
+
+
+def test_an_output_with_a_wrong_rank_is_declared_as_it_is() -> None:
+    graph = (
+        "(float[1, 6, 4] x) => (float[1, steps] y) <int64[3] s = {1, 6, 4}> { y = Reshape(x, s) }"
+    )
+    assert sizes(dynamic_batch(model_of(graph, 1)).graph.output[0]) == ["batch", 0, 0]
+
+
+def test_merged_rows_that_are_not_contiguous_are_compared() -> None:
+    graph = (
+        "(float[1, 3, 4] x) => (float[3, 4] y) <int64[2] s = {3, 4}>"
+        " { t = Transpose <perm = [1, 0, 2]> (x)  m = ReduceMax <axes = [1]> (t)  y = Reshape(m, s) }"
+    )
+    with pytest.raises(ModelError):
+        dynamic_batch(model_of(graph, 1))
