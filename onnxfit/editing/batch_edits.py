@@ -176,7 +176,8 @@ class BatchEdits:
         return node.outputs[0]
 
     def constant(self, array: Array) -> ir.Value:
-        tensor = ir.tensor(array, name=self._unique_name("constant"))
+        name = self._unique_name("constant")
+        tensor = ir.tensor(array, name=name)
         value = ir.Value(
             name=tensor.name,
             shape=ir.Shape(array.shape),
@@ -185,7 +186,7 @@ class BatchEdits:
         )
         initializers = self.mended.graph.initializers
         initializers.add(value)
-        self._undo.append(lambda: initializers.pop(value.name))
+        self._undo.append(lambda: initializers.pop(name))
         return value
 
     def _unique_name(self, base: str) -> str:

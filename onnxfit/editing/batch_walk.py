@@ -256,7 +256,7 @@ class BatchWalk(BatchEdits):
 
     def _shift_axes(self, new: ir.Node) -> None:
         """Let a node keep to its axes if its inputs have a new first axis."""
-        origin = next((axis for v in new.inputs if (axis := self.axis_of(v)) and axis.is_new), None)
+        origin = next((o for v in new.inputs if (o := self.axis_of(v)) and o.is_new), None)
         if origin is None or origin.axis:
             return
         axis, axes = new.attributes.get("axis"), new.attributes.get("axes")

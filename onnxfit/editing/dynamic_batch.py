@@ -20,7 +20,7 @@ from onnxfit.errors import ModelError, SettingError, StepError, UnknownNameError
 from onnxfit.graph.batch_axis import BatchLayout, layout_of
 from onnxfit.graph.fold import take_known_branches
 from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
-from onnxfit.graph.subgraphs import graph_protos, nodes_of, subgraph_protos
+from onnxfit.graph.subgraphs import graph_protos, nodes_of, subgraph_protos, subgraphs_of
 from onnxfit.graph.tensors import is_large
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
@@ -179,18 +179,23 @@ def _with_known_branches(model: onnx.ModelProto, axes: Mapping[str, int]) -> onn
     for value in view.graph.input:
         if value.name in axes:
             _name_dimension(value, axes[value.name], "onnxfit/any")
-    for graph in graph_protos(view.graph):
-        del graph.value_info[:]
-        for value in graph.output:
-            value.type.tensor_type.ClearField("shape")
-    work = _readable(view)
-    if not take_known_branches(work):
+    takes_any = False
+    while True:  # a branch may show the sizes on which the next condition depends
+        for graph in graph_protos(view.graph):
+            del graph.value_info[:]
+            for value in graph.output:
+                value.type.tensor_type.ClearField("shape")
+        work = _readable(view)
+        if not take_known_branches(work):
+            break
+        takes_any = True
+        view = ir.to_proto(work)
+    if not takes_any:
         return model
-    folded = ir.to_proto(work)
     for name in ("input", "output"):
-        del getattr(folded.graph, name)[:]
-        getattr(folded.graph, name).extend(getattr(model.graph, name))
-    return folded
+        del getattr(view.graph, name)[:]
+        getattr(view.graph, name).extend(getattr(model.graph, name))
+    return view
 
 
 def _data_inputs(graph: ir.Graph) -> list[ir.Value]:
@@ -203,6 +208,7 @@ def _batch_axes(
 ) -> dict[str, int]:
     """Return the batch axis of each input that has one."""
     inputs = {v.name or "": v for v in _data_inputs(graph)}
+    results = _results_of_branches(graph)
     found: dict[str, int] = {}
     for name, axis in given.items():
         if name not in inputs:
@@ -218,7 +224,8 @@ def _batch_axes(
             found[name] = axis % rank
     for name, value in inputs.items():
         if name not in given and value.shape is not None and len(value.shape):
-            found[name] = 1 if len(value.shape) > 1 and _is_initial_state(value) else 0
+            is_state = len(value.shape) > 1 and _is_initial_state(value, results)
+            found[name] = 1 if is_state else 0
             named = layout.inputs.get(name) if layout.batch else None
             if named is not None and named.axis is not None and not named.is_assumed:
                 found[name] = named.axis
@@ -230,7 +237,13 @@ def _batch_axes(
     return {name: found[name] for name in inputs if name in found}
 
 
-def _is_initial_state(value: ir.Value) -> bool:
+def _results_of_branches(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """Return, for each output of a branch of an If, the output of the If."""
+    ifs = [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.op_type == "If"]
+    return {a: b for n in ifs for body in subgraphs_of(n) for a, b in zip(body.outputs, n.outputs)}
+
+
+def _is_initial_state(value: ir.Value, results: Mapping[ir.Value, ir.Value]) -> bool:
     """Return whether an input of the model is the initial state of a recurrent layer."""
     waiting = [value]
     seen: set[ir.Value] = set()
@@ -239,6 +252,7 @@ def _is_initial_state(value: ir.Value) -> bool:
         if current in seen:
             continue
         seen.add(current)
+        waiting += [results[current]] if current in results else []
         for node, position in current.uses():
             if position in INITIAL_STATES.get(node.op_type, ()):
                 return not node.attributes.get_int("layout", 0)
