@@ -38,6 +38,22 @@ class BatchAxis:
     is_new: bool = False
 
 
+@dataclass
+class Choice:
+    """A Reshape with several axes that may be the batch.
+
+    - `position`: the number of the node in the graph.
+    - `candidates`: how many axes there are; `chosen` is the number of one of them.
+    - `changes`, `ends`: how many changes and ends the walk had before this node.
+    """
+
+    position: int
+    candidates: int
+    changes: int
+    ends: int
+    chosen: int = 0
+
+
 class NodeInTheWayError(ModelError):
     """The node `name` does not allow another batch size."""
 
@@ -56,7 +72,7 @@ def hides_batch(node: ir.Node, axes: Mapping[str, BatchAxis | None]) -> NodeInTh
     name = None if condition is None else condition.name
     reason = f"the batch enters its branches, and its condition {name!r} is unknown"
     if not sources or any(axes.get(source) for source in sources):
-        reason += ", because it depends on the batch" if sources else ""
+        reason += ", because it is computed from inputs with a batch" if sources else ""
         return in_the_way(node, reason, "Replace the If by the branch that you use.")
     reason += f", because it depends on {', '.join(map(repr, sources))}"
     values = ", ".join(f"{source!r}: ..." for source in sources)

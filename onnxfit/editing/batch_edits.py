@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.editing.batch_axes import Array, BatchAxis, in_the_way, infer, repeats, sizes_of
+from onnxfit.editing.batch_axes import (
+    Array,
+    BatchAxis,
+    constant_of,
+    in_the_way,
+    infer,
+    repeats,
+    sizes_of,
+)
+
+# the input with the axes of a node, besides those of reductions
+AXES_INPUT = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1}
 
 
 class BatchEdits:
@@ -75,6 +86,23 @@ class BatchEdits:
         else:
             node.attributes[name] = old
         self.mends -= 1
+
+    def shift_axes(self, new: ir.Node) -> None:
+        """Let a node keep to its axes if its inputs have a new first axis."""
+        origin = next((o for v in new.inputs if (o := self.axis_of(v)) and o.is_new), None)
+        if origin is None or origin.axis:
+            return
+        axis, axes = new.attributes.get("axis"), new.attributes.get("axes")
+        if axis is not None and axis.as_int() >= 0:
+            self.set_attribute(new, ir.AttrInt64("axis", axis.as_int() + 1))
+        if axes is not None:
+            moved = [a + 1 if a >= 0 else a for a in axes.as_ints()]
+            self.set_attribute(new, ir.AttrInt64s("axes", moved))
+        reduces = new.op_type.startswith("Reduce")
+        position = AXES_INPUT.get(new.op_type, 1 if reduces else None)
+        known = None if position is None else constant_of(new, position)
+        if position is not None and known is not None:
+            self.replace_input(new, position, self.constant(np.where(known < 0, known, known + 1)))
 
     def _restore_input(self, node: ir.Node, position: int, value: ir.Value | None) -> None:
         node.replace_input_with(position, value)

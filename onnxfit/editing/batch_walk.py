@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfit.editing.batch_axes import (
     BatchAxis,
-    NodeInTheWayError,
+    Choice,
     constant_of,
     in_the_way,
     infer,
@@ -27,8 +26,6 @@ from onnxfit.editing.batch_axes import (
 from onnxfit.editing.batch_edits import BatchEdits
 from onnxfit.graph.subgraphs import subgraphs_of
 
-# Other choices among the possible batch axes that may fail in a row without getting any further
-MAX_FAILURES = 20
 GROWTH = 3  # the second walk has this many times the rows of the file
 BROADCASTING = {
     "Add", "And", "BitShift", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
@@ -43,56 +40,7 @@ SAME_SIZES: dict[str, tuple[int, ...]] = {
     "ScatterElements": (0, 1, 2),
 }
 RECURRENT = {"GRU", "LSTM", "RNN"}
-AXES_INPUT = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1}
 SIZES_INPUT = {"AffineGrid": 1, "MaxUnpool": 2, "Resize": 3}  # the input that holds output sizes
-
-
-def walk(
-    model: ir.Model, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int], rows: int
-) -> BatchWalk:
-    """Return a walk after which the batch may have any size.
-
-    - `model`: the model, which is not changed; its nodes have names.
-    - `shapes`: a shape without unknown sizes for each input, with the batch of the file.
-    - `axes`: the batch axis of each input that has one.
-    - `rows`: the rows of the batch in the file.
-
-    NodeInTheWayError: a node prevents another batch size.
-    """
-    attempt = BatchWalk(model, shapes, axes, rows)
-    first: NodeInTheWayError | None = None
-    farthest = failures = 0
-    while failures <= MAX_FAILURES:
-        try:
-            attempt.run()
-        except NodeInTheWayError as error:
-            first = first or error
-            failures = 0 if attempt.position > farthest else failures + 1
-            farthest = max(farthest, attempt.position)
-            if not attempt.choose_next():
-                break
-            continue
-        if first is None or attempt.reaches_outputs():
-            return attempt
-        break  # another axis avoids the node, but the batch does not come to the end
-    assert first is not None
-    raise first
-
-
-@dataclass
-class Choice:
-    """A Reshape with several axes that may be the batch.
-
-    - `position`: the number of the node in the graph.
-    - `candidates`: how many axes there are; `chosen` is the number of one of them.
-    - `changes`, `ends`: how many changes and ends the walk had before this node.
-    """
-
-    position: int
-    candidates: int
-    changes: int
-    ends: int
-    chosen: int = 0
 
 
 class BatchWalk(BatchEdits):
@@ -189,7 +137,7 @@ class BatchWalk(BatchEdits):
         infer(self._before.graph, old, strict=False)
         if new.domain in ("", "ai.onnx"):
             if self._new_axes(new):
-                self._shift_axes(new)
+                self.shift_axes(new)
             else:
                 self._mend(old, new)
         infer(self.mended.graph, new, strict=True)
@@ -253,23 +201,6 @@ class BatchWalk(BatchEdits):
             if axis is not None and axis.is_new and sizes is not None:
                 found.append(axis.axis - len(sizes))
         return found
-
-    def _shift_axes(self, new: ir.Node) -> None:
-        """Let a node keep to its axes if its inputs have a new first axis."""
-        origin = next((o for v in new.inputs if (o := self.axis_of(v)) and o.is_new), None)
-        if origin is None or origin.axis:
-            return
-        axis, axes = new.attributes.get("axis"), new.attributes.get("axes")
-        if axis is not None and axis.as_int() >= 0:
-            self.set_attribute(new, ir.AttrInt64("axis", axis.as_int() + 1))
-        if axes is not None:
-            moved = [a + 1 if a >= 0 else a for a in axes.as_ints()]
-            self.set_attribute(new, ir.AttrInt64s("axes", moved))
-        reduces = new.op_type.startswith("Reduce")
-        position = AXES_INPUT.get(new.op_type, 1 if reduces else None)
-        known = None if position is None else constant_of(new, position)
-        if position is not None and known is not None:
-            self.replace_input(new, position, self.constant(np.where(known < 0, known, known + 1)))
 
     def _inserted_axis(
         self, node: ir.Node, before: Sequence[int], after: Sequence[int]
