@@ -290,7 +290,8 @@ def fit(
     epoch with --early-stopping.
 
     After Ctrl-C (or a request to terminate), training stops at the end of the batch or validation.
-    With --checkpoint, `onnxfit resume` continues it exactly.
+    With --checkpoint, `onnxfit resume` continues it exactly; without, the weights trained so far
+    are written to --output.
 
     \b
     onnxfit fit model.onnx --data digits.npz --loss cross_entropy \\

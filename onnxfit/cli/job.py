@@ -215,8 +215,9 @@ def with_absolute_paths(fit_options: Options) -> Options:
 def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None = None) -> None:
     """Train with the given options, and print the loss and metrics.
 
-    If the checkpoint `start` is given, training continues from it. After Ctrl-C the state is saved
-    if the options have a checkpoint, and the process exits with 130.
+    If the checkpoint `start` is given, training continues from it. After Ctrl-C, the state is saved
+    if the options have a checkpoint. Otherwise the weights so far are written to the outputs. The
+    process then exits with 130.
     """
     layout = None
     if fit_options["checkpoint"]:
@@ -232,13 +233,20 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
     if layout:
         layout.write_options(fit_options)
     history = _fit(trainer, fit_options, data, validation, callbacks, layout, quiet)
-    if fit_options["output"] and trainer.is_main:
-        trainer.export(fit_options["output"])
-    if fit_options["adapter_output"]:
-        trainer.export_adapter(fit_options["adapter_output"])
+    _write_outputs(trainer, fit_options)
     if layout:
         layout.write_options(fit_options, finished=True)
     _print_report(trainer, history, stopping, fit_options["output"], as_json)
+
+
+def _write_outputs(trainer: Trainer, fit_options: Options) -> list[str]:
+    """Write the files of --output and --adapter-output, and return their paths."""
+    output, adapters = fit_options["output"], fit_options["adapter_output"]
+    if output and trainer.is_main:
+        trainer.export(output)
+    if adapters:
+        trainer.export_adapter(adapters)
+    return [path for path in (output, adapters) if path]
 
 
 def _trainer(fit_options: Options) -> Trainer:
@@ -431,9 +439,12 @@ def _save_and_exit(
         ranks.say(f"Interrupted. The training state was saved to {path}. To continue:")
         ranks.say(f"  onnxfit resume {shlex.quote(str(path))}{option}")
     elif not layout:
+        # One of the paths exists: `fit` needs one of --output, --adapter-output and --checkpoint.
+        written = " and ".join(_write_outputs(trainer, fit_options))
         ranks.say(
-            "Interrupted. Nothing was saved. With --checkpoint FILE, `onnxfit resume` could"
-            " continue from here."
+            f"Interrupted after {trainer.global_batch} batches. The weights"
+            f" trained so far were written to {written}. With --checkpoint FILE, `onnxfit resume`"
+            " could continue from here."
         )
     ranks.wait_for_main("the end of an interrupted fit")
     raise SystemExit(128 + number)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from onnxfit import Trainer
 from onnxfit.cli import job
 from tests.cli.helpers import ADAM, FIT, LONG, call, done, refused, stop_at
 
@@ -51,11 +53,24 @@ def test_a_signal_that_the_process_ignores_stays_ignored(
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
-def test_without_a_checkpoint_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkpoint_the_weights_so_far_are_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[dict[str, np.ndarray]] = []
+
+    def seen(self: job.Interruption, number: int) -> None:
+        if number:
+            trained.append(self.trainer.get_weights())
+            raise job.Interrupted(number)
+
+    monkeypatch.setattr(job.Interruption, "_raise", seen)
     stop_at(monkeypatch, "on_train_batch_end", 1, 0)
     result = call(*LONG, "-o", "t.onnx")
     assert result.exit_code == 130
-    assert "Nothing was saved" in result.stderr
+    assert "Interrupted after 5 batches" in result.stderr
+    assert "t.onnx" in result.stderr
+    written = Trainer(str(folder / "t.onnx")).get_weights()
+    np.testing.assert_equal(written, trained[0])
 
 
 def test_an_earlier_training_is_not_overwritten_unasked(folder: Path) -> None:
