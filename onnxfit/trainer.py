@@ -55,6 +55,7 @@ from onnxfit.training.loop import (
     Validation,
     validation_due,
 )
+from onnxfit.training.optimizer_view import OptimizerView
 from onnxfit.training.ranks import (
     merged_over_ranks,
     refuse_two_scales,
@@ -138,6 +139,8 @@ class Trainer(CheckedAttributes):
     - `settings`: the arguments of the constructor, `weights` as a list of names.
     - `epoch`, `global_step`, `global_batch`, `samples_seen`: epochs, updates, batches and rows
       trained so far, over all fits.
+    - `optimizer`: the settings of the optimizer. Its `learning_rate` is the one in force, and can
+      be set, also by `assign`, as in callbacks for Keras.
     - `history`: the History of the running fit, or of the last one.
     - `train_losses_`: the mean loss of every epoch so far.
     - `last_losses`: the losses of the last five batches.
@@ -248,7 +251,7 @@ class Trainer(CheckedAttributes):
         self.settings = settings
         self.loss = loss
         self.backend = backend
-        self.optimizer = recipe.optimizer
+        self.optimizer = OptimizerView(recipe.optimizer, self._training.state)
         self.objectives = recipe.objectives
         self._is_complete = True
 

@@ -78,7 +78,7 @@ def require_constant_rate(trainer: Trainer, owner: str, fix: str) -> None:
     - `owner`: the callback's class, named in the message.
     - `fix`: a sentence that says how to change the settings.
     """
-    rate = trainer.optimizer.learning_rate
+    rate = trainer.optimizer.settings.learning_rate
     if callable(rate):
         raise UnsupportedError(
             f"{owner} cannot change the learning rate, because {rate!r} sets it at every update."

@@ -19,9 +19,10 @@ def hyperparameters(trainer: Trainer, others: Mapping[str, Any]) -> dict[str, An
 
     Settings that are None are left out.
     """
-    rate = trainer.optimizer.learning_rate
+    optimizer = trainer.optimizer.settings
+    rate = optimizer.learning_rate
     settings = {
-        "optimizer": type(trainer.optimizer).__name__,
+        "optimizer": type(optimizer).__name__,
         "learning_rate": repr(rate) if callable(rate) else float(rate),
         "loss": loss_name(trainer.loss),
         "batch_size": trainer.batch_size,

@@ -187,7 +187,7 @@ def _is_number(value: object) -> bool:
 
 
 def _require_constant_rate(callback: StatefulCallback, owner: str) -> None:
-    optimizer = type(callback.trainer.optimizer).__name__
+    optimizer = type(callback.trainer.optimizer.settings).__name__
     fix = (
         f"Remove {owner} to keep the schedule, or give {optimizer} a number as its learning_rate to"
         f" keep {owner}."

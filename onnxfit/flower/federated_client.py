@@ -87,8 +87,8 @@ class FlowerClient:
         self._settings = checked_config({"epochs": epochs, "batch_size": batch_size}, "client")
         self._fit_arguments = fit_arguments
         self._seed = trainer.seed
-        follows_schedule = callable(trainer.optimizer.learning_rate)
-        self._learning_rate = None if follows_schedule else trainer.learning_rate
+        has_schedule = callable(trainer.optimizer.settings.learning_rate)
+        self._learning_rate = None if has_schedule else trainer.learning_rate
         self._rounds = 0
         self._validation_rows: int | None = None
 
@@ -171,7 +171,9 @@ class FlowerClient:
         slots = {
             names.slot(name, slot): value
             for name in trainer.settings["weights"]
-            for slot, value in initial_slots(trainer.optimizer, name, weights[name]).items()
+            for slot, value in initial_slots(
+                trainer.optimizer.settings, name, weights[name]
+            ).items()
         }
         slots |= training_of(trainer).recipe.loss_scale
         state = trainer.get_state()

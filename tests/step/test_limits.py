@@ -74,7 +74,7 @@ def train(**settings: Any) -> None:
         except DataError:
             continue
         except OnnxfitError:  # a schedule's number, which only a step asks for
-            assert callable(trainer.optimizer.learning_rate), settings
+            assert callable(trainer.optimizer.settings.learning_rate), settings
             for name, w in trainer.get_weights().items():
                 assert np.isfinite(w).all(), (name, settings)
         break

@@ -106,7 +106,7 @@ def fitted(
         CSVLogger(folder / "log.csv", append=True),
         TensorBoard(folder / "runs", update_freq="batch"),
     ]
-    if trainer.optimizer.learning_rate.__class__ is float:
+    if not callable(trainer.optimizer.settings.learning_rate):
         monitors.append(ReduceLROnPlateau("loss", factor=0.5, patience=1))
     trainer.fit(
         *data,
