@@ -144,11 +144,14 @@ class BatchLayout:
 
     def lines(self) -> list[str]:
         """Return a sentence for each batch axis and its reason, with the values that have it."""
-        groups: dict[str, list[str]] = {}
+        groups: dict[tuple[str, str], list[str]] = {}
         for layout in (*self.inputs.values(), *self.outputs.values()):
             place = "no axis" if layout.axis is None else f"axis {layout.axis}"
-            groups.setdefault(f"{place} of {{}}: {layout.reason}", []).append(layout.spec.name)
-        return [text.format(listed_names(names)) for text, names in groups.items()]
+            groups.setdefault((place, layout.reason), []).append(layout.spec.name)
+        return [
+            f"{place} of {listed_names(names)}: {reason}"
+            for (place, reason), names in groups.items()
+        ]
 
 
 def batch_layout(

@@ -237,6 +237,17 @@ def test_the_summary_and_inspect_say_which_axis_is_the_batch() -> None:
     assert [spec.batch_axis for spec in trainer.inputs] == [1, 1]
 
 
+def test_a_size_may_have_any_name() -> None:
+    """The name "{0}" raised an error of `str.format`."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }"""
+    )
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "{0}{x.y}"
+    assert onnxfit.inspect(model).batch_axes == ("axis 0 of x, y: the size '{0}{x.y}'",)
+
+
 def test_the_command_line_predicts_in_the_layout_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
