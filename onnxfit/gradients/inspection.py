@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxfit.drawing.labels import clean
@@ -30,11 +29,11 @@ from onnxfit.gradients.paths import (
 )
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
+from onnxfit.graph.facts import FileFacts
 from onnxfit.graph.model import (
     infer_shapes,
     initializers_to_inputs,
     model_errors,
-    normalize,
     spec_of,
 )
 from onnxfit.graph.probabilities import decide_logits
@@ -114,6 +113,7 @@ class Inspection:
     - `padding_rows` has the trained tables of embeddings with one row of zeros, each with its
       index. In PyTorch, such a row usually belongs to `padding_idx` and has no gradient. It is
       empty for a Trainer, which has its own `freeze_rows`.
+    - `facts` has the origin of the file, the kind of each input, and a loss for each output.
     - `device` is the device that a Trainer was asked about, else None.
     - `on_cpu` are the operators of a training step that `device` leaves to the CPU, each with the
       number of their nodes. Their inputs and outputs are copied in every step.
@@ -134,6 +134,7 @@ class Inspection:
     probabilities: tuple[tuple[str, str], ...] = ()
     batch_axes: tuple[str, ...] = ()
     padding_rows: tuple[tuple[str, int], ...] = ()
+    facts: FileFacts | None = None
 
     @property
     def trains(self) -> bool:
@@ -190,6 +191,7 @@ class Inspection:
             by = DIFFERENTIATED_BY[self.source]
             lines = [f"Trains: {len(self.weights)} weight{plural}, differentiated by {by}."]
         lines += [f"Batch: {line}." for line in self.batch_axes]
+        lines += [] if self.facts is None else self.facts.lines()
         if self.idle:
             idle = ", ".join(self.idle)
             lines.append(f"No output depends on {idle} in a differentiable way.")
@@ -222,14 +224,13 @@ def _shown(use: InitializerUse) -> tuple[str, str]:
 
 
 def inspect_model(
-    model: onnx.ModelProto,
+    work: ir.Model,
     weights: Sequence[str] | str | None = None,
     *,
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
 ) -> Inspection:
-    """Return the Inspection of a model that `read_model` returned; see `onnxfit.inspect`."""
-    work = normalize(model)
+    """Return the Inspection of a model that `normalize` returned; see `onnxfit.inspect`."""
     chosen = select_float_outputs(work.graph, outputs)
     try:
         selected = select_weights(work, weights)

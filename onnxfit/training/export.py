@@ -18,6 +18,7 @@ from onnxfit.files import require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.constant_nodes import lower_constants, with_constant_nodes
+from onnxfit.graph.facts import facts_of
 from onnxfit.graph.model_file import ModelSnapshot, write_model
 from onnxfit.graph.shared_tensors import Contents as TensorContents
 from onnxfit.graph.shared_tensors import whole_model
@@ -119,7 +120,8 @@ def inspection(
     recipe = training.recipe
     outputs = recipe.loss_outputs or recipe.float_outputs
     report = inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
-    report = replace(report, batch_axes=tuple(recipe.layout.lines()))
+    facts = facts_of(training.trainable.file, recipe.model, recipe.layout, recipe.weights)
+    report = replace(report, batch_axes=tuple(recipe.layout.lines()), facts=facts)
     if device is None:
         return report
     if not recipe.loss_outputs:

@@ -39,7 +39,7 @@ class TestNotebook:
     def test_a_notebook_shows_verdict_table_and_blockers(self) -> None:
         page = inspect(parse(BLOCKED))._repr_html_()
         assert page.startswith("<p>Does not train.")
-        assert page.count("<li>") == 3  # two nodes, and the batch axis
+        assert page.count("<li>") == 7  # two nodes, the batch axis and four facts
         assert "<b>BLOCKED</b>" in page
 
     def test_names_of_a_file_are_escaped(self) -> None:
