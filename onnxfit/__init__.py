@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         quantization_report,
         quantize,
     )
+    from onnxfit.script import training_script
     from onnxfit.step.graphs import add_loss
     from onnxfit.trainer import Trainer
     from onnxfit.training.inspection import inspect
@@ -116,6 +117,7 @@ __all__ = [
     "schedules",
     "tie",
     "to_float32",
+    "training_script",
     "unmerge",
     "untie",
     "versions",
@@ -162,6 +164,7 @@ _NAMES = {
         "quantization_report",
         "quantize",
     ),
+    "script": ("training_script",),
     "step.graphs": ("add_loss",),
     "trainer": ("Trainer",),
     "training.inspection": ("inspect",),

@@ -27,6 +27,7 @@ __all__ = ["main"]
 
 # The order in `onnxfit --help`, which follows typical use. Other commands follow by name.
 COMMAND_ORDER = (
+    "init",
     "fit",
     "resume",
     "evaluate",
