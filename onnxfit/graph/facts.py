@@ -84,7 +84,7 @@ class OutputFact:
     - `name`, `dtype`, `shape`, `batch_axis`: as for an input.
     - `loss`: the name of a loss that suits it; None for a state, and for an output of integers.
     - `reason`: why.
-    - `may_be_ctc`: whether it may be read as a text, so that the loss may be CTC.
+    - `alternatives`: names of other losses that may suit it.
     """
 
     name: str
@@ -93,7 +93,7 @@ class OutputFact:
     batch_axis: int | None
     loss: str | None
     reason: str
-    may_be_ctc: bool = False
+    alternatives: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         loss = "no loss" if self.loss is None else f"loss {self.loss}"
@@ -376,20 +376,39 @@ def _output(
     value: ir.Value, layout: ValueLayout, state: str | None, inputs: Sequence[InputFact]
 ) -> OutputFact:
     spec = layout.spec
+    loss: str | None
     loss, reason = _loss(value, spec, inputs)
     if state is not None:
         loss, reason = None, f"it is the next {state!r}"
     elif spec.dtype.kind != "f":
         loss, reason = None, f"its element type is {spec.dtype}"
+    others = () if loss is None else tuple(_alternatives(value, spec, loss, inputs))
+    return OutputFact(spec.name, str(spec.dtype), spec.shape, layout.axis, loss, reason, others)
+
+
+def _alternatives(
+    value: ir.Value, spec: TensorSpec, loss: str, inputs: Sequence[InputFact]
+) -> Iterator[str]:
+    """Yield other losses that may suit an output."""
     reads_signs = any(one.kind in ("image", "signal") for one in inputs)
-    may_be_ctc = reads_signs and spec.rank == 3 and loss == "cross_entropy"
-    return OutputFact(spec.name, str(spec.dtype), spec.shape, layout.axis, loss, reason, may_be_ctc)
+    if loss == "cross_entropy" and reads_signs and spec.rank == 3:
+        yield "ctc"  # a text, whose characters have no known places
+    if loss == "mean_squared_error" and any_number_operator(value) is not None:
+        classes = _classes(spec)  # the numbers may be logits
+        if classes is not None:
+            yield "binary_cross_entropy" if classes == 1 else "cross_entropy"
+
+
+def _classes(spec: TensorSpec) -> Dim:
+    """Return the size of the axis that losses take for the classes; None without such an axis."""
+    shape = spec.rows_first().shape or ()
+    return shape[1 if len(shape) >= 4 else -1] if len(shape) > 1 else None
 
 
 def _loss(value: ir.Value, spec: TensorSpec, inputs: Sequence[InputFact]) -> tuple[str, str]:
     """Return the loss that suits an output, and the reason."""
     shape = spec.rows_first().shape or ()
-    classes = shape[1 if len(shape) >= 4 else -1] if len(shape) > 1 else None
+    classes = _classes(spec)
     operator = probability_operator(value)
     shown = decide_logits(None, value, True).reason
     if operator == SOFTMAX and classes != 1:

@@ -23,8 +23,16 @@ from onnxfit.script.plan import Plan, plan_of
 
 COLUMNS = 79
 MAX_NAMES = 4  # weights of the last layer that are listed
-MAX_CHARACTERS = 300  # of a sentence in a comment
+MAX_CHARACTERS = 500  # of a sentence in a comment
 SMALL_STEP = 1.0  # seconds of a step that a first training may take
+# Loss -> when it suits, and its labels
+OTHER_LOSSES = {
+    "binary_cross_entropy": "if the output is the score of a yes; labels are then 0 or 1",
+    "cross_entropy": "if the output is scores of classes; labels are then class numbers, without"
+    " the axis of the classes",
+    "ctc": "if the output is a text; labels are then class numbers of shape (rows, length), padded"
+    " with -1",
+}
 UNMEASURED = (1, 2, 4, 8)  # batch sizes to choose from without measurements
 EPOCHS = 3
 
@@ -273,13 +281,13 @@ def _alternatives(plan: Plan) -> Iterator[str]:
     """Yield arguments that may suit, too, as comments."""
     yield "    # Alternatives:"
     for output in plan.facts.outputs:
-        if output.may_be_ctc and output.name in (plan.settings.get("loss") or {}):
-            yield from _ctc(output)
+        if output.name in (plan.settings.get("loss") or {}):
+            yield from _other_losses(output)
     if plan.facts.last_layer and "weights" not in plan.settings:
-        names = list(plan.facts.last_layer[:MAX_NAMES])
-        yield from _setting("weights", names, "train the last layer only")
+        yield "    # the last layer only:"
+        yield f"    # weights={literal(plan.facts.last_layer[:MAX_NAMES])},"
     if plan.adapters is not None:
-        yield f"    # adapters={plan.adapters},  # low-rank adapters, instead of the weights"
+        yield f"    # adapters={plan.adapters},  # instead of the weights"
     if plan.batch is not None and "dynamic_batch" not in plan.settings:
         yield "    # dynamic_batch=True,  # allow any batch size, if the graph permits it"
     if any(one.startswith("BatchNorm") for one in plan.facts.exporter):
@@ -289,17 +297,10 @@ def _alternatives(plan: Plan) -> Iterator[str]:
     yield "    # penalty=1e-4,  # L2, against overfitting"
 
 
-def _ctc(output: OutputFact) -> Iterator[str]:
-    yield from comment(
-        "if the output is a text: labels are then class numbers of shape (rows, length), padded"
-        " with -1",
-        "    ",
-    )
-    yield f"    # loss={literal({output.name: 'ctc'})},"
-
-
-def _setting(name: str, value: Any, remark: str) -> Iterator[str]:
-    yield f"    # {name}={_value(value)},  # {remark}"
+def _other_losses(output: OutputFact) -> Iterator[str]:
+    for loss in output.alternatives:
+        yield from comment(f"{OTHER_LOSSES[loss]}:", "    ")
+        yield f"    # loss={literal({output.name: loss})},"
 
 
 def _fit(plan: Plan) -> Iterator[str]:

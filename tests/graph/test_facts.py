@@ -13,7 +13,14 @@ import onnxfit
 from onnxfit.cli import main
 from onnxfit.graph.facts import FileFacts
 from tests.models import mlp
-from tests.script.files import image_classifier, line_reader, parsed, recurrent, transformer
+from tests.script.files import (
+    graph_network,
+    image_classifier,
+    line_reader,
+    parsed,
+    recurrent,
+    transformer,
+)
 
 
 def facts(model: onnx.ModelProto) -> FileFacts:
@@ -113,8 +120,16 @@ def test_scores_of_token_ids_have_the_loss_of_a_language_model() -> None:
 
 
 def test_only_sequences_of_classes_from_images_or_sounds_may_be_texts() -> None:
-    assert [one.may_be_ctc for one in facts(line_reader()).outputs] == [True]
-    assert [one.may_be_ctc for one in facts(image_classifier()).outputs] == [False]
+    assert [one.alternatives for one in facts(line_reader()).outputs] == [("ctc",)]
+    assert [one.alternatives for one in facts(image_classifier()).outputs] == [()]
+
+
+def test_numbers_of_a_last_layer_may_be_scores() -> None:
+    assert [one.alternatives for one in facts(mlp()).outputs] == [("cross_entropy",)]
+    assert [one.alternatives for one in facts(mlp((4, 1))).outputs] == [("binary_cross_entropy",)]
+    assert [one.alternatives for one in facts(graph_network()).outputs] == [
+        ("binary_cross_entropy",)
+    ]
 
 
 def test_the_last_layer_is_found_behind_other_nodes() -> None:

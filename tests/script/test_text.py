@@ -111,6 +111,7 @@ def test_a_fixed_batch_is_kept_and_dynamic_batch_is_mentioned(tmp_path: Path) ->
 def test_an_image_whose_outputs_are_texts_may_have_the_loss_ctc(tmp_path: Path) -> None:
     script = script_for(FILES["line_reader"][0](), tmp_path)
     assert '# loss={"logits": "ctc"},' in script
+    assert '# loss={"y": "cross_entropy"},' in script_for(mlp(), tmp_path)
     assert "axis 1 of logits: the size 'batch'" in comments(script)
     assert "ctc" not in script_for(FILES["image_classifier"][0](), tmp_path)
 
