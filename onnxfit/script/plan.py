@@ -226,7 +226,7 @@ def _fixed_rows(plan: Plan, layout: BatchLayout) -> int | None:
 # ---------------------------------------------------------------------- sizes
 
 
-def _with_inputs(plan: Plan, trainer: Trainer) -> tuple[Plan, dict[str, Array]]:
+def _with_inputs(plan: Plan, trainer: Trainer) -> tuple[Plan, dict[str, Any]]:
     """Return the plan with inputs for which the file runs, and its outputs."""
     inputs = _data_inputs(plan)
     error: Exception | None = None
@@ -302,7 +302,7 @@ def _placeholders(
 # ---------------------------------------------------------------------- labels
 
 
-def _with_labels(plan: Plan, outputs: Mapping[str, Array], layout: BatchLayout) -> Plan:
+def _with_labels(plan: Plan, outputs: Mapping[str, Any], layout: BatchLayout) -> Plan:
     """Return the plan with labels that fit the outputs of a batch."""
     losses: Mapping[str, str] = plan.settings.get("loss") or {}
     types = {one.name: one.dtype for one in plan.facts.outputs}
