@@ -26,6 +26,7 @@ from onnxfit.script.fixes import Fix, fix_of, merged
 from onnxfit.script.placeholders import Array, Placeholder, input_placeholder, label_placeholder
 from onnxfit.trainer import Trainer
 from onnxfit.training.inspection import inspect_with
+from onnxfit.training.training import training_of
 
 MAX_FIXES = 4
 TRIED_ROWS = 2  # rows of the batch with which sizes are tried, unless the file fixes them
@@ -138,7 +139,7 @@ def _attempt(
     plan = _with_losses(Plan(path, report, settings, converts=converts), file)
     progress("building the training step")
     trainer = plan.trainer()
-    layout = trainer._recipe.layout
+    layout = training_of(trainer).recipe.layout
     plan = replace(plan, batch=_fixed_rows(plan, layout), is_whole=layout.is_whole)
     progress("trying sizes")
     plan, outputs = _with_inputs(plan, trainer)
