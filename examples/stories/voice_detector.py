@@ -103,7 +103,8 @@ def main() -> None:
     print(f"\n{'speakers that were not in training':36}{'F1':>8}{'':8}{'area under ROC':>16}")
     print(f"{'':36}{'before':>8}{'after':>8}{'before':>10}{'after':>8}")
     shown, areas = {}, {}
-    for name, noisy in tests(near["test"], babble["test"], rng).items():
+    noises = tests(near["test"], babble["test"], np.random.default_rng(1))
+    for name, noisy in noises.items():
         scores = [np.concatenate([probabilities(s, audio) for audio in noisy]) for s in sessions]
         f1 = [f1_score(labels, score > 0.5) for score in scores]
         area = [roc_auc_score(labels, score) for score in scores]
@@ -239,9 +240,10 @@ def draw(path: Path, scores: dict[str, list[np.ndarray]], labels: np.ndarray) ->
         panel.fill_between(seconds, labels[:count], color=FAINT, step="post", linewidth=0)
         for values, color, when in zip(scores[name], (GREY, ORANGE), ("before", "after training")):
             panel.plot(seconds, values[:count], color=color, linewidth=1.4, label=when)
-        label(
-            panel, name.capitalize(), "seconds" if panel is axes[-1] else "", legend="lower right"
-        )
+        panel.set_ylim(-0.05, 1.5)  # room for the legend
+        panel.set_yticks([0, 0.5, 1])
+        title = name[0].upper() + name[1:]
+        label(panel, title, "seconds" if panel is axes[-1] else "", legend="upper right")
     save(figure, path)
 
 
