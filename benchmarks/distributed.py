@@ -165,7 +165,7 @@ def timed(
             began = time.perf_counter()
             step()
             took[names[i]].append(time.perf_counter() - began)
-        goes_on = world.from_main("the end of a network", time.perf_counter() < end)
+        goes_on = world.broadcast("the end of a network", time.perf_counter() < end)
     everyone = world.gather("the times", {name: np.array(t) for name, t in took.items()})
     return {name: np.max([own[name] for own in everyone], axis=0).tolist() for name in names}
 
@@ -177,7 +177,7 @@ def join_gloo(world: Any) -> None:
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = world.from_main("the port of gloo", free.getsockname()[1])
+        port = world.broadcast("the port of gloo", free.getsockname()[1])
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.size

@@ -407,7 +407,7 @@ def mapping_of(kind: ValueType) -> ValueType:
 
 
 @contextmanager
-def refusing_misfits(problem: str) -> Iterator[None]:
+def as_checkpoint_error(problem: str) -> Iterator[None]:
     """Raise CheckpointError for Python's own errors, which unfit contents of a checkpoint cause.
 
     - `problem`: the message up to the colon, before the error.

@@ -27,7 +27,7 @@ from onnxfit.errors import CheckpointError, SettingError, UnsupportedError
 from onnxfit.files import require_checkpoint_name, require_path
 from onnxfit.gradients.inspection import Inspection
 from onnxfit.graph.doubtful_weights import warn_of_weights
-from onnxfit.graph.garbage import paused_collection
+from onnxfit.graph.garbage import gc_disabled
 from onnxfit.graph.model_file import ModelSnapshot
 from onnxfit.graph.reading import ModelSource, read_shared
 from onnxfit.graph.shared_tensors import shared_arrays, whole_model
@@ -57,12 +57,12 @@ from onnxfit.training.loop import (
 )
 from onnxfit.training.optimizer_view import OptimizerView
 from onnxfit.training.ranks import (
+    check_accumulate_with_averaging,
+    check_loss_scaling_with_averaging,
     merged_over_ranks,
-    refuse_two_scales,
-    refuse_two_waits,
     require_rows_to_share,
     require_same_fits,
-    require_same_trainers,
+    verify_identical_trainers,
 )
 from onnxfit.training.summary import summary, training_html
 from onnxfit.training.training import Training
@@ -184,7 +184,7 @@ class Trainer(CheckedAttributes):
     stop_reason = Delegate[str | None]("stop_reason")
 
     @checks_names
-    @paused_collection()
+    @gc_disabled()
     def __init__(
         self,
         model_onnx: ModelSource,
@@ -229,10 +229,10 @@ class Trainer(CheckedAttributes):
         settings = forms.stored_settings(settings)
         world = world_of(distribute)
         teacher = None if distillation is None else distillation.teacher
-        require_same_trainers(world, model, arrays, settings, teacher)
+        verify_identical_trainers(world, model, arrays, settings, teacher)
         require_rows_to_share(world, recipe)
-        refuse_two_waits(world, accumulate)
-        refuse_two_scales(world, recipe.precision)
+        check_accumulate_with_averaging(world, accumulate)
+        check_loss_scaling_with_averaging(world, recipe.precision)
         warn_of_weights(model, recipe.model, {n: arrays[n] for n in recipe.weights}, settings)
         trainable = forms.without_trained_numbers(trainable, recipe)
         model, tensors = trainable.file, shared_arrays(trainable.file)
@@ -320,7 +320,7 @@ class Trainer(CheckedAttributes):
         if isinstance(class_weight, str):
             class_weight = balanced_class_weight(class_weight, y)
         training, evaluator = self._training, self._evaluator
-        with training.guard.fitting(), training.world.turn("fit"), ExitStack() as stack:
+        with training.guard.fitting(), training.world.collective("fit"), ExitStack() as stack:
             source = training.source(
                 x, y, sample_weight, batch_size, "training", shuffle, class_weight
             )
@@ -364,10 +364,10 @@ class Trainer(CheckedAttributes):
         tracker = training.batch_tracker
         with (
             training.guard,
-            training.world.turn("train_on_batch"),
+            training.world.collective("train_on_batch"),
             training.single_batches.source("training", x, y, sample_weight) as data,
         ):
-            training.world.meet("train_on_batch")
+            training.world.barrier("train_on_batch")
             for batch in data.batches(0):
                 tracker.reset()
                 with training.guard.advancing:
@@ -558,8 +558,8 @@ class Trainer(CheckedAttributes):
         """
         training, manual = self._training, self._require_manual()
         state = training.state
-        with training.guard, training.world.turn("apply_gradients"), training.guard.advancing:
-            training.world.meet("apply_gradients")
+        with training.guard, training.world.collective("apply_gradients"), training.guard.advancing:
+            training.world.barrier("apply_gradients")
             with training.backend.lock, state.frozen.kept():
                 manual.apply(gradients, state.learning_rate, state.updates)
             state.global_step += 1
@@ -743,7 +743,7 @@ class Trainer(CheckedAttributes):
         raised on all ranks. The value is a number, a string, None, an array, or lists and dicts of
         these. A single process gets its own value back.
         """
-        return self._training.world.from_main(name, value)
+        return self._training.world.broadcast(name, value)
 
     # ------------------------------------------------------------------ state
 
@@ -825,7 +825,7 @@ class Trainer(CheckedAttributes):
         form = training.trainable
         if not form.is_file:  # else it has no adapters, and theirs do not fit
             contents.require_base(path, form.fingerprint if contents.base else "")
-        with training.guard, saving.matching_this_version(path):
+        with training.guard, saving.checkpoint_errors(path):
             saving.restore(training, contents)
 
     @classmethod
@@ -854,7 +854,7 @@ class Trainer(CheckedAttributes):
             contents = checkpoint.load(path, settings, world)
         contents.require_teacher(path)
         model = contents.with_base(path, model_onnx)
-        with saving.matching_this_version(path):
+        with saving.checkpoint_errors(path):
             try:
                 trainer = cls(model, **contents.settings)
             except SettingError as error:

@@ -72,7 +72,7 @@ SHARED_CLASS_NAMES = {"losses", "metrics"}  # the modules between which a name m
 # Identifiers that have been replaced, and the word of the field that replaced each.
 RETIRED_WORDS = {
     "Asked": "ResizeSpec",
-    "Chain": "CompiledStep",
+    "Chain": "StepSessions",
     "Course": "FitState",
     "Entry": "InputGradient",
     "Epochs": "EpochIterator",
@@ -124,6 +124,19 @@ RETIRED_WORDS = {
     "spins": "busy_wait",
     "telling": "current_event",
     "working_form": "normalize",
+    "BatchWalk": "BatchAxisPropagation",
+    "CompiledStep": "StepSessions",
+    "KnownBatches": "BatchPlanCache",
+    "NodeInTheWayError": "BatchAxisError",
+    "TrainerByOtherName": "KerasModelAlias",
+    "keep_window_on_main": "zero_pending_gradients_except_rank_0",
+    "meet_at_end": "final_barrier",
+    "reads_batch": "needs_synced_logs",
+    "refuse_two_scales": "check_loss_scaling_with_averaging",
+    "refuse_two_waits": "check_accumulate_with_averaging",
+    "require_same_trainers": "verify_identical_trainers",
+    "saves_after": "may_save_mid_window",
+    "undelivered": "missed_event",
 }
 
 

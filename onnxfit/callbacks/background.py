@@ -26,13 +26,13 @@ class SavingCallback(Callback):
     every_n_steps: Union[int, None] = None
     _current_save: _Save | None = None
 
-    def saves_after(self, batch: int) -> bool:
+    def may_save_mid_window(self, batch: int) -> bool:
         return isinstance(self.save_freq, int) and batch % self.save_freq == 0
 
-    def reads_batch(self, batch: int) -> bool:
+    def needs_synced_logs(self, batch: int) -> bool:
         every = self.every_n_steps
         by_step = every is not None and self.trainer.global_step % every == 0
-        return by_step or self.saves_after(self.trainer.global_batch)
+        return by_step or self.may_save_mid_window(self.trainer.global_batch)
 
     def on_train_begin(self, logs: Logs) -> None:
         """Raise SettingError if a save would fall between two averages of the ranks' weights."""

@@ -95,9 +95,9 @@ class BackupAndRestore(SavingCallback):
     def state_key(self) -> str:
         return f"BackupAndRestore({self.backup_dir})"
 
-    def listens(self, hook: str) -> bool:
+    def overrides(self, hook: str) -> bool:
         by_batch = self.every_n_steps is not None or self.save_freq != "epoch"
-        return super().listens(hook) and (hook != "on_train_batch_end" or by_batch)
+        return super().overrides(hook) and (hook != "on_train_batch_end" or by_batch)
 
     def prepare(self, trainer: Trainer) -> None:
         if self.adapters_only:
@@ -136,7 +136,7 @@ class BackupAndRestore(SavingCallback):
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         step = self.trainer.global_step
         by_step = self.every_n_steps is not None and step % self.every_n_steps == 0
-        by_batch = self.saves_after(self.trainer.global_batch)
+        by_batch = self.may_save_mid_window(self.trainer.global_batch)
         # With accumulated gradients several batches have the same step.
         if by_batch or (by_step and step != self._last_step):
             self._save()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
-from onnxfit.callbacks.hooks import TrainerByOtherName, older_hook
+from onnxfit.callbacks.hooks import KerasModelAlias, older_hook
 from onnxfit.callbacks.logs import Logs
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Callback:
     trainer: Trainer
     params: dict[str, Any]
     callbacks: CallbackList
-    model = TrainerByOtherName()
+    model = KerasModelAlias()
 
     @property
     def runs_on_first(self) -> bool:
@@ -122,7 +122,7 @@ class Callback:
             if name not in ("trainer", "callbacks")
         }
 
-    def listens(self, hook: str) -> bool:
+    def overrides(self, hook: str) -> bool:
         """Return whether the loop must call a hook: by default, whether the hook is overridden.
 
         The loop prepares no logs for a hook to which no callback listens.
@@ -133,7 +133,7 @@ class Callback:
             return True
         return older_hook(self, hook) is not None
 
-    def saves_after(self, batch: int) -> bool:
+    def may_save_mid_window(self, batch: int) -> bool:
         """Return whether a checkpoint may be written after a batch that makes no update.
 
         With `accumulate` and several processes, each process holds a part of the gradients that
@@ -145,7 +145,7 @@ class Callback:
         """
         return False
 
-    def reads_batch(self, batch: int) -> bool:
+    def needs_synced_logs(self, batch: int) -> bool:
         """Return whether `on_train_batch_end` reads figures, or decides anything, after this batch.
 
         With several processes, the loop exchanges the figures of all rows, and the decisions of

@@ -93,7 +93,7 @@ class CallbackList:
         listeners: dict[str, list[Callable[..., None]]] = {}
         for callback in self._called:
             for hook in HOOKS:
-                if callback.listens(hook):
+                if callback.overrides(hook):
                     method = self._listener(callback, hook)
                     if hook in TOLD_HOOKS:
                         method = self._noting(callback, method)
@@ -101,11 +101,11 @@ class CallbackList:
         for hook, methods in listeners.items():
             setattr(self, hook.removeprefix("on_"), tuple(methods))
         # Hooks to which a callback of any rank listens; rank 0 calls all callbacks.
-        self.heard: Collection[str] = list(listeners)
+        self.subscribed: Collection[str] = list(listeners)
         self._hearing_batches: list[Callback] = []  # of all ranks; unused by a single process
         if world.size > 1:
-            self._hearing_batches = [c for c in self.callbacks if c.listens("on_train_batch_end")]
-            self.heard = world.from_main(f"the beginning of {caller}", self.heard)
+            self._hearing_batches = [c for c in self.callbacks if c.overrides("on_train_batch_end")]
+            self.subscribed = world.broadcast(f"the beginning of {caller}", self.subscribed)
         # Callbacks that have been told the running event, the end of a batch or an epoch.
         self.told: list[Callback] = []
         self._logs: Logs | None = None
@@ -125,7 +125,7 @@ class CallbackList:
             return method
 
         def call(*arguments: Any) -> None:
-            with self.world.only_here(f"{type(callback).__name__}.{hook}"):
+            with self.world.forbid_collectives(f"{type(callback).__name__}.{hook}"):
                 method(*arguments)
 
         return call
@@ -157,7 +157,7 @@ class CallbackList:
 
         - `hook`: the hook of the event.
         """
-        listening = [callback for callback in self._called if callback.listens(hook)]
+        listening = [callback for callback in self._called if callback.overrides(hook)]
         keys = {
             "told": [c.state_key for c in self.told if c.phase == "logger"],
             "missed": [
@@ -234,21 +234,21 @@ class CallbackList:
             self._call(self.epoch_end, logs, epoch, logs)
             return
         for callback in self._called:
-            if not callback.listens("on_epoch_end"):
+            if not callback.overrides("on_epoch_end"):
                 continue
             listener = self._noting(callback, self._listener(callback, "on_epoch_end"))
             self._call((listener,), logs, epoch, logs)
             if not callback.runs_on_first:
                 # Callbacks decide by these figures, and times and memory differ among ranks.
                 name = f"the end of {type(callback).__name__}.on_epoch_end"
-                logs.replace(self.world.from_main(name, dict(logs)))
+                logs.replace(self.world.broadcast(name, dict(logs)))
 
     def save_after(self, batch: int) -> bool:
         """Return whether a callback may save after a batch in the middle of accumulated gradients.
 
         - `batch`: the number of batches trained so far, over all fits.
         """
-        return any(callback.saves_after(batch) for callback in self.callbacks)
+        return any(callback.may_save_mid_window(batch) for callback in self.callbacks)
 
     def read_batch(self, batch: int) -> bool:
         """Return whether a callback reads figures or decides in `on_train_batch_end`.
@@ -257,7 +257,7 @@ class CallbackList:
         """
         # Ask every callback, without stopping at the first True: a callback may communicate with
         # the other processes.
-        answers = [callback.reads_batch(batch) for callback in self._hearing_batches]
+        answers = [callback.needs_synced_logs(batch) for callback in self._hearing_batches]
         return any(answers)
 
     def begin_rest(self, hook: str, keys: Mapping[str, Collection[str]]) -> list[Callback]:
@@ -273,7 +273,7 @@ class CallbackList:
             "monitor": lambda key: key in missed,
             "logger": lambda key: key not in told,
         }
-        listening = [c for c in self._called if c.listens(hook) and c.phase in by_phase]
+        listening = [c for c in self._called if c.overrides(hook) and c.phase in by_phase]
         rest = [c for c in listening if by_phase[c.phase](c.state_key)]
         self.told = [c for c in self._called if c not in rest]
         return rest
@@ -396,7 +396,7 @@ def _check(callbacks: list[Any], backend: str) -> None:
                 " could not tell them apart. Remove one, or override state_key in each."
             )
         keys.add(callback.state_key)
-        if callback.listens("on_gradients") and not get_backend(backend).shows_gradients:
+        if callback.overrides("on_gradients") and not get_backend(backend).shows_gradients:
             raise SettingError(
                 f"{name} overrides on_gradients, but backend={backend!r} never calls it, because"
                 " its gradients exist only inside the step. Use Trainer(...,"

@@ -31,16 +31,16 @@ LIGHTNING = (
 TYPING_ERROR = 0.85  # minimum similarity, from 0 to 1, of a misspelt hook to the real one
 
 
-class TrainerByOtherName:
+class KerasModelAlias:
     """Descriptor that returns a callback's trainer, unless the callback sets the attribute."""
 
     @overload
-    def __get__(self, callback: None, owner: type) -> TrainerByOtherName: ...
+    def __get__(self, callback: None, owner: type) -> KerasModelAlias: ...
 
     @overload
     def __get__(self, callback: Callback, owner: type) -> Trainer: ...
 
-    def __get__(self, callback: Callback | None, owner: type) -> Trainer | TrainerByOtherName:
+    def __get__(self, callback: Callback | None, owner: type) -> Trainer | KerasModelAlias:
         return self if callback is None else callback.trainer
 
 
@@ -72,7 +72,7 @@ def check_hooks(callback: Callback, hooks: Mapping[str, Sequence[str]]) -> None:
         warn_user(f"{name}.{method} is not a hook and is never called. Did you mean {near}?")
     for hook, arguments in hooks.items():
         method_name = OLDER_NAMES[hook] if older_hook(callback, hook) else hook
-        if callback.listens(hook):
+        if callback.overrides(hook):
             _check_arguments(callback, method_name, arguments)
 
 

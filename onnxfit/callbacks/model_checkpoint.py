@@ -252,10 +252,10 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
                 f"ModelCheckpoint cannot delete {path!r}: {error.strerror or error}."
             ) from error
 
-    def listens(self, hook: str) -> bool:
+    def overrides(self, hook: str) -> bool:
         if hook == "on_train_batch_end" and not self._saves_at_batches:
             return False
-        return super().listens(hook)
+        return super().overrides(hook)
 
     @property
     def _saves_at_batches(self) -> bool:

@@ -116,6 +116,6 @@ def may_log(callback: Callback) -> bool:
     """
     if callback.logs_figures:
         return True
-    hooks = [getattr(callback, hook) for hook in HOOKS if callback.listens(hook)]
+    hooks = [getattr(callback, hook) for hook in HOOKS if callback.overrides(hook)]
     modules = [getattr(hook, "__module__", None) or "" for hook in hooks]
     return not all(module.startswith("onnxfit.") for module in modules)

@@ -29,7 +29,7 @@ class TerminateOnNaN(Callback):
     def __init__(self, raise_error: bool = False) -> None:
         self.raise_error = raise_error
 
-    def reads_batch(self, batch: int) -> bool:
+    def needs_synced_logs(self, batch: int) -> bool:
         # Ranks that share gradients have the same loss; those that average weights do not.
         averages = self.callbacks.world.average_every is not None
         return averages or not math.isfinite(self.trainer.last_losses[-1])

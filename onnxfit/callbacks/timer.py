@@ -67,9 +67,9 @@ class Timer(StatefulCallback):
         """Seconds of `duration` that are left, at least 0; None without a duration."""
         return None if self.duration is None else max(self.duration - self.elapsed, 0.0)
 
-    def listens(self, hook: str) -> bool:
+    def overrides(self, hook: str) -> bool:
         by_batch = self.interval == "batch" and self.duration is not None
-        return super().listens(hook) and (hook != "on_train_batch_end" or by_batch)
+        return super().overrides(hook) and (hook != "on_train_batch_end" or by_batch)
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)

@@ -102,9 +102,9 @@ class WandbLogger(StatefulCallback):
     def reset(self) -> None:
         self.run_id: str | None = None
 
-    def listens(self, hook: str) -> bool:
+    def overrides(self, hook: str) -> bool:
         by_batch = self.update_freq != "epoch"
-        return super().listens(hook) and (by_batch or not hook.startswith("on_train_batch"))
+        return super().overrides(hook) and (by_batch or not hook.startswith("on_train_batch"))
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)

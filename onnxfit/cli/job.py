@@ -386,7 +386,7 @@ class Interruption(Callback):
         self.signal = 0  # number of the signal that this process received
         self._signal_of_all = 0
 
-    def reads_batch(self, batch: int) -> bool:
+    def needs_synced_logs(self, batch: int) -> bool:
         # Between updates, the ranks have different accumulated gradients.
         if (batch + 1) % self.trainer.accumulate == 0:
             self._signal_of_all = ranks.signal_of_all(self.signal)

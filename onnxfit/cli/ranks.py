@@ -146,7 +146,7 @@ def wait_for_main(name: str) -> None:
 
     - `name`: the name of this point, for the messages of ranks that wait at another point.
     """
-    world_of().from_main(name, None)
+    world_of().broadcast(name, None)
 
 
 def run(command: Callable[[], Any]) -> NoReturn:

@@ -18,7 +18,7 @@ from onnxfit.data.order import check_fixed
 from onnxfit.data.share import Share
 from onnxfit.data.source import ShardedSource, Source
 
-__all__ = ["KnownBatches"]
+__all__ = ["BatchPlanCache"]
 
 ALL_ROWS = 2**62  # a batch size that no data set reaches
 MAX_KNOWN_BATCHES = 16
@@ -69,7 +69,7 @@ class Column:
     dtype: np.dtype[Any]
 
 
-class KnownBatches:
+class BatchPlanCache:
     """Maker of single batches, with fewer checks for data of a kind that was checked before.
 
     Data is of the same kind if it has the same names, shapes and element types. Values (NaN, the

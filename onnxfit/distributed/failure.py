@@ -68,7 +68,7 @@ def _end(world: World) -> None:
     if getattr(world.communicator, "is_closed", False):
         return  # the program finalized the library itself
     try:
-        world.meet_at_end()
+        world.final_barrier()
     except OnnxfitError as error:
         time.sleep(WAIT_AT_END)
         _wait_for_rank_0(world)

@@ -104,7 +104,7 @@ def _memory_of(world: World, size: int) -> mmap.mmap | None:
     """Return the same memory on all ranks, or None if a rank cannot have it."""
     path = _create_file(size) if world.is_main else None
     try:
-        path = world.from_main("the file of the shared memory", path)
+        path = world.broadcast("the file of the shared memory", path)
         memory = _map_file(path, size) if path else None
         have_memory = world.gather("the shared memory", memory is not None)
     finally:

@@ -28,7 +28,7 @@ MAX_RANKS_WITH_SHORT_MESSAGES = 64
 class World:
     """The ranks of a communicator; one rank alone without a communicator.
 
-    All ranks must call `gather`, `from_main` and `require_same` together. Each call has a name. If
+    All ranks must call `gather`, `broadcast` and `require_same` together. Each call has a name. If
     the ranks use different names, all raise a SettingError, which lists the name of each rank.
     `sum` skips that check, to be fast for the gradients of every step: no user code runs between it
     and the last call that checks. Only one thread at a time may call these methods.
@@ -115,7 +115,7 @@ class World:
         if self.communicator is None:
             return [value]
         own = encode(value)
-        with self.turn(name):
+        with self.collective(name):
             lengths, messages = self._meet(name, own)
             if max(lengths) > self._message_numbers * 8:
                 messages = self._gather_long(name, own, lengths)
@@ -131,12 +131,12 @@ class World:
             self.communicator.allreduce(joined)
         return [joined[end - length : end].tobytes() for end, length in zip(ends, lengths)]
 
-    def from_main(self, name: str, value: Any) -> Any:
+    def broadcast(self, name: str, value: Any) -> Any:
         """Return the value of rank 0: JSON values and arrays."""
         if self.communicator is None:
             return value
         own = encode(value) if self.is_main else b""
-        with self.turn(name):
+        with self.collective(name):
             lengths, messages = self._meet(name, own)
             if lengths[0] <= self._message_numbers * 8:
                 return decode(messages[0])
@@ -163,14 +163,14 @@ class World:
                         f" must run the same program on the same data. {fix}".rstrip()
                     )
 
-    def meet(self, name: str) -> None:
+    def barrier(self, name: str) -> None:
         """Wait for all ranks. SettingError on all ranks if one does something else."""
         if self.communicator is not None:
-            with self.turn(name):
+            with self.collective(name):
                 self._meet(name, b"")
 
     @contextmanager
-    def turn(self, name: str) -> Iterator[None]:
+    def collective(self, name: str) -> Iterator[None]:
         """Allow exchanges only in this thread; other threads of this rank raise SettingError.
 
         Exchanges of the ranks are matched by their order, which two threads would mix up.
@@ -204,17 +204,17 @@ class World:
             self.is_failing = False
 
     @contextmanager
-    def only_here(self, what: str) -> Iterator[None]:
+    def forbid_collectives(self, what: str) -> Iterator[None]:
         """Forbid exchanges inside this block, with an error instead of a hang.
 
         - `what`: the code that runs on this rank alone, for the message.
         """
         fix = "Call it in a callback that runs on all ranks (ranks = 'all')"
-        with self._refusing(f"{what} runs on rank {self.rank} alone", fix):
+        with self._forbidding(f"{what} runs on rank {self.rank} alone", fix):
             yield
 
     @contextmanager
-    def in_step(self, what: str) -> Iterator[None]:
+    def forbid_collectives_in_step(self, what: str) -> Iterator[None]:
         """Forbid exchanges inside this block, which runs in a step.
 
         The sums of a step have no names, so ranks could not detect a difference.
@@ -222,11 +222,11 @@ class World:
         - `what`: the user code that runs in the step, for the message.
         """
         fix = "Call it outside of a step, such as in on_train_batch_end"
-        with self._refusing(f"{what} runs inside a training step", fix):
+        with self._forbidding(f"{what} runs inside a training step", fix):
             yield
 
     @contextmanager
-    def _refusing(self, why: str, fix: str) -> Iterator[None]:
+    def _forbidding(self, why: str, fix: str) -> Iterator[None]:
         if self.communicator is None:  # there is nobody to wait for
             yield
             return
@@ -236,7 +236,7 @@ class World:
         finally:
             self._alone = outer
 
-    def meet_at_end(self) -> None:
+    def final_barrier(self) -> None:
         """Wait until all ranks end. SettingError: a rank does something else.
 
         There is no timeout, because rank 0 may draw pictures for an hour. The timeout applies only
@@ -246,7 +246,7 @@ class World:
             return
         if self.exchanges == self._checked:
             self.timeout = None
-        self.meet("the end of the program")
+        self.barrier("the end of the program")
 
     def abort(self) -> None:
         """End all ranks at once."""

@@ -54,13 +54,13 @@ class Choice:
     chosen: int = 0
 
 
-class NodeInTheWayError(ModelError):
+class BatchAxisError(ModelError):
     """The node `name` does not allow another batch size."""
 
     name: str = ""
 
 
-def hides_batch(node: ir.Node, axes: Mapping[str, BatchAxis | None]) -> NodeInTheWayError:
+def hides_batch(node: ir.Node, axes: Mapping[str, BatchAxis | None]) -> BatchAxisError:
     """Return the error for an If, Loop or Scan whose graphs read the batch, with the remedy.
 
     - `axes`: the batch axis of each input that has one.
@@ -108,9 +108,9 @@ def read_by(node: ir.Node) -> list[ir.Value | None]:
     return [*node.inputs, *inner, *outputs]
 
 
-def in_the_way(node: ir.Node, reason: str, remedy: str = REMEDY) -> NodeInTheWayError:
+def in_the_way(node: ir.Node, reason: str, remedy: str = REMEDY) -> BatchAxisError:
     """Return the error that names a node that prevents another batch size."""
-    error = NodeInTheWayError(
+    error = BatchAxisError(
         f"The batch size cannot be changed, because of {node.op_type} {node.name!r}: {reason}."
         f" {remedy}"
     )

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxfit.editing.batch_axes import NodeInTheWayError
-from onnxfit.editing.batch_walk import BatchWalk
+from onnxfit.editing.batch_axes import BatchAxisError
+from onnxfit.editing.batch_walk import BatchAxisPropagation
 
 # Other choices among the possible batch axes that may fail in a row without getting any further
 MAX_FAILURES = 20
@@ -15,7 +15,7 @@ MAX_FAILURES = 20
 
 def walk(
     model: ir.Model, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int], rows: int
-) -> BatchWalk:
+) -> BatchAxisPropagation:
     """Return a walk after which the batch may have any size.
 
     - `model`: the model, which is not changed; its nodes have names.
@@ -23,15 +23,15 @@ def walk(
     - `axes`: the batch axis of each input that has one.
     - `rows`: the rows of the batch in the file.
 
-    NodeInTheWayError: a node prevents another batch size.
+    BatchAxisError: a node prevents another batch size.
     """
-    attempt = BatchWalk(model, shapes, axes, rows)
-    first: NodeInTheWayError | None = None
+    attempt = BatchAxisPropagation(model, shapes, axes, rows)
+    first: BatchAxisError | None = None
     farthest = failures = 0
     while failures <= MAX_FAILURES:
         try:
             attempt.run()
-        except NodeInTheWayError as error:
+        except BatchAxisError as error:
             first = first or error
             failures = 0 if attempt.position > farthest else failures + 1
             farthest = max(farthest, attempt.position)

@@ -43,7 +43,7 @@ RECURRENT = {"GRU", "LSTM", "RNN"}
 SIZES_INPUT = {"AffineGrid": 1, "MaxUnpool": 2, "Resize": 3}  # the input that holds output sizes
 
 
-class BatchWalk(BatchEdits):
+class BatchAxisPropagation(BatchEdits):
     """A walk over the main graph; the arguments are those of `walk`.
 
     After `run`, `mended` is the model with a batch of any size, and `ends` are the nodes whose
@@ -107,7 +107,7 @@ class BatchWalk(BatchEdits):
     def run(self) -> None:
         """Walk on from `position` to the end of the graph.
 
-        NodeInTheWayError: a node prevents another batch size.
+        BatchAxisError: a node prevents another batch size.
         """
         while self.position < len(self.nodes):
             self._visit(self._before_nodes[self.position], self.nodes[self.position])
@@ -483,11 +483,11 @@ class BatchWalk(BatchEdits):
         return bool(users) and index.shape[0] == self.rows and bool((index == numbers).all())
 
 
-MENDS: dict[str, Callable[[BatchWalk, ir.Node, ir.Node], None]] = {
-    "Expand": BatchWalk.mend_expand,
-    "Gather": BatchWalk.mend_gather,
-    "GatherND": BatchWalk.mend_gather_nd,
-    "Reshape": BatchWalk.mend_reshape,
-    "Slice": BatchWalk.mend_slice,
-    "Squeeze": BatchWalk.mend_squeeze,
+MENDS: dict[str, Callable[[BatchAxisPropagation, ir.Node, ir.Node], None]] = {
+    "Expand": BatchAxisPropagation.mend_expand,
+    "Gather": BatchAxisPropagation.mend_gather,
+    "GatherND": BatchAxisPropagation.mend_gather_nd,
+    "Reshape": BatchAxisPropagation.mend_reshape,
+    "Slice": BatchAxisPropagation.mend_slice,
+    "Squeeze": BatchAxisPropagation.mend_squeeze,
 }

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit.editing.batch_axes import REMEDY, BatchAxis, NodeInTheWayError, hides_batch
+from onnxfit.editing.batch_axes import REMEDY, BatchAxis, BatchAxisError, hides_batch
 from onnxfit.editing.batch_inputs import data_inputs, name_dimension, without_known_ifs
 from onnxfit.editing.batch_search import walk
-from onnxfit.editing.batch_walk import GROWTH, BatchWalk
+from onnxfit.editing.batch_walk import GROWTH, BatchAxisPropagation
 from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.editing.row_check import ModelRun, Trial, accepts_any_batch, random_rows, rows_of
 from onnxfit.errors import ModelError, StepError, warn_user
@@ -78,7 +78,7 @@ def dynamic_batch(
     shapes = _shapes(work.graph, batch_axes, rows, TRIED_SIZES[0]) if not trial else trial.shapes
     try:
         walked = walk(work, shapes, batch_axes, rows)
-    except NodeInTheWayError:
+    except BatchAxisError:
         if fixed_rows is None and trial is not None and accepts_any_batch(trial, None):
             return original
         raise
@@ -109,7 +109,7 @@ def dynamic_batch(
     return mended
 
 
-def _lost(walked: BatchWalk, axes: Mapping[str, int]) -> ModelError:
+def _lost(walked: BatchAxisPropagation, axes: Mapping[str, int]) -> ModelError:
     """Return the error for outputs that have no batch."""
     for node in walked.hidden[:1]:
         return hides_batch(node, walked.axes)
@@ -154,7 +154,7 @@ def _has_constant_rows(work: ir.Model, axes: Mapping[str, int]) -> bool:
     try:
         walked = walk(work, _shapes(work.graph, axes, 1, TRIED_SIZES[0]), axes, 1)
         return walked.mends > 0 or bool(walked.hidden)
-    except NodeInTheWayError:
+    except BatchAxisError:
         return True
 
 
@@ -221,7 +221,10 @@ def _for_inference(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _check(
-    original: onnx.ModelProto, mended: onnx.ModelProto, walked: BatchWalk, trials: Iterable[Trial]
+    original: onnx.ModelProto,
+    mended: onnx.ModelProto,
+    walked: BatchAxisPropagation,
+    trials: Iterable[Trial],
 ) -> dict[str, BatchAxis | None]:
     """Return the batch axis of each output, after a comparison on one row and on several.
 
@@ -254,7 +257,7 @@ def _check(
 def _difference(
     original: onnx.ModelProto,
     inference: onnx.ModelProto,
-    walked: BatchWalk,
+    walked: BatchAxisPropagation,
     trial: Trial,
     wrong: Sequence[str],
 ) -> ModelError:
@@ -272,7 +275,7 @@ def _difference(
 
 
 def _first_difference(
-    original: onnx.ModelProto, mended: onnx.ModelProto, walked: BatchWalk, trial: Trial
+    original: onnx.ModelProto, mended: onnx.ModelProto, walked: BatchAxisPropagation, trial: Trial
 ) -> onnx.NodeProto | None:
     """Return the first node whose outputs differ between the models, None if none is found."""
     own = {name for node in _for_inference(original).graph.node for name in node.output if name}
@@ -301,7 +304,7 @@ def _first_line(error: Exception) -> str:
 def _declared(
     original: onnx.ModelProto,
     graph: ir.Graph,
-    walked: BatchWalk,
+    walked: BatchAxisPropagation,
     axes: Mapping[str, int],
     rows: int,
     name: str,

@@ -25,14 +25,14 @@ AddGradients = Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str
 class Pullback:
     """A model with an input for each output's gradient, and an output for each input's gradient.
 
-    `model` is this model, `arriving` maps an output to the name of the added input, `leaving` an
-    input to the name of the added output. Both names are `<name>_grad`, with a number if that is in
-    use.
+    `model` is this model. `output_gradients` maps an output to the name of the added input, and
+    `input_gradients` an input to the name of the added output. Both names are `<name>_grad`, with a
+    number if that is in use.
     """
 
     model: ir.Model
-    arriving: dict[str, str]
-    leaving: dict[str, str]
+    output_gradients: dict[str, str]
+    input_gradients: dict[str, str]
 
 
 AddPullback = Callable[[ir.Model, Sequence[str], Sequence[str]], Pullback]
@@ -48,15 +48,17 @@ def add_pullback(
     """
     work = model.clone()
     op = GraphBuilder(work.graph, device=device)
-    arriving = _add_seeds(op, outputs)
+    output_gradients = _add_seeds(op, outputs)
     inputs = {v.name: v for v in work.graph.inputs}
-    by_value, blocking = gradients(op, arriving, [inputs[name] for name in wrt])
+    by_value, blocking = gradients(op, output_gradients, [inputs[name] for name in wrt])
     refuse(blocking)
-    leaving = {}
+    input_gradients = {}
     for name in wrt:
         value = inputs[name]
-        leaving[name] = by_value[value] if value in by_value else zeros_like(op, op.wrap(value))
-    return _with_outputs(op, arriving, leaving)
+        input_gradients[name] = (
+            by_value[value] if value in by_value else zeros_like(op, op.wrap(value))
+        )
+    return _with_outputs(op, output_gradients, input_gradients)
 
 
 def pullback_from_gradients(add_gradients: AddGradients) -> AddPullback:
@@ -65,10 +67,10 @@ def pullback_from_gradients(add_gradients: AddGradients) -> AddPullback:
     def add_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
         work = model.clone()
         op = GraphBuilder(work.graph)
-        arriving = _add_seeds(op, outputs)
+        output_gradients = _add_seeds(op, outputs)
         terms = [
             op.ReduceSum(op.wrap(work.graph.outputs[i]) * dy, keepdims=0)
-            for i, dy in arriving.items()
+            for i, dy in output_gradients.items()
         ]
         total = terms[0]
         for term in terms[1:]:
@@ -79,16 +81,16 @@ def pullback_from_gradients(add_gradients: AddGradients) -> AddPullback:
         graph.outputs[:] = [v for v in graph.outputs if v.name != names.TOTAL]
         values = values_of(graph)
         op = GraphBuilder(graph)
-        seeds = {i: op.wrap(values[dy.name]) for i, dy in arriving.items()}
-        leaving = {name: op.wrap(values[gradient_names[name]]) for name in wrt}
-        return _with_outputs(op, seeds, leaving)
+        seeds = {i: op.wrap(values[dy.name]) for i, dy in output_gradients.items()}
+        input_gradients = {name: op.wrap(values[gradient_names[name]]) for name in wrt}
+        return _with_outputs(op, seeds, input_gradients)
 
     return add_pullback
 
 
 def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
     """Add an input for each output's gradient; return the inputs by the output's position."""
-    arriving: dict[int, Value] = {}
+    output_gradients: dict[int, Value] = {}
     remaining = set(outputs)
     for i, value in enumerate(list(op.graph.outputs)):
         if value.name in remaining:
@@ -100,17 +102,17 @@ def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
                     " unknown as well."
                 )
             name = names.unused(names.gradient(value.name), op.has_name)
-            arriving[i] = op.input(name, y.dtype, y.shape)
-    return arriving
+            output_gradients[i] = op.input(name, y.dtype, y.shape)
+    return output_gradients
 
 
 def _with_outputs(
-    op: GraphBuilder, arriving: Mapping[int, Value], leaving: Mapping[str, Value]
+    op: GraphBuilder, output_gradients: Mapping[int, Value], input_gradients: Mapping[str, Value]
 ) -> Pullback:
     """Add an output for each input's gradient."""
-    arriving_names = {op.graph.outputs[i].name or "": dy.name for i, dy in arriving.items()}
-    leaving_names = {}
-    for name, dx in leaving.items():
+    output_names = {op.graph.outputs[i].name or "": dy.name for i, dy in output_gradients.items()}
+    input_names = {}
+    for name, dx in input_gradients.items():
         output_name = names.unused(names.gradient(name), op.has_name)
-        leaving_names[name] = op.output(output_name, dx).name
-    return Pullback(ir.Model(op.graph, ir_version=10), arriving_names, leaving_names)
+        input_names[name] = op.output(output_name, dx).name
+    return Pullback(ir.Model(op.graph, ir_version=10), output_names, input_names)

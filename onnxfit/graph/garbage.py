@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def paused_collection() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Pause Python's cyclic garbage collector inside the block.
 
     A graph of 15,000 nodes is some hundred thousand objects, all of them alive. The collector scans

@@ -16,7 +16,7 @@ from onnx_ir.passes.common import TopologicalSortPass
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.paths import reachable_values
 from onnxfit.graph import names
-from onnxfit.graph.garbage import paused_collection
+from onnxfit.graph.garbage import gc_disabled
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.training_form import RANDOM, keep_batch_norms, to_evaluation_form
 from onnxfit.graph.values import GraphBuilder
@@ -38,8 +38,8 @@ class Gradient:
     """A gradient as a function without state, which can be differentiated again.
 
     - `session`: computes the gradient.
-    - `arriving`: output of the differentiated function -> input for its gradient.
-    - `leaving`: input of the differentiated function -> output with its gradient.
+    - `output_gradients`: output of the differentiated function -> input for its gradient.
+    - `input_gradients`: input of the differentiated function -> output with its gradient.
     - `build`: returns the gradient as a graph to differentiate. It is called when a derivative is
       first asked for.
     - `compile_graph`: returns the session of a derivative's graph.
@@ -48,14 +48,14 @@ class Gradient:
     def __init__(
         self,
         session: StatelessSession,
-        arriving: Mapping[str, str],
-        leaving: Mapping[str, str],
+        output_gradients: Mapping[str, str],
+        input_gradients: Mapping[str, str],
         build: Callable[[], GradientGraph],
         compile_graph: Callable[[onnx.ModelProto], StatelessSession],
     ) -> None:
         self.session = session
-        self.arriving = arriving
-        self.leaving = leaving
+        self.output_gradients = output_gradients
+        self.input_gradients = input_gradients
         self._build = build
         self._compile_graph = compile_graph
         self._dependent: dict[tuple[str, ...], frozenset[str]] = {}
@@ -78,7 +78,7 @@ class Gradient:
         """
         kind = outputs, wrt
         if kind not in self._derivatives:
-            with paused_collection():
+            with gc_disabled():
                 self._derivatives[kind] = self._compile(outputs, wrt)
         return self._derivatives[kind]
 
@@ -89,7 +89,11 @@ class Gradient:
         graph = derivative.graph
         session = self._compile_graph(graph.compilable())
         return Gradient(
-            session, derivative.arriving, derivative.leaving, lambda: graph, self._compile_graph
+            session,
+            derivative.output_gradients,
+            derivative.input_gradients,
+            lambda: graph,
+            self._compile_graph,
         )
 
 
@@ -210,8 +214,8 @@ class FunctionalModel:
             return FunctionalPasses(graphs, forward, None, recipe.statistics, ())
         gradient = Gradient(
             StatelessSession(graphs.backward, device, self._threads, "backward"),
-            graphs.arriving,
-            graphs.leaving,
+            graphs.output_gradients,
+            graphs.input_gradients,
             lambda: gradient_graph(join_passes(recipe, specs, outputs, leaves), source),
             lambda model: StatelessSession(model, device, self._threads, "derivative"),
         )

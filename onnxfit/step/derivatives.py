@@ -67,10 +67,10 @@ class GradientGraph:
             pullback = self.source.add_pullback(work, outputs, reached)
         except BlockedError as error:
             raise GradientError(f"The gradient has no derivative. {error}") from error
-        leaving = pullback.leaving.values()
-        pullback.model.graph.outputs[:] = outputs_of(pullback.model.graph, *leaving)
+        input_gradients = pullback.input_gradients.values()
+        pullback.model.graph.outputs[:] = outputs_of(pullback.model.graph, *input_gradients)
         graph = GradientGraph(pullback.model, self.stored, self.source)
-        return Derivative(graph, pullback.arriving, pullback.leaving)
+        return Derivative(graph, pullback.output_gradients, pullback.input_gradients)
 
     def compilable(self) -> onnx.ModelProto:
         """Return the graph that reads the stored values and the inputs that it needs."""
@@ -86,19 +86,19 @@ class GradientGraph:
 class Derivative:
     """The derivative of gradients.
 
-    `arriving` maps an output of the differentiated graph to the input for its gradient, `leaving`
-    an input of that graph to the output with its gradient.
+    `output_gradients` maps an output of the differentiated graph to the input for its gradient, and
+    `input_gradients` an input of that graph to the output with its gradient.
     """
 
     graph: GradientGraph
-    arriving: dict[str, str]
-    leaving: dict[str, str]
+    output_gradients: dict[str, str]
+    input_gradients: dict[str, str]
 
 
 def gradient_graph(joined: JoinedPasses, source: GradientSource) -> GradientGraph:
     """Return the gradients of a step as a graph, which replaces the outputs of `joined`."""
     graph = joined.graph
-    graph.outputs[:] = outputs_of(graph, *joined.pullback.leaving.values())
+    graph.outputs[:] = outputs_of(graph, *joined.pullback.input_gradients.values())
     return GradientGraph(joined.pullback.model, tuple(joined.kept_results), source)
 
 
@@ -108,11 +108,11 @@ def derivative_inputs(joined: JoinedPasses) -> tuple[str, ...]:
     It reads the inputs and outputs of the nodes between the gradients and what they depend on.
     """
     graph, pullback = joined.graph, joined.pullback
-    gradients = outputs_of(graph, *pullback.leaving.values())
-    leaves = leaves_of(graph, [*pullback.leaving, *pullback.arriving.values()])
+    gradients = outputs_of(graph, *pullback.input_gradients.values())
+    leaves = leaves_of(graph, [*pullback.input_gradients, *pullback.output_gradients.values()])
     path = differentiable_path(graph, gradients, leaves)
     pending = [v for node, _, _ in path for v in (*values_read(node), *node.outputs)]
-    seen = {*joined.kept, *joined.arriving}
+    seen = {*joined.kept, *joined.output_gradients}
     inputs: dict[str, None] = {}
     while pending:
         value = pending.pop()

@@ -104,7 +104,7 @@ class Recipe:
     # the packed weights of a few bits, which the forward pass reads with onnxruntime's kernel
     packed: tuple[str, ...] = field(init=False)
     # whether the packed weights are so large that few compiled graphs should have copies of them
-    packs_much: bool = field(init=False)
+    prepacks_large_weights: bool = field(init=False)
     # whether `predict` compiles the model with its tensors inside, like an exported file
     compiles_weights: bool = field(init=False)
 
@@ -131,7 +131,7 @@ class Recipe:
         weights = [n for n in quantized_weights(self.model) if n in packed]
         object.__setattr__(self, "packed", tuple(weights))
         packed_bytes = sum(size for name, size in sizes.items() if name in packed)
-        object.__setattr__(self, "packs_much", packed_bytes > tensors.MAX_PACKED_BYTES)
+        object.__setattr__(self, "prepacks_large_weights", packed_bytes > tensors.MAX_PACKED_BYTES)
         object.__setattr__(self, "constants", tuple(constants))
         object.__setattr__(self, "compiles_weights", self.evaluates_file or not shares)
 

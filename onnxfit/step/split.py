@@ -66,8 +66,8 @@ class SplitStep:
     outputs: tuple[str, ...]
     logarithms: dict[str, str]  # output -> output of `forward` with its logits or logarithms
     kept: tuple[str, ...]
-    arriving: dict[str, str]  # output -> input of `backward` for its gradient
-    leaving: dict[str, str]  # weight or input -> output of `backward` with its gradient
+    output_gradients: dict[str, str]  # output -> input of `backward` for its gradient
+    input_gradients: dict[str, str]  # weight or input -> output of `backward` with its gradient
 
 
 def split_step(
@@ -108,9 +108,9 @@ class JoinedPasses:
         return self.pullback.model.graph
 
     @property
-    def arriving(self) -> set[ir.Value]:
+    def output_gradients(self) -> set[ir.Value]:
         """The inputs for the gradients of the outputs."""
-        gradients = set(self.pullback.arriving.values())
+        gradients = set(self.pullback.output_gradients.values())
         return {v for v in self.graph.inputs if v.name in gradients}
 
     @property
@@ -140,10 +140,10 @@ def join_passes(
     graph = pullback.model.graph
     outputs = (*outputs, *logarithms.values())
     results = [v for v in graph.outputs if v.name in (*outputs, *statistics)]
-    gradients = [v for v in graph.outputs if v.name in pullback.leaving.values()]
-    arriving = {v for v in graph.inputs if v.name in pullback.arriving.values()}
-    backward_nodes = _backward_nodes(graph, results, gradients, arriving)
-    kept = _kept_values(graph, backward_nodes, gradients, arriving)
+    gradients = [v for v in graph.outputs if v.name in pullback.input_gradients.values()]
+    output_gradients = {v for v in graph.inputs if v.name in pullback.output_gradients.values()}
+    backward_nodes = _backward_nodes(graph, results, gradients, output_gradients)
+    kept = _kept_values(graph, backward_nodes, gradients, output_gradients)
     kept = [_widened(graph, v, backward_nodes) for v in kept]
     return JoinedPasses(pullback, tuple(outputs), tuple(statistics), tuple(kept), logarithms)
 
@@ -151,21 +151,23 @@ def join_passes(
 def divide(joined: JoinedPasses) -> SplitStep:
     """Divide the graph of both passes into a graph for each."""
     graph, pullback = joined.graph, joined.pullback
-    arriving = joined.arriving
+    output_gradients = joined.output_gradients
     model_inputs = [
-        _name(v) for v in graph.inputs if v not in arriving and v.name != names.LOSS_SCALE
+        _name(v) for v in graph.inputs if v not in output_gradients and v.name != names.LOSS_SCALE
     ]
     computed = joined.kept_results
     forward_outputs = dict.fromkeys([*joined.outputs, *joined.statistics, *computed])
-    backward_inputs = [*joined.kept_inputs, *pullback.arriving.values()]
+    backward_inputs = [*joined.kept_inputs, *pullback.output_gradients.values()]
     return SplitStep(
         forward=subgraph(graph, "forward", model_inputs, (), forward_outputs),
-        backward=subgraph(graph, "backward", backward_inputs, computed, pullback.leaving.values()),
+        backward=subgraph(
+            graph, "backward", backward_inputs, computed, pullback.input_gradients.values()
+        ),
         outputs=joined.outputs,
         logarithms=joined.logarithms,
         kept=tuple(_name(v) for v in joined.kept),
-        arriving=pullback.arriving,
-        leaving=pullback.leaving,
+        output_gradients=pullback.output_gradients,
+        input_gradients=pullback.input_gradients,
     )
 
 
@@ -210,17 +212,17 @@ def _scale(pullback: Pullback) -> None:
     inputs = {v.name: v for v in graph.inputs}
     with op.scope(scopes.LOSS_SCALE):
         scale = scale_input(op)
-        for name in pullback.arriving.values():
+        for name in pullback.output_gradients.values():
             value = op.wrap(inputs[name])
             uses = list(value.ir.uses())
             scaled = value * op.cast(scale, value.dtype)
             for node, i in uses:
                 node.replace_input_with(i, scaled.ir)
     outputs = {_name(v): v for v in graph.outputs}
-    leaving = {name: outputs[name] for name in pullback.leaving.values()}
-    results = unscaled(op, {name: op.wrap(v) for name, v in leaving.items()})
+    input_gradients = {name: outputs[name] for name in pullback.input_gradients.values()}
+    results = unscaled(op, {name: op.wrap(v) for name, v in input_gradients.items()})
     graph.outputs[:] = [results[_name(v)].ir if _name(v) in results else v for v in graph.outputs]
-    for name, gradient in leaving.items():
+    for name, gradient in input_gradients.items():
         gradient.name = op.unique_name(f"{name}/scaled")
         results[name].ir.name = name
 
@@ -229,14 +231,14 @@ def _backward_nodes(
     graph: ir.Graph,
     results: Sequence[ir.Value],
     gradients: Sequence[ir.Value],
-    arriving: set[ir.Value],
+    output_gradients: set[ir.Value],
 ) -> list[ir.Node]:
     """Return the nodes of the backward pass, in the order of the sorted graph: nodes that only the
     gradients need, and nodes whose results cannot be stored.
     """
     forward = _needed_by(results)
     backward = _needed_by(gradients)
-    late = _depending_on(graph, arriving)
+    late = _depending_on(graph, output_gradients)
     sizes = {
         node
         for node in backward - late
@@ -252,13 +254,13 @@ def _kept_values(
     graph: ir.Graph,
     backward_nodes: Sequence[ir.Node],
     gradients: Sequence[ir.Value],
-    arriving: set[ir.Value],
+    output_gradients: set[ir.Value],
 ) -> list[ir.Value]:
     """Return the values that the backward pass reads but does not compute."""
     computed = {v for node in backward_nodes for v in node.outputs}
     read = [v for node in backward_nodes for v in values_read(node)]
     needed = dict.fromkeys(v for v in (*read, *gradients) if v not in computed)
-    kept = [v for v in needed if v not in arriving and v.name not in graph.initializers]
+    kept = [v for v in needed if v not in output_gradients and v.name not in graph.initializers]
     for value in kept:
         node = value.producer()
         if value.type is None and node is not None:

@@ -32,7 +32,7 @@ class OnnxFunction(torch.autograd.Function):
         values = {**random_inputs, **dict(zip(order, tensors))}
         computed = run(passes.forward, values)
         ctx.mark_non_differentiable(
-            *(computed[name] for name in passes.results if name not in graphs.arriving)
+            *(computed[name] for name in passes.results if name not in graphs.output_gradients)
         )
         # All of these are saved by torch, which then notices changes in place, frees the tensors
         # after the backward pass, and can keep them elsewhere.
@@ -42,7 +42,7 @@ class OnnxFunction(torch.autograd.Function):
         ctx.order = order
         ctx.zeros = {
             name: computed[name].new_zeros(()).expand(computed[name].shape)
-            for name in graphs.arriving
+            for name in graphs.output_gradients
         }
         return tuple(computed[name] for name in passes.results)
 
@@ -56,7 +56,7 @@ class OnnxFunction(torch.autograd.Function):
             computed = values.keys() - set(ctx.order)
             values |= {name: values[name].detach() for name in computed}
         by_result = dict(zip(passes.results, gradients))
-        for output, name in passes.gradient.arriving.items():
+        for output, name in passes.gradient.output_gradients.items():
             dy = by_result[output]
             values[name] = ctx.zeros[output] if dy is None else dy
         by_name = _differentiate(passes.gradient, values)
@@ -74,24 +74,26 @@ class GradientFunction(torch.autograd.Function):
         ctx.wrt = tuple(name for name, needed in zip(order, ctx.needs_input_grad[2:]) if needed)
         dependent = gradient.depending_on(ctx.wrt)
         ctx.mark_non_differentiable(
-            *(computed[name] for name in gradient.leaving.values() if name not in dependent)
+            *(computed[name] for name in gradient.input_gradients.values() if name not in dependent)
         )
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         ctx.gradient = gradient
         ctx.order = order
-        return tuple(computed[name] for name in gradient.leaving.values())
+        return tuple(computed[name] for name in gradient.input_gradients.values())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         gradient: Gradient = ctx.gradient
-        named = zip(gradient.leaving.values(), gradients)
+        named = zip(gradient.input_gradients.values(), gradients)
         arrived = {name: dy for name, dy in named if dy is not None}
         by_name: Mapping[str, torch.Tensor] = {}
         derivative = gradient.derivative(tuple(arrived), ctx.wrt)
         if derivative is not None:
             values = dict(zip(ctx.order, ctx.saved_tensors))
-            values |= {name: arrived[output] for output, name in derivative.arriving.items()}
+            values |= {
+                name: arrived[output] for output, name in derivative.output_gradients.items()
+            }
             by_name = _differentiate(derivative, values)
         return (None, None, *(by_name.get(name) for name in ctx.order))
 
@@ -106,10 +108,10 @@ def _differentiate(
     refuse_transforms(values.values())
     if torch.is_grad_enabled():
         tensors = GradientFunction.apply(gradient, tuple(values), *values.values())  # type: ignore[no-untyped-call]  # torch's apply has no annotations
-        computed = dict(zip(gradient.leaving.values(), tensors))
+        computed = dict(zip(gradient.input_gradients.values(), tensors))
     else:
         computed = run(gradient.session, values)
-    return {name: computed[output] for name, output in gradient.leaving.items()}
+    return {name: computed[output] for name, output in gradient.input_gradients.items()}
 
 
 def refuse_transforms(tensors: Iterable[torch.Tensor] = ()) -> None:

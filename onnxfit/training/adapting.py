@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnxfit.data import DataAdapter, Source
-from onnxfit.data.known import KnownBatches
+from onnxfit.data.known import BatchPlanCache
 from onnxfit.errors import SettingError
 from onnxfit.step.recipe import Recipe
 
@@ -40,7 +40,7 @@ def adapter_for(
 
 
 class SingleBatches:
-    """Sources of one batch, for `train_on_batch`; each purpose has its own KnownBatches.
+    """Sources of one batch, for `train_on_batch`; each purpose has its own BatchPlanCache.
 
     With several ranks, each rank passes the whole batch, and gets its own share.
     """
@@ -50,7 +50,7 @@ class SingleBatches:
         self._seed = seed
         self._rank = rank
         self._size = size
-        self._known: dict[tuple[str, int], KnownBatches] = {}
+        self._known: dict[tuple[str, int], BatchPlanCache] = {}
 
     def source(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
         """Return the source of all rows in one batch, with the errors of a DataAdapter.
@@ -64,9 +64,9 @@ class SingleBatches:
         """Return the source of all rows in one batch, also on several ranks."""
         return self._batches(purpose, 1).source(x, y, sample_weight)
 
-    def _batches(self, purpose: str, ranks: int) -> KnownBatches:
+    def _batches(self, purpose: str, ranks: int) -> BatchPlanCache:
         known = self._known.get((purpose, ranks))
         if known is None:
-            known = KnownBatches(adapter_for(self._recipe, purpose, self._seed, ranks=ranks))
+            known = BatchPlanCache(adapter_for(self._recipe, purpose, self._seed, ranks=ranks))
             self._known[purpose, ranks] = known
         return known

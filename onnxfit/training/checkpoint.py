@@ -131,7 +131,7 @@ class Snapshot:
             "train_losses": contents.train_losses,
             "resume": list(contents.resume),
             "tracker": self._without_arrays(contents.tracker),
-            "ended": dict(contents.undelivered),
+            "ended": dict(contents.missed_event),
             "callbacks": self._without_arrays(contents.callbacks),
         }
         self._info = json.dumps(info).encode()
@@ -242,7 +242,7 @@ def load(
             train_losses=info["train_losses"],
             resume=info["resume"],
             tracker=_with_arrays(info["tracker"], arrays),
-            undelivered=info["ended"],
+            missed_event=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
             constants=constants,
             base=info["base"],
@@ -284,12 +284,12 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
             problem = str(error)
         except OSError as error:
             problem = f"{name!r} is not a complete onnxfit checkpoint: {error}"
-    name, size, problem = world.from_main("restore or load", [name, len(content), problem])
+    name, size, problem = world.broadcast("restore or load", [name, len(content), problem])
     if problem is not None:
         raise CheckpointError(problem)
     for start in range(0, size, MAX_MESSAGE_BYTES):
         part = np.frombuffer(content[start : start + MAX_MESSAGE_BYTES], np.uint8)
-        parts.write(world.from_main("the bytes of a checkpoint", part).tobytes())
+        parts.write(world.broadcast("the bytes of a checkpoint", part).tobytes())
     return name, parts
 
 

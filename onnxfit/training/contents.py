@@ -12,7 +12,7 @@ import onnx
 
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
-from onnxfit.files import refusing_misfits
+from onnxfit.files import as_checkpoint_error
 from onnxfit.graph.constant_nodes import lower_constants, with_constant_nodes
 from onnxfit.graph.fingerprint import fingerprint
 from onnxfit.graph.model_file import ModelSnapshot
@@ -28,7 +28,7 @@ class Contents:
 
     `state` is the result of `Trainer.get_state`, with the weights of `model`. `resume` has the
     fields of a `Position`. `tracker` is the `Tracker.state_dict` of the running epoch.
-    `undelivered` is the event that the loggers have missed. `constants` are the constants of the
+    `missed_event` is the event that the loggers have missed. `constants` are the constants of the
     trainable form. `model` is None if the checkpoint has only the adapters; `base` is then the
     fingerprint of the model. `replaced` are the settings of the checkpoint in whose place others
     were passed, as JSON. `tensors` are the arrays that a large `model` refers to.
@@ -41,7 +41,7 @@ class Contents:
     train_losses: list[float]
     resume: Sequence[Any]
     tracker: Mapping[str, Any]
-    undelivered: Mapping[str, Any]
+    missed_event: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
     constants: Mapping[str, Sequence[np.ndarray[Any, Any]]]
     base: str | None = None
@@ -114,6 +114,8 @@ class Contents:
         weights = self.state["weights"]
         if trainable.is_file:
             return ModelSnapshot(with_constant_nodes(model), self.tensors, weights)
-        with refusing_misfits("The checkpoint is damaged: its weights are not those of its model"):
+        with as_checkpoint_error(
+            "The checkpoint is damaged: its weights are not those of its model"
+        ):
             exported, arrays = trainable.shared_export(weights)
         return ModelSnapshot(lower_constants(exported), arrays, weights)

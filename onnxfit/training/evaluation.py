@@ -46,7 +46,7 @@ class Evaluator:
 
         - `caller`: the method that evaluates or predicts.
         """
-        with self.training.world.turn(caller):
+        with self.training.world.collective(caller):
             self.training.require_equal_ranks(caller)
             outer = self.training.thread.callbacks  # a callback of a fit may evaluate
             world = self.training.world
@@ -120,7 +120,7 @@ class Evaluator:
         assert states is not None
         tracker = self.training.new_tracker()
         callbacks.on_test_begin(Logs())
-        tells_end = "on_test_batch_end" in callbacks.heard
+        tells_end = "on_test_batch_end" in callbacks.subscribed
         exchanges = tells_end and self.training.world.size > 1
         reads_outputs = bool(self.training.recipe.metrics or self.training.recipe.state_outputs)
         batches = shown_batches(source, steps, verbose, "evaluate", self.training.world.is_main)
@@ -158,7 +158,7 @@ class Evaluator:
         if whole.has_counted:
             return whole.loss
         # Every label is masked: the loss is the penalty. Rank 0 has a row of every batch.
-        return float(self.training.world.from_main("the loss of a masked batch", loss))
+        return float(self.training.world.broadcast("the loss of a masked batch", loss))
 
     def _merged(self, tracker: Tracker, where: str) -> Tracker:
         """Return a tracker with the sums of all ranks."""
@@ -180,7 +180,7 @@ class Evaluator:
         outer = self.training.thread.predicted  # a callback of a prediction may predict
         callbacks.on_predict_begin(Logs())
         run = make_run()
-        tells_end = "on_predict_batch_end" in callbacks.heard
+        tells_end = "on_predict_batch_end" in callbacks.subscribed
         try:
             batches = shown_batches(source, steps, verbose, "predict", self.training.world.is_main)
             for index, batch in enumerate(batches):

@@ -73,7 +73,7 @@ class Generator:
             for i, text in zip(group, continued):
                 texts[i] = text
         return [
-            [*map(int, text)] for text in self.training.world.from_main("generated tokens", texts)
+            [*map(int, text)] for text in self.training.world.broadcast("generated tokens", texts)
         ]
 
     def _logits_name(self, output: str | None) -> str:

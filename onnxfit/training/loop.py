@@ -116,13 +116,13 @@ class FitLoop:
         position = replace(pending.position, data_epoch=batches.data_position[0])
         self.state = FitState(batches, callbacks, position, pending)
         self.loss = float("nan")  # mean loss of the last epoch
-        self.is_stopping = True  # whether all ranks know that training stops
+        self.stop_is_agreed = True  # whether all ranks know that training stops
         self._advancing = callbacks.advancing = training.guard.advancing
         self._has_ranks = training.world.size > 1
         # Hooks before and inside a step see the sums of all ranks; a single process skips this.
-        heard = callbacks.heard if self._has_ranks else ()
-        self._exchanges_early = "on_train_batch_begin" in heard or "on_gradients" in heard
-        self._agrees_on_steps = "on_gradients" in heard
+        subscribed = callbacks.subscribed if self._has_ranks else ()
+        self._exchanges_early = "on_train_batch_begin" in subscribed or "on_gradients" in subscribed
+        self._agrees_on_steps = "on_gradients" in subscribed
         figures = training.tracker.figure_names()
         validated = [f"val_{name}" for name in figures] if validation is not None else []
         callbacks.batch_figures = [*training.tracker.figures(), "batch_loss"]
@@ -166,12 +166,12 @@ class FitLoop:
         state.idle_data = None
         state.position.require_batch_size(state.batches.data.batch_size)
         state.position.warn_of_other_order()
-        if state.pending.undelivered and not state.pending.position.batch:
-            logs = self._deliver()
+        if state.pending.missed_event and not state.pending.position.batch:
+            logs = self._replay_missed_event()
         # An epoch in which training was stopped still needs its validation and its end.
         ends_first = state.position.stop and (state.position.batch or state.position.trained)
         for epoch in range(first, epochs):
-            if self.training.stop_training and self.is_stopping and not ends_first:
+            if self.training.stop_training and self.stop_is_agreed and not ends_first:
                 break
             ends_first = False
             logs = self.epoch(epoch)
@@ -185,8 +185,8 @@ class FitLoop:
         training = self.training
         self.callbacks.on_epoch_begin(epoch, Logs())
         self._agree("on_epoch_begin")
-        if self.state.pending.undelivered:
-            self._deliver()
+        if self.state.pending.missed_event:
+            self._replay_missed_event()
         figures, learning_rate = self.train()
         self.state.pending = PendingFit()
         if self.validation is not None and self.validation.is_due(epoch):
@@ -210,9 +210,9 @@ class FitLoop:
         if learning_rate is None:
             learning_rate = training.state.learning_rate
         self._begin_sums(tracker, position)
-        finished = (training.stop_training and self.is_stopping) or position.trained
-        tells_begin = "on_train_batch_begin" in callbacks.heard
-        tells_end = "on_train_batch_end" in callbacks.heard
+        finished = (training.stop_training and self.stop_is_agreed) or position.trained
+        tells_begin = "on_train_batch_begin" in callbacks.subscribed
+        tells_end = "on_train_batch_end" in callbacks.subscribed
         logs: Logs | None = None
         for index, batch in () if finished else state.batches:
             if self._exchanges_early and index and state.sums_batch != index:
@@ -237,7 +237,7 @@ class FitLoop:
                 logs = self._share_batch_end(index, batch, loss)
             if logs is not None:
                 self._tell_batch_end(index, logs)
-            if training.stop_training and self.is_stopping:
+            if training.stop_training and self.stop_is_agreed:
                 break
             if not (math.isfinite(loss) or state.warned_of_loss):
                 self._warn_of_loss(loss)
@@ -287,7 +287,7 @@ class FitLoop:
         if training.averages_weights:
             loss = training.mean_loss(batch, loss)
         if self.callbacks.save_after(training.state.global_batch):
-            training.backend.gather_window()
+            training.backend.reduce_accumulated()
         return self._batch_event(index, self._merged("the end of a batch"), loss)
 
     def _tell_batch_end(self, index: int, logs: Logs) -> None:
@@ -298,7 +298,7 @@ class FitLoop:
     def _agree(self, hook: str) -> None:
         """Apply the decisions of rank 0 on all ranks, and stop together."""
         if self._has_ranks:
-            self.is_stopping = agree(self.training, hook)
+            self.stop_is_agreed = agree(self.training, hook)
 
     def _merged(self, where: str) -> Tracker:
         """Return the tracker of all ranks, and keep the sums that a checkpoint needs."""
@@ -318,20 +318,20 @@ class FitLoop:
         """Apply on all ranks the decisions that rank 0 made in `on_train_begin`."""
         self._agree("on_train_begin")
         world, own = self.training.world, self.state.batches.data.batch_size
-        batch_size = world.from_main("the batch size", own)
+        batch_size = world.broadcast("the batch size", own)
         if batch_size != own:
             self.state.set_batch_size(batch_size, world)
 
-    def _deliver(self) -> Logs:
+    def _replay_missed_event(self) -> Logs:
         """Tell an event to the callbacks that missed it, and restore the decisions made in it."""
-        state, event = self.state, self.state.pending.undelivered
+        state, event = self.state, self.state.pending.missed_event
         hook, index, logs = event["hook"], event["index"], Logs({**event["logs"]})
         self.training.stop_training = event["stop"]
         self.training.stop_reason = event["reason"]
         with self._advancing:
             rest = self.callbacks.begin_rest(hook, event)
             state.current_event = hook, index, logs
-            state.pending = replace(state.pending, undelivered={})
+            state.pending = replace(state.pending, missed_event={})
         self.callbacks.tell_rest(rest, hook, index, logs)
         state.current_event = None
         self._agree(event["hook"])

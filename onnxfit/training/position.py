@@ -109,7 +109,7 @@ class PendingFit:
 
     position: Position = field(default_factory=Position)
     tracker: Mapping[str, Any] = field(default_factory=dict)  # running means of the epoch
-    undelivered: Mapping[str, Any] = field(default_factory=dict)  # event that the loggers missed
+    missed_event: Mapping[str, Any] = field(default_factory=dict)  # event that the loggers missed
     callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # state_key -> state
 
     def from_epoch(self, epoch: int) -> PendingFit:

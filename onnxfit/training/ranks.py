@@ -15,7 +15,7 @@ from onnxfit.data import Source
 from onnxfit.distributed.world import World
 from onnxfit.environment import installed_distributions, versions
 from onnxfit.errors import DataError, SettingError
-from onnxfit.files import refusing_misfits
+from onnxfit.files import as_checkpoint_error
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.precision import StepPrecision
 from onnxfit.step.recipe import Recipe
@@ -33,7 +33,7 @@ RANKS = "ranks"  # key of the sums of each rank in a checkpoint
 OWN_TRAINING = "To train separately on each rank, pass Trainer(..., distribute=None)."
 
 
-def require_same_trainers(
+def verify_identical_trainers(
     world: World,
     model: onnx.ModelProto,
     arrays: Mapping[str, Array],
@@ -60,7 +60,7 @@ def require_same_trainers(
     world.require_same("Trainer(...)", compared, OWN_TRAINING)
 
 
-def refuse_two_scales(world: World, precision: StepPrecision) -> None:
+def check_loss_scaling_with_averaging(world: World, precision: StepPrecision) -> None:
     """Raise SettingError where ranks that average their weights scale their losses, too."""
     if precision.scales_loss and world.average_every is not None:
         raise SettingError(
@@ -85,7 +85,7 @@ def require_rows_to_share(world: World, recipe: Recipe) -> None:
         )
 
 
-def refuse_two_waits(world: World, accumulate: int) -> None:
+def check_accumulate_with_averaging(world: World, accumulate: int) -> None:
     """Raise SettingError if ranks average their weights and accumulate gradients as well."""
     if accumulate > 1 and world.average_every is not None:
         raise SettingError(
@@ -138,7 +138,7 @@ def agree(training: Training, hook: str) -> bool:
     state = training.state
     decided = [training.stop_training, training.stop_reason, state.fixed_rate]
     own = [training.accumulate, list(state.frozen.weights)]
-    decided, chosen = training.world.from_main(f"the end of {hook}", [decided, own])
+    decided, chosen = training.world.broadcast(f"the end of {hook}", [decided, own])
     training.stop_training, training.stop_reason, state.fixed_rate = decided
     if chosen != own:
         training.accumulate = chosen[0]
@@ -229,7 +229,7 @@ def own_sums(world: World, sums: Mapping[str, Any], tracker: Tracker) -> Mapping
     states = sums.get(RANKS, [])
     if states:
         problem = "The metrics cannot continue from the sums that the ranks saved in the checkpoint"
-        with refusing_misfits(problem), np.errstate(all="ignore"):
+        with as_checkpoint_error(problem), np.errstate(all="ignore"):
             tracker.merged(states)
     if len(states) == world.size:
         own: Mapping[str, Any] = states[world.rank]

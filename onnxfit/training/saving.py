@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from onnxfit.callbacks.checks import require_adapters
 from onnxfit.callbacks.history import History
 from onnxfit.errors import SettingError, warn_user
-from onnxfit.files import refusing_misfits
+from onnxfit.files import as_checkpoint_error
 from onnxfit.training import checkpoint
 from onnxfit.training.carried import CARRIED
 from onnxfit.training.contents import Contents
@@ -53,9 +53,9 @@ def restore(training: Training, contents: Contents, passed: Collection[str] = ()
     position = Position.restored(contents.resume)
     # there is nothing to resume after a fit that has ended
     callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
-    tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
+    tracker, missed_event = dict(contents.tracker), dict(contents.missed_event)
     losses = [float(loss) for loss in contents.train_losses]
-    pending = PendingFit(position, tracker, undelivered, callbacks)
+    pending = PendingFit(position, tracker, missed_event, callbacks)
     with training.guard, training.guard.advancing, training.backend.lock:
         own = training.state.get()
         state: TrainerState = contents.state
@@ -65,7 +65,7 @@ def restore(training: Training, contents: Contents, passed: Collection[str] = ()
         require_same_form(state, own)
         training.trainable.require_constants(contents.constants)
         training.state.set(state)
-        training.backend.keep_window_on_main()
+        training.backend.zero_pending_gradients_except_rank_0()
         training.state.averaged_step = training.state.global_step
         training.history = history
         training.train_losses = losses
@@ -85,7 +85,7 @@ def contents_of(training: Training, adapters_only: bool) -> Contents:
         train_losses=[*training.train_losses],
         resume=astuple(pending.position),
         tracker=deepcopy(pending.tracker),
-        undelivered=pending.undelivered,
+        missed_event=pending.missed_event,
         callbacks=pending.callbacks,
         constants=training.trainable.constants,
     )
@@ -96,18 +96,18 @@ def _pending_now(training: Training) -> PendingFit:
     fit = training.fit
     if fit is None or not training.pending.position.nothing_to_resume:
         return training.pending
-    undelivered = dict(fit.pending.undelivered)
+    missed_event = dict(fit.pending.missed_event)
     if fit.current_event is not None:
         hook, index, logs = fit.current_event
-        undelivered = {"hook": hook, "index": index, "logs": dict(logs)}
-        undelivered |= {"stop": training.stop_training, "reason": training.stop_reason}
-        undelivered |= fit.callbacks.told_by_key(hook)
+        missed_event = {"hook": hook, "index": index, "logs": dict(logs)}
+        missed_event |= {"stop": training.stop_training, "reason": training.stop_reason}
+        missed_event |= fit.callbacks.told_by_key(hook)
     sums = fit.pending.tracker
     if fit.position.batch and not sums:
         sums = _sums_of_epoch(training, fit)
     callbacks = fit.callbacks.state_dict() if fit.running else fit.callback_states
     position = fit.resume_position(training.stop_training, training.stop_reason)
-    return PendingFit(position, sums, undelivered, callbacks)
+    return PendingFit(position, sums, missed_event, callbacks)
 
 
 def _sums_of_epoch(training: Training, fit: FitState) -> Mapping[str, Any]:
@@ -128,7 +128,7 @@ def _sums_of_epoch(training: Training, fit: FitState) -> Mapping[str, Any]:
     return {}
 
 
-def matching_this_version(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+def checkpoint_errors(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     """Raise CheckpointError for errors caused by unusable contents of a checkpoint."""
     problem = f"{os.fspath(path)!r} does not fit this version of onnxfit, or is damaged"
-    return refusing_misfits(problem)
+    return as_checkpoint_error(problem)

@@ -155,7 +155,7 @@ class Training:
     def revert_step(self) -> None:
         """Undo the last update; see `Trainer.revert_step`."""
         with self.guard, self.guard.advancing, self.backend.lock:
-            self.world.meet("revert_step")
+            self.world.barrier("revert_step")
             self.state.revert()
 
     # ------------------------------------------------------------------ steps
@@ -182,7 +182,7 @@ class Training:
         """Update weights, tracker and counters, and return the loss, or change nothing."""
         backend, has_metrics = self.backend, self.recipe.metrics
         batch = self.state.carried.add_to(batch)
-        sums = tracker.savepoint() if has_metrics or backend.updates_late else None
+        sums = tracker.savepoint() if has_metrics or backend.has_deferred_update else None
         _, changes = backend.begin_step()
         try:
             result = self._train(batch, learning_rate)
@@ -196,7 +196,7 @@ class Training:
             else:
                 loss = tracker.update(result, batch)
             states = result.prediction() if self.recipe.state_outputs and result else {}
-            if backend.updates_late:
+            if backend.has_deferred_update:
                 self._finish_step(tracker)
         except BaseException:  # a second Ctrl-C, too
             backend.undo_step()
@@ -219,7 +219,8 @@ class Training:
         self.backend.unlock()
         self.guard.in_metrics = True
         try:
-            with self.world.in_step("A metric") if self.world.size > 1 else nullcontext():
+            alone = self.world.size == 1
+            with nullcontext() if alone else self.world.forbid_collectives_in_step("A metric"):
                 return tracker.update(result, batch)
         finally:
             self.guard.in_metrics = False
@@ -301,7 +302,7 @@ class Training:
 
         - `what`: the call that saves the gradients.
         """
-        if not self.backend.window_is_whole:
+        if not self.backend.is_reduced:
             raise SettingError(
                 f"{what} after {self.backend.window} of {self.backend.accumulate} batches of an"
                 " update would save the gradients of one rank only. Save after an update, at the"

@@ -15,7 +15,7 @@ import onnx
 
 from onnxfit.callbacks.history import History
 from onnxfit.errors import CheckpointError
-from onnxfit.files import refusing_misfits
+from onnxfit.files import as_checkpoint_error
 from onnxfit.graph.tensors import TYPES, is_external
 from onnxfit.graph.validity import require_valid
 from onnxfit.training.contents import Contents
@@ -46,7 +46,7 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
             f"{str(folder)!r} was not written by onnxfit: its settings contain 'distribute'."
         )
     entries = [_entry(values, folder) for values in manifest["state"]]
-    with refusing_misfits(f"The settings of {str(folder)!r} are damaged"):
+    with as_checkpoint_error(f"The settings of {str(folder)!r} are damaged"):
         saved = {
             name: decode_setting(name, value, str(folder))
             for name, value in with_all_floats(manifest["settings"]).items()
@@ -71,7 +71,7 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
         train_losses=[],
         resume=astuple(Position()),
         tracker={},
-        undelivered={},
+        missed_event={},
         callbacks={},
         constants={},
     )

@@ -250,7 +250,7 @@ def test_evaluation_and_prediction_take_it_too(name, backend):
 @both_backends
 def test_an_error_of_its_own_reaches_the_caller_and_the_others_are_closed(name, backend):
     on = trainer(backend)
-    for hook in [h for h in HOOKS if "predict" not in h and make(name).listens(h)]:
+    for hook in [h for h in HOOKS if "predict" not in h and make(name).overrides(h)]:
         callback, watching = make(name), Closing()
         if hook == "on_exception" or (hook == "on_gradients" and backend == "full"):
             continue  # the one is of errors, the other's class is refused
@@ -389,7 +389,7 @@ def test_a_list_calls_nothing_that_a_callback_does_not_listen_to(name):
     )
     for hook in HOOKS:
         listeners = getattr(calls, hook.removeprefix("on_"))
-        assert len(listeners) == callback.listens(hook), hook
+        assert len(listeners) == callback.overrides(hook), hook
     assert dict(Logs()) == {}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.data import DataAdapter
-from onnxfit.data.known import MAX_KNOWN_BATCHES, KnownBatches
+from onnxfit.data.known import MAX_KNOWN_BATCHES, BatchPlanCache
 from onnxfit.errors import DataError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import CrossEntropy, MeanSquaredError
@@ -32,19 +32,19 @@ def rows(count: int, width: int, dtype: Any = np.float32) -> Array:
 
 def known(
     *inputs: TensorSpec, loss: Any = None, output: TensorSpec = OUTPUT, purpose: str = "training"
-) -> KnownBatches:
+) -> BatchPlanCache:
     targets = {"p": OutputTarget(output, loss or MeanSquaredError())}
-    return KnownBatches(DataAdapter(inputs, targets, purpose=purpose))
+    return BatchPlanCache(DataAdapter(inputs, targets, purpose=purpose))
 
 
-def arrays(batches: KnownBatches, *data: Any) -> dict[str, Array]:
+def arrays(batches: BatchPlanCache, *data: Any) -> dict[str, Array]:
     with batches.source(*data) as source:
         (batch,) = source.batches(0)
     assert batch.rows == len(next(iter(batch.arrays().values())))
     return batch.arrays()
 
 
-def is_checked(monkeypatch: pytest.MonkeyPatch, batches: KnownBatches, *data: Any) -> bool:
+def is_checked(monkeypatch: pytest.MonkeyPatch, batches: BatchPlanCache, *data: Any) -> bool:
     """Whether the adapter looks at the data; the batch is the adapter's in any case."""
     calls = []
     source = DataAdapter.source

@@ -24,7 +24,7 @@ from onnxfit.data import (
     Source,
     validation_split,
 )
-from onnxfit.data.known import ALL_ROWS, KnownBatches
+from onnxfit.data.known import ALL_ROWS, BatchPlanCache
 from onnxfit.data.share import Share
 from onnxfit.errors import DataError, SettingError
 from tests.data.files import FILE_KINDS, file_kinds
@@ -245,7 +245,7 @@ def test_a_subclass_that_makes_whole_batches_is_cut(pictures: Path) -> None:
 
 
 def test_ranks_share_single_batches() -> None:
-    known = KnownBatches(DataAdapter(INPUTS, OUT))
+    known = BatchPlanCache(DataAdapter(INPUTS, OUT))
     for _ in range(2):  # the second one is known
         source = known.source(X, Y)
         check_batches = [list(source.shard(rank, 3).batches(0)) for rank in range(3)]
@@ -300,11 +300,11 @@ def test_batches_that_do_not_fill_the_shares_are_refused() -> None:
 
 
 def test_single_batches_fill_a_fixed_batch_dimension() -> None:
-    known = KnownBatches(DataAdapter(FIXED, OUT, ranks=2))
+    known = BatchPlanCache(DataAdapter(FIXED, OUT, ranks=2))
     for _ in range(2):
         (batch,) = known.source(X[:8], Y[:8]).shard(1, 2).batches(0)
         assert (batch.rows, batch.whole_rows) == (4, 8)
-    alone = KnownBatches(DataAdapter(FIXED, OUT))
+    alone = BatchPlanCache(DataAdapter(FIXED, OUT))
     for _ in range(2):
         with pytest.raises(DataError, match="but every batch needs 8"):
             alone.source(X[:4], Y[:4]).shard(1, 2)

@@ -846,7 +846,7 @@ def test_batches_are_exchanged_only_where_a_callback_reads_them(name):
 
 def test_a_stop_that_no_callback_announces_waits_for_the_next_exchange():
     class Quiet(Callback):
-        def reads_batch(self, batch):
+        def needs_synced_logs(self, batch):
             return batch == 2
 
         def on_train_batch_end(self, batch, logs):

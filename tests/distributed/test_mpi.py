@@ -88,7 +88,7 @@ for message in (b"", b"x", os.urandom(5) * 500):
 
 world.require_same("sums", {"received": received})
 assert world.gather("ranks", {"rank": rank, "a": np.full(rank, rank)})[-1]["a"].tolist() == [size - 1] * (size - 1)
-assert world.from_main("main", rank) == 0
+assert world.broadcast("main", rank) == 0
 try:
     world.require_same("settings", {"seed": rank})
 except SettingError as error:

@@ -33,7 +33,7 @@ rng = np.random.default_rng(world.rank)
 noise = rng.standard_normal(10_001).astype(np.float32)
 world.sum("noise", noise)
 world.require_same("sums", {"noise": noise.tobytes().hex()})
-assert world.from_main("main", {"rank": world.rank, "a": np.ones(3)})["rank"] == 0
+assert world.broadcast("main", {"rank": world.rank, "a": np.ones(3)})["rank"] == 0
 assert world.communicator.broadcast(b"") == b""
 assert world.gather("ranks", world.rank) == [0, 1]
 assert not world.communicator.is_closed

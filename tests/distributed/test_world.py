@@ -27,7 +27,7 @@ def test_values_survive_a_message():
 
 def test_one_process_is_a_world_of_its_own():
     assert ALONE.gather("x", 3) == [3]
-    assert ALONE.from_main("x", 3) == 3
+    assert ALONE.broadcast("x", 3) == 3
     assert ALONE.is_main
 
 
@@ -39,7 +39,7 @@ def test_every_rank_gets_what_all_passed():
         return (
             buffer.tolist(),
             world.gather("ranks", {"rank": world.rank, "pad": "x" * world.rank}),
-            world.from_main("main", world.rank),
+            world.broadcast("main", world.rank),
         )
 
     for total, ranks, main in on_ranks(3, exchange):
@@ -72,7 +72,7 @@ def test_what_needs_all_ranks_is_refused_where_one_acts_alone():
     def exchange(communicator):
         world = World(communicator)
         with (
-            world.only_here("CSVLogger.on_epoch_end"),
+            world.forbid_collectives("CSVLogger.on_epoch_end"),
             pytest.raises(
                 SettingError,
                 match=r"CSVLogger\.on_epoch_end runs on rank 0 alone, but evaluate needs",
@@ -81,7 +81,7 @@ def test_what_needs_all_ranks_is_refused_where_one_acts_alone():
             world.gather("evaluate", 1)
 
     on_ranks(1, exchange)
-    with world.only_here("anything"):
+    with world.forbid_collectives("anything"):
         assert world.gather("evaluate", 1) == [1]
 
 
@@ -90,11 +90,11 @@ def test_the_end_waits_for_ever_unless_others_may_wait_in_a_sum():
         communicator.timeout = 30.0
         world = World(communicator)
         world.sum("gradients", np.ones(1))
-        world.meet_at_end()
+        world.final_barrier()
         between_checks, world.timeout = world.timeout, 30.0
         world.sum("gradients", np.ones(1))
         world.gather("the end of epoch 1", 0)
-        world.meet_at_end()
+        world.final_barrier()
         return between_checks, world.timeout
 
     assert on_ranks(2, exchange) == [(30.0, None)] * 2
@@ -107,10 +107,10 @@ def test_a_second_thread_of_a_rank_is_refused():
         world = World(communicator)
         calls = (
             lambda: world.gather("evaluate", 1),
-            lambda: world.from_main("evaluate", 1),
-            lambda: world.meet("evaluate"),
+            lambda: world.broadcast("evaluate", 1),
+            lambda: world.barrier("evaluate"),
             lambda: world.sum("evaluate", np.ones(1)),
-            lambda: world.turn("evaluate").__enter__(),
+            lambda: world.collective("evaluate").__enter__(),
         )
         refused = []
 
@@ -120,8 +120,8 @@ def test_a_second_thread_of_a_rank_is_refused():
                     call()
                 refused.append(call)
 
-        with world.turn("fit"):
-            world.meet("inside of its own turn")
+        with world.collective("fit"):
+            world.barrier("inside of its own turn")
             thread = threading.Thread(target=call_all)
             thread.start()
             thread.join()
@@ -132,8 +132,10 @@ def test_a_second_thread_of_a_rank_is_refused():
 
 
 def test_one_process_has_no_turns():
-    with ALONE.turn("fit"):
-        thread = threading.Thread(target=lambda: entered.append(ALONE.turn("fit").__enter__()))
+    with ALONE.collective("fit"):
+        thread = threading.Thread(
+            target=lambda: entered.append(ALONE.collective("fit").__enter__())
+        )
         entered = []
         thread.start()
         thread.join()
@@ -148,7 +150,7 @@ def test_short_messages_need_one_exchange(length):
         world = World(communicator)
         gathered = world.gather("a", "x" * (length if world.rank == 1 else 3))
         after_gather = communicator.calls
-        main = world.from_main("b", "y" * length if world.is_main else "z" * 10_000)
+        main = world.broadcast("b", "y" * length if world.is_main else "z" * 10_000)
         return [len(one) for one in gathered], main, after_gather, communicator.calls
 
     exchanges = 1 if length < 450 else 2
@@ -161,7 +163,7 @@ def test_many_ranks_send_short_messages_apart(monkeypatch):
 
     def exchange(communicator):
         world = World(communicator)
-        return world.gather("a", world.rank), world.from_main("b", world.rank), communicator.calls
+        return world.gather("a", world.rank), world.broadcast("b", world.rank), communicator.calls
 
     assert on_ranks(3, exchange) == [([0, 1, 2], 0, 4)] * 3
 

@@ -15,7 +15,7 @@ import pytest
 
 from onnxfit import DataError, ModelError, SettingError, Trainer, UnknownNameError, dynamic_batch
 from onnxfit.editing import row_check
-from onnxfit.editing.batch_walk import BatchWalk
+from onnxfit.editing.batch_walk import BatchAxisPropagation
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]> '
 CONV = "<float[4, 3, 1, 1] w, float[4, 2] v>"
@@ -295,14 +295,14 @@ def test_a_node_in_the_way_is_found_without_walking_the_graph_for_each_axis(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     visited = 0
-    visit = BatchWalk._visit
+    visit = BatchAxisPropagation._visit
 
-    def counting(walk: BatchWalk, *nodes: Any) -> None:
+    def counting(walk: BatchAxisPropagation, *nodes: Any) -> None:
         nonlocal visited
         visited += 1
         visit(walk, *nodes)
 
-    monkeypatch.setattr(BatchWalk, "_visit", counting)
+    monkeypatch.setattr(BatchAxisPropagation, "_visit", counting)
     model = _attention_layers(40, "t = Transpose(z)  y = MatMul(z, t)")
     with pytest.raises(ModelError, match=r"MatMul 'MatMul_y': its output is \(1, 1\) for 1 rows"):
         dynamic_batch(model)

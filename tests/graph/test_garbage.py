@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from onnxfit.graph.garbage import paused_collection
+from onnxfit.graph.garbage import gc_disabled
 
 
 class Cycle:
@@ -18,7 +18,7 @@ class Cycle:
 
 
 def test_collection_goes_on_after_an_error() -> None:
-    @paused_collection()
+    @gc_disabled()
     def fail() -> None:
         assert not gc.isenabled()
         raise KeyError
@@ -31,7 +31,7 @@ def test_collection_goes_on_after_an_error() -> None:
 def test_a_collector_that_is_off_stays_off() -> None:
     gc.disable()
     try:
-        with paused_collection():
+        with gc_disabled():
             pass
         assert not gc.isenabled()
     finally:
@@ -39,7 +39,7 @@ def test_a_collector_that_is_off_stays_off() -> None:
 
 
 def test_a_collection_follows() -> None:
-    with paused_collection():
+    with gc_disabled():
         stays, cycle = [object], Cycle()
         dropped = weakref.ref(cycle)
         del cycle

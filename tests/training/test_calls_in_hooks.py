@@ -44,8 +44,8 @@ class Calling(Callback):
         self._call = call
         setattr(self, hook, self._count_and_call)
 
-    def listens(self, hook: str) -> bool:
-        return hook == self._hook or super().listens(hook)
+    def overrides(self, hook: str) -> bool:
+        return hook == self._hook or super().overrides(hook)
 
     def _count_and_call(self, *_: Any) -> None:
         self.calls += 1

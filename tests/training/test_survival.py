@@ -181,7 +181,7 @@ def same_files(folder: Path) -> dict[str, Any]:
             contents.history,
             contents.train_losses,
             contents.resume,
-            contents.undelivered,
+            contents.missed_event,
         )
     return found
 

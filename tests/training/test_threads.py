@@ -170,8 +170,8 @@ class Waiting(Callback):
         self._function = function
         setattr(self, hook, self._wait)
 
-    def listens(self, hook: str) -> bool:
-        return hook in vars(self) or super().listens(hook)
+    def overrides(self, hook: str) -> bool:
+        return hook in vars(self) or super().overrides(hook)
 
     def _wait(self, *_: Any) -> None:
         if self.threads:
@@ -262,7 +262,7 @@ def test_a_fit_inside_a_fit_is_refused() -> None:
         def __init__(self, hook: str) -> None:
             setattr(self, hook, lambda *_: self.trainer.fit(X, Y, verbose=0))
 
-        def listens(self, hook: str) -> bool:
+        def overrides(self, hook: str) -> bool:
             return hook in vars(self)
 
     class Prepare(Callback):

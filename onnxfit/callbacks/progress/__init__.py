@@ -86,10 +86,10 @@ class ProgressBar(Callback):
         self._learning_rate: float | None = None
         self._epoch_began: float | None = None  # None outside of epochs
 
-    def listens(self, hook: str) -> bool:
+    def overrides(self, hook: str) -> bool:
         if hook == "on_train_batch_end" and self.verbose != 1:
             return False
-        return self.verbose > 0 and super().listens(hook)
+        return self.verbose > 0 and super().overrides(hook)
 
     def on_train_begin(self, logs: Logs) -> None:
         self._begin_fit()

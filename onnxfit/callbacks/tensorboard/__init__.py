@@ -130,8 +130,8 @@ class TensorBoard(Callback):
     def state_key(self) -> str:
         return f"TensorBoard({self.log_dir})"
 
-    def listens(self, hook: str) -> bool:
-        return super().listens(hook) and not (
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and not (
             hook.startswith("on_train_batch") and self.update_freq == "epoch"
         )
 

@@ -85,7 +85,7 @@ class Backend(ABC):
     needs_loss: ClassVar[bool] = True  # False for a backend that can train without a loss
     shows_gradients: ClassVar[bool] = False  # whether `on_gradients` is called
     steps_by_hand: ClassVar[bool] = False  # whether `ManualTraining` can use it
-    updates_late: ClassVar[bool] = False  # whether `finish_step` updates, and not `train`
+    has_deferred_update: ClassVar[bool] = False  # whether `finish_step` updates, and not `train`
     # Whether the values of its bound sessions are in the arena of the process.
     shares_arena: ClassVar[bool] = False
     kinds: ClassVar[tuple[str, ...]]  # graphs that are compiled for the shapes of a batch
@@ -148,7 +148,7 @@ class Backend(ABC):
         # Evaluations and predictions compute like the exported file.
         self._inference_device = replace(device, tf32=False)
         self._deployed = DeployedModel(self._inference_device, threads)
-        self.inference = InferenceSessions(exclusive=recipe.packs_much)
+        self.inference = InferenceSessions(exclusive=recipe.prepacks_large_weights)
         self.inference.owners.update(predict=self.caches["predict"], deployed=self._deployed)
 
     def _create_state(self, arrays: Mapping[str, Array]) -> DoubleBufferedState:
@@ -240,7 +240,7 @@ class Backend(ABC):
         """Update with the gradients of `train`; return False if nothing is left to update.
 
         A backend that cannot undo an update makes it here, after everything else has succeeded.
-        For other backends, whose `updates_late` is false, a call does nothing.
+        For other backends, whose `has_deferred_update` is false, a call does nothing.
         """
         return False
 
@@ -257,14 +257,14 @@ class Backend(ABC):
         return True
 
     @property
-    def window_is_whole(self) -> bool:
+    def is_reduced(self) -> bool:
         """Whether rank 0 has the pending gradients of all ranks."""
         return True
 
-    def gather_window(self) -> None:  # noqa: B027  every rank has all gradients
+    def reduce_accumulated(self) -> None:  # noqa: B027  every rank has all gradients
         """Sum the pending gradients of all ranks on rank 0, and set the others to zeros."""
 
-    def keep_window_on_main(self) -> None:  # noqa: B027  every rank keeps all gradients
+    def zero_pending_gradients_except_rank_0(self) -> None:  # noqa: B027  every rank keeps all gradients
         """Set the pending gradients to 0 on all ranks but rank 0.
 
         All ranks have loaded the same gradients, which are the sums over all ranks.

@@ -34,7 +34,7 @@ __all__ = ["ForwardBackwardBackend"]
 
 
 @dataclass(eq=False)
-class CompiledStep:
+class StepSessions:
     """The sessions of a batch up to its gradients, and the results of the last batch.
 
     - `passes`: the forward and the backward pass.
@@ -64,7 +64,7 @@ class CompiledStep:
 
 
 @dataclass(frozen=True)
-class LossAndPasses:
+class StepGraphs:
     """The graphs of a step up to its gradients, from one split of the model.
 
     - `outputs_read`: the outputs of the forward pass that the loss reads.
@@ -89,7 +89,7 @@ class ForwardBackwardBackend(Backend):
         if not batch.rows:
             self._finish_step(self._without_rows(batch), learning_rate, step)
             return None
-        compiled: CompiledStep = self.compiled("step", batch)
+        compiled: StepSessions = self.compiled("step", batch)
         passes = compiled.passes
         if passes.feeds:
             batch.write(passes.feeds)
@@ -170,10 +170,10 @@ class ForwardBackwardBackend(Backend):
         loss = self.bind(
             "loss", graphs.loss, per_run_inputs=graphs.outputs_read, overwrite_outputs=True
         )
-        return CompiledStep(passes, loss, graphs.outputs_read, graphs.output_gradients)
+        return StepSessions(passes, loss, graphs.outputs_read, graphs.output_gradients)
 
     def _gradients(
-        self, compiled: CompiledStep, forward: ForwardPass, batch: Batch
+        self, compiled: StepSessions, forward: ForwardPass, batch: Batch
     ) -> dict[str, Any]:
         """Run loss and backward pass; return the weights' gradients, which callbacks may change."""
         loss = compiled.loss
@@ -185,7 +185,7 @@ class ForwardBackwardBackend(Backend):
         output_gradients = {
             output: values[gradient]
             for output, gradient in compiled.output_gradients.items()
-            if output in compiled.passes.graphs.arriving
+            if output in compiled.passes.graphs.output_gradients
         }
         gradients = compiled.passes.backward(forward, output_gradients)
         if self.reduction is None:
@@ -229,7 +229,7 @@ class ForwardBackwardBackend(Backend):
         arrays = {name: array_of(value) for name, value in gradients.items()}
         self.unlock()
         try:
-            with self.world.in_step("on_gradients"):
+            with self.world.forbid_collectives_in_step("on_gradients"):
                 self.on_gradients(arrays)
         finally:
             self.relock()
@@ -268,7 +268,7 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
     )
 
 
-def loss_and_passes(recipe: Recipe, shapes: Specs, *, shared: bool = False) -> LossAndPasses:
+def loss_and_passes(recipe: Recipe, shapes: Specs, *, shared: bool = False) -> StepGraphs:
     """Split the model for training into both passes and the loss between them.
 
     `shared` is as for `add_loss_outputs`.
@@ -277,4 +277,4 @@ def loss_and_passes(recipe: Recipe, shapes: Specs, *, shared: bool = False) -> L
     outputs = {v.name: v for v in ir.from_proto(passes.forward).graph.outputs}
     read = {name: outputs[passes.logarithms.get(name, name)] for name in recipe.loss_outputs}
     loss, output_gradients = split.loss_graph(recipe, shapes, read, shared=shared)
-    return LossAndPasses(passes, loss, output_gradients, [v.name or "" for v in read.values()])
+    return StepGraphs(passes, loss, output_gradients, [v.name or "" for v in read.values()])

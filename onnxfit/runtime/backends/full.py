@@ -133,15 +133,15 @@ class FullBackend(Backend):
         return super().flush(learning_rate, step)
 
     @property
-    def window_is_whole(self) -> bool:
+    def is_reduced(self) -> bool:
         return self.window in (0, self._gathered) or not self.world.shares_gradients
 
-    def gather_window(self) -> None:
+    def reduce_accumulated(self) -> None:
         if self.window and self.world.shares_gradients:
             sum_buffers(self.world, "the gradients of a window", self._sums())
-            self.keep_window_on_main()
+            self.zero_pending_gradients_except_rank_0()
 
-    def keep_window_on_main(self) -> None:
+    def zero_pending_gradients_except_rank_0(self) -> None:
         if not (self.window and self.world.shares_gradients):
             return
         if not self.world.is_main:

@@ -41,7 +41,7 @@ class InPlaceBackend(FullBackend):
 
     name = "in_place"
     shares_arena = True
-    updates_late = True
+    has_deferred_update = True
     kinds = ("gradients", "accumulate", "counts", "evaluate", "predict")
 
     def __init__(

@@ -198,7 +198,7 @@ class ManualTraining:
 
     def _output_gradients(self, gradients: Any, forward: ForwardPass) -> dict[str, Any]:
         """Return the gradients by output, checked against the outputs of the forward pass."""
-        expected = forward.passes.graphs.arriving
+        expected = forward.passes.graphs.output_gradients
         if not isinstance(gradients, Mapping):
             if len(expected) != 1:
                 raise DataError(

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.garbage import paused_collection
+from onnxfit.graph.garbage import gc_disabled
 from onnxfit.graph.spec import TensorSpec
 
 Specs = Mapping[str, TensorSpec]
@@ -66,7 +66,7 @@ class ShapeCache(Generic[T]):
         if any_size and not self.only_exact:
             compiled = self._compile_for_any_size(without_sizes(), compile_for)
         if compiled is None:
-            with paused_collection():
+            with gc_disabled():
                 compiled = compile_for(shapes)
             self.exact[signature] = compiled
             if len(self.exact) > MAX_EXACT_SHAPES_WITHOUT_ANY_SIZE:
@@ -81,7 +81,7 @@ class ShapeCache(Generic[T]):
         key = tuple(specs.values())
         if key not in self.any_size:
             try:
-                with paused_collection():
+                with gc_disabled():
                     self.any_size[key] = compile_for(specs)
             except ModelError:
                 self.any_size[key] = None

@@ -100,7 +100,7 @@ class Agent:
         fetched = C.OrtValueVector()
         contiguous = [
             np.require(value, requirements="C") if isinstance(value, np.ndarray) else value
-            for value in (gradients[output] for output in self.graphs.arriving)
+            for value in (gradients[output] for output in self.graphs.output_gradients)
         ]
         for value in contiguous:
             feeds.push_back(self._as_ort_value(value))
@@ -111,7 +111,7 @@ class Agent:
             raise StepError(f"The backward pass failed: {error}") from error
         forward.saved = None
         by_output = {name: fetched[i] for i, name in enumerate(self._gradients)}
-        return {name: by_output[output] for name, output in self.graphs.leaving.items()}
+        return {name: by_output[output] for name, output in self.graphs.input_gradients.items()}
 
     def _as_ort_value(self, value: Any) -> Any:
         return ort_value(value, self._device) if isinstance(value, np.ndarray) else value
@@ -144,7 +144,9 @@ def with_yield(graphs: SplitStep) -> onnx.ModelProto:
 
 def _yield_node(graphs: SplitStep) -> onnx.NodeProto:
     outputs = _yielded_outputs(graphs)
-    gradients = [graphs.arriving[name] for name in outputs if name in graphs.arriving]
+    gradients = [
+        graphs.output_gradients[name] for name in outputs if name in graphs.output_gradients
+    ]
     node = onnx.helper.make_node(
         "YieldOp",
         outputs,
@@ -153,7 +155,7 @@ def _yield_node(graphs: SplitStep) -> onnx.NodeProto:
         domain="com.microsoft",
         full_shape_outputs=list(range(len(gradients))),
     )
-    without_gradient = [i for i, name in enumerate(outputs) if name not in graphs.arriving]
+    without_gradient = [i for i, name in enumerate(outputs) if name not in graphs.output_gradients]
     if without_gradient:
         node.attribute.append(
             onnx.helper.make_attribute("non_differentiable_outputs", without_gradient)

@@ -56,7 +56,9 @@ class TwoSessions:
         gradients: Mapping[str, Buffer] | None = None,
     ) -> None:
         self.graphs = graphs
-        buffers = {graphs.leaving[name]: buffer for name, buffer in (gradients or {}).items()}
+        buffers = {
+            graphs.input_gradients[name]: buffer for name, buffer in (gradients or {}).items()
+        }
         self._state = state
         per_run_inputs: list[str] = []
         if not alternating:
@@ -100,8 +102,10 @@ class TwoSessions:
         return ForwardPass(outputs, saved, self, version)
 
     def backward(self, forward: ForwardPass, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        inputs = {self.graphs.arriving[output]: value for output, value in gradients.items()}
+        inputs = {
+            self.graphs.output_gradients[output]: value for output, value in gradients.items()
+        }
         self.backward_session.run({**forward.saved, **inputs})
         forward.saved = None
         computed = {**self.backward_session.outputs(), **self._buffers}
-        return {name: computed[output] for name, output in self.graphs.leaving.items()}
+        return {name: computed[output] for name, output in self.graphs.input_gradients.items()}
