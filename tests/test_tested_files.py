@@ -293,6 +293,7 @@ def test_the_page_and_the_sentence_count_every_outcome(tmp_path: Path) -> None:
         "of 6 files in 1 package on PyPI, 2 train as they come, 1 trains after the fix that the error"
         " names, 1 is refused with a reason, 1 trains wrongly and 1 did not finish"
     )
+    assert page.short_sentence(rows) == "3 of 6 train"
     target = tmp_path / "page.md"
     target.write_text(f"# Title\n\n{page.BEGIN}old{page.END}\nrest\n")
     page.write(target, rows, "Measured.")
@@ -323,7 +324,7 @@ def test_the_catalogue_has_everything_for_each_file() -> None:
 
 def test_page_and_readme_say_what_the_csv_file_says() -> None:
     rows = page.read_rows(ROOT / "docs/tested-files.csv")
-    found = page.sentence(rows)
+    found = page.short_sentence(rows)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{page.README_BEGIN}{found}{page.README_END}" in readme
     text = (ROOT / "docs/tested-files.md").read_text(encoding="utf-8")

@@ -97,6 +97,16 @@ def sentence(rows: Sequence[Row]) -> str:
     )
 
 
+def short_sentence(rows: Sequence[Row]) -> str:
+    """Return how many files train, for the README.
+
+    >>> short_sentence([{"outcome": "trains"}, {"outcome": "WRONG"}])
+    '1 of 2 train'
+    """
+    trained = sum(row["outcome"] in (TRAINS, FIXED) for row in rows)
+    return f"{trained} of {len(rows)} train"
+
+
 def short_path(path: str) -> str:
     """Return the file's name and its folder: packages have files of one name in several folders.
 
@@ -161,4 +171,4 @@ def write(page: Path, rows: Sequence[Row], conditions: str) -> None:
 
 def write_sentence(readme: Path, rows: Sequence[Row]) -> None:
     text = readme.read_text(encoding="utf-8")
-    readme.write_text(replaced(text, README_BEGIN, sentence(rows), README_END), encoding="utf-8")
+    readme.write_text(replaced(text, README_BEGIN, short_sentence(rows), README_END), encoding="utf-8")
