@@ -264,8 +264,18 @@ def function_cases() -> dict[str, Case]:
     }
     quantized = {"float_model": model(), "int_model": integers(), "data": (X, Y), "loss": "mse"}
     report = onnxfit.quantization_report(**quantized)
+
+    def scripted(**arguments: Any) -> Any:
+        onnx.save(model(), "m.onnx")
+        return onnxfit.training_script(**arguments)
+
     return {
         **of_model,
+        "training_script": (
+            scripted,
+            onnxfit.training_script,
+            {"path": "m.onnx", "measured": False},
+        ),
         "quantization_report": (
             onnxfit.quantization_report,
             onnxfit.quantization_report,

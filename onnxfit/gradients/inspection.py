@@ -191,7 +191,7 @@ class Inspection:
             by = DIFFERENTIATED_BY[self.source]
             lines = [f"Trains: {len(self.weights)} weight{plural}, differentiated by {by}."]
         lines += [f"Batch: {line}." for line in self.batch_axes]
-        lines += [] if self.facts is None else self.facts.lines()
+        lines += [] if self.facts is None else self.facts.wrapped_lines()
         if self.idle:
             idle = ", ".join(self.idle)
             lines.append(f"No output depends on {idle} in a differentiable way.")

@@ -6,6 +6,7 @@ Names, shapes and the graph are the only evidence, so each fact has its reason.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,13 @@ class FileFacts:
         """Return a sentence for each fact, with names as in the file."""
         inputs = [f"Input {one}." for one in self.inputs]
         return [self.origin, *inputs, *(f"Output {one}." for one in self.outputs), *self.exporter]
+
+    def wrapped_lines(self) -> list[str]:
+        """Return the lines for a terminal of 80 columns, in which no word is broken."""
+        wrapper = textwrap.TextWrapper(
+            80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        return [part for line in self.lines() for part in wrapper.wrap(line)]
 
 
 def _spec_text(one: InputFact | OutputFact) -> str:
@@ -434,10 +442,7 @@ def _exporter(graph: ir.Graph) -> Iterator[str]:
     """Yield sentences on what the exporter folded or left out, and what that means."""
     counts = Counter(node.op_type for node in ir.traversal.RecursiveGraphIterator(graph))
     if not counts["Dropout"]:
-        yield (
-            "No Dropout: exporters leave it out. Against overfitting, use a penalty and early"
-            " stopping."
-        )
+        yield "No Dropout, as exporters leave it out. A penalty or early stopping helps."
     norms = counts["BatchNormalization"]
     if norms:
         yield (

@@ -22,7 +22,7 @@ from onnxfit.graph.declarations import correct_declarations, wrong_declarations
 from onnxfit.graph.fold import fold_shapes, makes_long_vectors, take_known_branches
 from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.inference import InputsError, has_inference, infer_outputs, sizes_of
-from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
+from onnxfit.graph.opset import IR_VERSION, MIN_KNOWN_OPSET, OPSET, convert_opset
 from onnxfit.graph.packed_sizes import require_packed_sizes
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import forget_element_sizes, unroll_sequences
@@ -198,7 +198,13 @@ def _set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
 
 
 def _complete_ranks(graph: ir.Graph) -> None:
-    """Infer ranks that ONNX's inference misses, and the shapes that follow, in place."""
+    """Infer ranks that ONNX's inference misses, and the shapes that follow, in place.
+
+    The functions of our inference read operators of opset 13 or newer. A file's older operators
+    have attributes in place of inputs, until the file is converted.
+    """
+    if graph.opset_imports.get("", MIN_KNOWN_OPSET) < MIN_KNOWN_OPSET:
+        return
     for node in graph:
         if any(v.shape is None and v.name for v in node.outputs):
             try:

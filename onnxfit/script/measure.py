@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from onnxfit.script.plan import Plan
+from onnxfit.script.placeholders import Placeholder, drawn
+from onnxfit.script.plan import Plan, trainer_of
+from onnxfit.training.setting_values import decode_setting, encode_setting
 
 SIZES = (1, 8, 32)
 LIMIT = 20.0  # seconds for a batch size; the start of Python and the compilation count
@@ -71,7 +73,7 @@ def _measured(plan: Plan, rows: int) -> Measurement:
     command = [sys.executable, "-c", CHILD, *sys.path]
     try:
         done = subprocess.run(
-            command, input=pickle.dumps((plan, rows)), capture_output=True, timeout=LIMIT
+            command, input=_request(plan, rows).encode(), capture_output=True, timeout=LIMIT
         )
     except subprocess.TimeoutExpired:
         return Measurement(rows, problem=f"not measured within {LIMIT:.0f} s")
@@ -82,12 +84,31 @@ def _measured(plan: Plan, rows: int) -> Measurement:
     return Measurement(rows, seconds, memory)
 
 
+def _request(plan: Plan, rows: int) -> str:
+    """Return what `main` reads: how to make the trainer and its data, as JSON."""
+    request = {
+        "path": plan.path,
+        "converts": plan.converts,
+        "settings": {name: encode_setting(value) for name, value in plan.settings.items()},
+        "inputs": [asdict(one) for one in plan.inputs],
+        "labels": [asdict(one) for one in plan.labels],
+        "rows": rows,
+    }
+    return json.dumps(request)
+
+
 def main() -> None:
-    """Measure the plan and the batch size that standard input has; print JSON."""
-    plan, rows = pickle.load(sys.stdin.buffer)
+    """Measure the training and the batch size that standard input has; print JSON."""
+    request: dict[str, Any] = json.load(sys.stdin)
     warnings.simplefilter("ignore")
-    trainer = plan.trainer()
-    x, y = plan.data(rows)
+    path = request["path"]
+    settings = {n: decode_setting(n, value, path) for n, value in request["settings"].items()}
+    trainer = trainer_of(path, settings, converts=request["converts"])
+    inputs, labels = (
+        [Placeholder(**{**one, "shape": tuple(one["shape"])}) for one in request[kind]]
+        for kind in ("inputs", "labels")
+    )
+    x, y = drawn(inputs, labels, request["rows"])
     times = []
     end = None
     while end is None or (time.perf_counter() < end and len(times) <= TIMED_STEPS):

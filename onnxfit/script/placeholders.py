@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ GENERATED = ("float32", "float64")  # the element types that NumPy's generators 
 
 
 def literal(value: object) -> str:
-    """Return the Python expression of a text, a number, an array of zeros, or a container of them.
+    r"""Return the Python expression of a text, a number, an array of zeros, or a container of them.
 
     Texts come from an untrusted file, so they are written by `repr`; those without quotes have
     double quotes.
@@ -149,3 +149,14 @@ def label_placeholder(
     if loss == "binary_cross_entropy":
         return Placeholder(name, dtype, sizes, "integers", "0 or 1")
     return Placeholder(name, dtype, sizes, "normal", "any numbers")
+
+
+def drawn(
+    inputs: Sequence[Placeholder], labels: Sequence[Placeholder], rows: int
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return random inputs and labels of some rows, by name."""
+    rng = np.random.default_rng(0)
+    x: dict[str, Array] = {}
+    for one in inputs:
+        x[one.name] = one.array(rows, rng, x)
+    return x, {one.name: one.array(rows, rng, x) for one in labels}

@@ -23,7 +23,13 @@ from onnxfit.graph.facts import FileFacts, InputFact
 from onnxfit.graph.reading import read_model
 from onnxfit.graph.spec import Dim
 from onnxfit.script.fixes import Fix, fix_of, merged
-from onnxfit.script.placeholders import Array, Placeholder, input_placeholder, label_placeholder
+from onnxfit.script.placeholders import (
+    Array,
+    Placeholder,
+    drawn,
+    input_placeholder,
+    label_placeholder,
+)
 from onnxfit.trainer import Trainer
 from onnxfit.training.inspection import inspect_with
 from onnxfit.training.training import training_of
@@ -83,16 +89,16 @@ class Plan:
 
     def trainer(self) -> Trainer:
         """Return a new trainer."""
-        source = to_float32(self.path) if self.converts else self.path
-        return Trainer(source, **self.settings)
+        return trainer_of(self.path, self.settings, converts=self.converts)
 
     def data(self, rows: int) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return random inputs and labels."""
-        rng = np.random.default_rng(0)
-        x: dict[str, Array] = {}
-        for one in self.inputs:
-            x[one.name] = one.array(rows, rng, x)
-        return x, {one.name: one.array(rows, rng, x) for one in self.labels}
+        return drawn(self.inputs, self.labels, rows)
+
+
+def trainer_of(path: str, settings: Mapping[str, Any], *, converts: bool) -> Trainer:
+    """Return a new trainer of a file, which is converted to float32 first if it must be."""
+    return Trainer(to_float32(path) if converts else path, **settings)
 
 
 def plan_of(path: str, progress: Callable[[str], None]) -> Plan:

@@ -63,7 +63,7 @@ def inspect(
     Made by an unknown exporter, opset 17; no licence in its metadata.
     Input x: float32[N, 2]: numbers, because its element type is float32.
     Output y: float32[N, 3]: loss mean_squared_error, because nothing shows classes.
-    No Dropout: exporters leave it out. Against overfitting, use a penalty and early stopping.
+    No Dropout, as exporters leave it out. A penalty or early stopping helps.
     """
     settings = {"fixed_inputs": fixed_inputs, "batch_axes": batch_axes}
     return inspect_with(read_model(model_onnx), settings, weights, outputs, gradient)

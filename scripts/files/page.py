@@ -171,4 +171,6 @@ def write(page: Path, rows: Sequence[Row], conditions: str) -> None:
 
 def write_sentence(readme: Path, rows: Sequence[Row]) -> None:
     text = readme.read_text(encoding="utf-8")
-    readme.write_text(replaced(text, README_BEGIN, short_sentence(rows), README_END), encoding="utf-8")
+    readme.write_text(
+        replaced(text, README_BEGIN, short_sentence(rows), README_END), encoding="utf-8"
+    )

@@ -58,7 +58,11 @@ def test_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_examples_use_options_that_exist() -> None:
     for name in COMMANDS:
         text = done(name, "--help").replace("\\\n", " ")
-        known = {option for parameter in command(name).params for option in parameter.opts}
+        known = {
+            option
+            for parameter in command(name).params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         for line in re.findall(rf"^ +onnxfit {name}\b(.*)$", text, re.MULTILINE):
             assert {word for word in shlex.split(line) if re.match(r"--?[a-z]", word)} <= known
 
