@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -63,9 +64,9 @@ def test_contenders_train_alike_and_the_files_are_written(tmp_path: Path) -> Non
         assert float(row["fit_us_median"]) > 0
     if importlib.util.find_spec("keras") is None:
         assert rows[2]["remark"].startswith("not installed:")
-    page = (tmp_path / "results/benchmarks.md").read_text()
     for title in ("onnxfit", "scikit-learn MLP", "Keras on JAX"):
-        assert f"| {title} |" in page
+        assert f"| {title} |" in done.stdout
+    assert (tmp_path / "results/benchmarks.md").read_text().startswith("# Benchmarks\n")
 
     # what is in the folder is not measured again, and other settings begin anew
     again = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -135,9 +136,17 @@ def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any)
     assert step["ratio"] == pytest.approx(0.25)
     assert step["eager_ratio"] == pytest.approx(0.05)
     assert step["plain_ratio"] == pytest.approx(0.125)
-    line = report.headline_table([step]).splitlines()[-1]
-    assert line.startswith("| linear, sgd: step | 20.0 (2) | 80.0 (1) | compiled | 0.25 (")
-    assert "missed by 150 % | 10.0 (1) | 0.12 |" in line
+    once = [
+        {"workload": "linear", "contender": name, "peak_memory": peak}
+        for name, peak in (("onnxfit", "30"), ("torch", "60"), ("onnxfit-in-place", "15"))
+    ]
+    fit["ratio"], fit["plain_ratio"] = 0.5, math.nan
+    line = report.network_table([step, fit], once).splitlines()[-1]
+    assert line == (
+        "| linear regression, 10 features, batch 64 | 20.0 | 80.0 | 0.25 to 0.50 | 0.12 |"
+        " 0.50, 0.25 |"
+    )
+    assert report.network_table([step], []).splitlines()[-1].endswith("| 0.25 | 0.12 |  |")
     assert "| onnxfit | 40.0 (40.0 .. 40.0) | 20.0 (20.0 .. 20.0) | 2.00 |" in report.race_table(
         rows
     )
@@ -210,7 +219,7 @@ def test_bf16_stands_beside_the_ratios_and_counts_for_none(report: Any) -> None:
     step, fit = report.headline([rows])
     assert step["ratio"] == fit["ratio"] == pytest.approx(2)
     assert step["bf16_us"] == pytest.approx(10)
-    assert report.headline_table([step]).splitlines()[-1].endswith("| 10.0 (2) |")
+    assert "counts for no ratio" in report.half_sentence([step], {})
     assert "is 4.00 of it, 4.00 in the geometric mean" in report.half_sentence([step], {})
     fastest = report.fastest(rows, "step")
     assert fastest.contender == "torch"  # of everybody, too
@@ -227,6 +236,24 @@ def test_what_has_no_ratio_is_listed(report: Any) -> None:
         "gru, sgd: PyTorch eager: not comparable",
     ]
     assert report.without_ratio([brief], ["torch"]) == ["gru, sgd: no ratio"]
+    assert report.without_ratio([brief, brief], ["torch"]) == ["gru, sgd; gru, sgd: no ratio"]
+
+
+def test_bars_say_by_how_much_they_are_missed(report: Any) -> None:
+    rows = [row("onnxfit", 1, 2e-5), row("torch", 1, 8e-5)]
+    once = [
+        {"workload": "linear", "contender": name, "peak_memory": peak}
+        for name, peak in (("onnxfit", 30), ("torch", 60))
+    ]
+    limits = [{"workload": "mlp", "optimizer": "sgd", "ours": 3.0, "limit": 1.0}]
+    found = [list(bar.values()) for bar in report.bars(report.Figures([], [rows], once, limits))]
+    assert [[*bar[:2], bar[4]] for bar in found] == [
+        ["linear, sgd: step", "onnxfit / PyTorch", "missed by 150 %"],
+        ["linear, sgd: fit per batch", "onnxfit, µs", "met"],
+        ["linear: peak memory", "onnxfit / PyTorch eager", "met"],
+        ["mlp, sgd: step", "onnxfit / arithmetic limit", "missed by 100 %"],
+    ]
+    assert [bar[2] for bar in found] == pytest.approx([0.25, 20, 0.5, 3])
 
 
 def test_bf16_may_differ_more_than_float32(report: Any) -> None:
@@ -343,6 +370,7 @@ def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert f"In short: {sentence}." in page
     assert f"Overall: {report.overall(headline)}." in page
+    assert f"\n{report.network_table(headline, once)}\n" in page
 
 
 def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_path: Path) -> None:
@@ -356,6 +384,7 @@ def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_pat
     assert "PyTorch eager, bf16 autocast is not measured: no instructions." in text
     assert "\n\nIn short: " in text
     assert "\n- a machine\n" in text
+    assert (tmp_path / "benchmarks/bars.csv").read_text().startswith("where,what,value,bar,verdict")
     assert text.endswith(f"{report.END}\n\nafter\n")
     assert "old" not in text
 

@@ -184,7 +184,7 @@ def main() -> None:
     )
     print("\n" + report.overall(figures.headline))
     print(report.half_sentence(figures.headline, figures.absent))
-    print("\n" + report.headline_table(figures.headline))
+    print("\n" + report.network_table(figures.headline, figures.once))
     print("\n".join(report.without_ratio(figures.races, figures.absent)))
     print("\n" + report.summary(figures.headline, figures.once))
     print("\n" + "\n".join(figures.conditions))

@@ -69,8 +69,8 @@ def half_sentence(headline: Sequence[Record], absent: Mapping[str, str]) -> str:
     if ratios:
         mean = math.exp(fmean(map(math.log, ratios)))
         return (
-            f"Beside it, {title}: onnxfit's time in float32 is {span(ratios)} of it,"
-            f" {mean:.2f} in the geometric mean. That column counts for no ratio."
+            f"{title}, counts for no ratio: onnxfit's time in float32 is {span(ratios)} of it,"
+            f" {mean:.2f} in the geometric mean."
         )
     return f"{title} is not measured: {absent.get(HALF, 'it was not asked for')}."
 
