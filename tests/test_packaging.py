@@ -239,22 +239,21 @@ def test_an_extra_for_tests_has_all_that_the_tests_compare_with(built: Path, ext
     assert {distributions.get(module, module) for module in COMPARED_WITH} <= names
 
 
-TARGETS = set(
-    re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-)
+RULES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "js/rules.mk")}
+TARGETS = set(re.findall(r"^([a-z-]+):", "".join(RULES.values()), re.MULTILINE))
 
-# help lists itself in its first line, python only says that there is none, test-others has its
-# parts, test-all is a longer test, and the screen has no line for the rest
+# help lists itself in its first line, test-others has its parts, test-all is a longer test, and the
+# screen has no line for the rest
 PARTS = {"test-oldest", "test-newest", "test-builder"}
 UNLISTED = {
     "disagreements",
     "gallery",
     "help",
     "memory",
-    "python",
-    "screenshots",
     "stories",
     "test-all",
+    "web",
+    "web-test",
     *PARTS,
 }
 
@@ -286,7 +285,7 @@ def test_the_workflow_runs_targets_on_every_python() -> None:
     for job in workflow["jobs"].values():
         for script in re.findall(r"scripts/\S+\.py", str(job)):
             assert (ROOT / script).exists()
-    torch = re.search(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    torch = re.search(r"^TORCH \?= (\S+)$", (ROOT / "environments.mk").read_text(), re.MULTILINE)
     assert torch
     assert f"{torch[1]} --index-url" in str(workflow)
 
@@ -296,8 +295,7 @@ def test_the_hooks_run_what_lint_runs() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
     tools = {re.sub(r" --(fix|force-exclude)", "", entry.split(" -m ")[1]) for entry in entries}
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    recipe = makefile.split("\nlint:")[1].split("\n\n")[0]
+    recipe = RULES["Makefile"].split("\nlint:")[1].split("\n\n")[0]
     commands = re.findall(r"-m (ruff \w+|mypy .*)", recipe)
     assert set(commands) == tools
 
