@@ -1,4 +1,6 @@
-"""CONTRIBUTING.md: the code block of each extension runs, and onnxfit finds what it adds."""
+"""CONTRIBUTING.md and docs/developing.md: the code block of each extension runs, and onnxfit finds
+what it adds.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,20 @@ from tests.gradients.rules.cases import Case, judged
 from tests.models import linear, mlp
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PATHS = (ROOT / "CONTRIBUTING.md", ROOT / "docs/developing.md")
+PAGES = {path: path.read_text(encoding="utf-8") for path in PATHS}
 X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
 Y = np.abs(X[:, :3])
 
 
 def sections() -> dict[str, list[str]]:
     """Heading -> Python blocks, of the sections on extensions."""
-    _, *parts = re.split(r"^### (.*)$", PAGE, flags=re.MULTILINE)
-    return {
-        heading: re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        for heading, text in zip(parts[::2], parts[1::2])
-    }
+    found = {}
+    for page in PAGES.values():
+        _, *parts = re.split(r"^### (.*)$", page, flags=re.MULTILINE)
+        for heading, text in zip(parts[::2], parts[1::2]):
+            found[heading] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return found
 
 
 SECTIONS = sections()
@@ -128,7 +132,7 @@ USES: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_an_addition_to_a_file(heading: str) -> None:
     names: dict[str, Any] = {"__name__": "contributed"}
     sys.modules["contributed"] = sys.modules[__name__]  # dataclasses look their module up
-    exec(compile(SECTIONS[heading][0], f"CONTRIBUTING.md: {heading}", "exec"), names)
+    exec(compile(SECTIONS[heading][0], heading, "exec"), names)
     try:
         USES[heading](names)
     finally:
@@ -223,21 +227,22 @@ def test_a_new_file_is_all_that_it_takes(
 
 
 # ------------------------------------------------------------------------------------------------
-# the rest of the page
+# the rest of the pages
 
 
-def test_the_targets_exist() -> None:
+@pytest.mark.parametrize("page", PAGES.values(), ids=[path.stem for path in PAGES])
+def test_the_targets_exist(page: str) -> None:
     rules = "".join((ROOT / file).read_text("utf-8") for file in ("Makefile", "js/rules.mk"))
     targets = set(re.findall(r"^([a-z/-]+):", rules, re.MULTILINE))
-    named = re.findall(r"\bmake ((?:[a-z/-]+ ?)+)", "\n".join(re.findall(r"`(make .*?)`", PAGE)))
+    named = re.findall(r"\bmake ((?:[a-z/-]+ ?)+)", "\n".join(re.findall(r"`(make .*?)`", page)))
     assert named
     assert {target for names in named for target in names.split()} <= targets
 
 
-def test_the_files_and_headings_it_names_exist() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", PAGE)
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
-    paths = re.findall(r"`((?:onnxfit|tests|docs|scripts)/[\w/.]+)`", PAGE)
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-    headings = {h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)}
-    assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) <= headings
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_files_it_names_exist(path: Path) -> None:
+    """tests/test_readme.py checks links."""
+    named = r"`((?:onnxfit|tests|docs|scripts|benchmarks|examples|kernels)/[\w/.-]+)`"
+    paths = re.findall(named, PAGES[path])
+    assert paths
+    assert [name for name in paths if not (ROOT / name).exists()] == []

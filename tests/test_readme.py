@@ -44,7 +44,21 @@ MAX_README_LINES = 120
 MAX_LINES_BEFORE_CODE = 25
 every_page = pytest.mark.parametrize("page", PAGES)
 every_page_with_links = pytest.mark.parametrize(
-    "page", [*PAGES, "docs/exporting.md", "docs/federated.md", "docs/reference.md", "js/README.md"]
+    "page",
+    [
+        *PAGES,
+        "CONTRIBUTING.md",
+        "benchmarks/decisions/README.md",
+        "docs/architecture.md",
+        "docs/benchmarks.md",
+        "docs/developing.md",
+        "docs/devices.md",
+        "docs/exporting.md",
+        "docs/federated.md",
+        "docs/gallery.md",
+        "docs/reference.md",
+        "js/README.md",
+    ],
 )
 
 
