@@ -202,8 +202,8 @@ def test_the_worst_ratio_and_the_mean_over_networks_stand_first(report: Any) -> 
     )
     assert plain in report.overall(headline)
     assert report.short(headline) == (
-        "training takes 1.00 to 4.01 of the time of the fastest PyTorch (eager or compiled), 2.00 on"
-        " average over 2 networks"
+        "on average over 2 networks, training takes 2.00 of the time of the fastest PyTorch (eager or"
+        " compiled)"
     )
     assert report.overall([]) == ""
     assert report.short([]).endswith("was not measured")

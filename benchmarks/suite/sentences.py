@@ -82,9 +82,8 @@ def short(headline: Sequence[Record]) -> str:
     _, mean = _worst_and_mean(headline, "ratio")
     networks = len({network_of(item) for item in headline})
     return (
-        f"training takes {span([float(item['ratio']) for item in headline])} of the time of the"
-        f" fastest PyTorch (eager or compiled), {mean:.2f} on average over {networks}"
-        f" network{'s' * (networks > 1)}"
+        f"on average over {networks} network{'s' * (networks > 1)}, training takes {mean:.2f} of the"
+        " time of the fastest PyTorch (eager or compiled)"
     )
 
 
