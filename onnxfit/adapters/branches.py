@@ -7,21 +7,9 @@ training   x -> MatMul(W) ------------------------------------> Add -> y
 An adapter with a magnitude also scales the sum before the bias; see `magnitude`.
 
 A layer does not compute x (W + s A B) instead, because its backward pass would compute the gradient
-of W, as training W does. Measured for four layers with Adam, one thread (onnxruntime 1.19.2): the
-time of a step, relative to a step with branches.
-
-    rows   W            r     x (W + s A B)   training W itself
-    1      1024 x 1024  16    3.45            5.93
-    8      1024 x 1024  64    4.83            3.21
-    128    256 x 1024   8     1.60            1.84
-    512    256 x 256    32    1.19            1.17
-    512    256 x 256    64    1.00            0.92
-    2048   64 x 64      32    0.63            0.61
-    Conv, 8 images of 14 x 14, 128 channels, 3 x 3, r = 8: 1.43, 1.45
-
-It is faster only where training W itself is also faster: for a rank above a quarter of the smaller
-side, and many rows. With many rows, `step.rewrites.add_before_product` adds the matrices all the
-same, after the gradients of A and B have become products of low rank.
+of W, as training W does. It is faster only where training W itself is also faster: for a rank above
+a quarter of the smaller side, and many rows. With many rows, `step.rewrites.add_before_product`
+adds the matrices all the same, after the gradients of A and B have become products of low rank.
 """
 
 from __future__ import annotations

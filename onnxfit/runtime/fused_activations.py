@@ -1,8 +1,7 @@
 """Compute the activation of a dense layer inside its product, as onnxruntime's optimizer does.
 
 onnxruntime's own fusion searches all nodes for each name that it makes, and then checks and infers
-the whole graph again. Measured on a step of 27,500 nodes with 2,500 dense layers: the session of
-onnxruntime 1.19 takes 0.75 of its time without this module.
+the whole graph again.
 """
 
 from __future__ import annotations

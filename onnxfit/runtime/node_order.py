@@ -5,9 +5,6 @@ that are ready, into which every new node is inserted by linear search. The time
 nodes times the length of that list. A gradient makes the list long: the derivatives of activations
 are ready in the forward pass and are listed after it, and the update of each weight is listed after
 the whole backward pass.
-
-Measured on a chain of 4,000 nodes, whose step has 12,000: the session takes 2.4 to 2.9 times as
-long without this order (onnxruntime 1.19), and about as long on 1.32.
 """
 
 from __future__ import annotations

@@ -6,10 +6,7 @@ another one, so threads do not wait for each other between steps.
 
 The body may have products with a matrix from outside, elementwise operators, Split and Concat.
 
-Measured (networks of 8 steps with their gradients, 8 to 1024 hidden units, batches of 1 to 256, one
-thread and two): LSTMs take 0.3 to 1.1 of their time without the kernel, GRUs and RNNs, of which
-only the gradient is a Scan, 0.6 to 1.1. The constants below exclude sizes for which they took up to
-1.7.
+The constants below exclude sizes for which the kernel is slower.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Graph rewrites that make a finished step faster and change nothing else.
 
 A rewrite is a function `rewrite(graph: ir.Graph) -> None` that changes a graph in place. It lives
-in a module of this package whose `__all__` lists it, and whose docstring gives its measured
-benefit. Adding a rewrite takes no other change. Rewrites run in the order of their modules.
+in a module of this package whose `__all__` lists it. Adding a rewrite takes no other change.
+Rewrites run in the order of their modules. benchmarks/decisions/optimizations.md has what each
+saves.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ x W + s (x P) Q is x (W + s P Q). With P and Q of low rank, P Q costs less than 
 more rows than columns. The sum needs no tensor as large as the result. A layer with a LoRA adapter
 is such a sum in the forward pass, and again in the backward pass, where the factors are transposed.
 The gradients of P and Q still take the products of low rank, and W gets no gradient.
-
-Measured (transformer encoder of two layers, d 128, 64 tokens, batch 16, adapters of rank 8): a
-step takes 0.95 of its time without this rewrite.
 """
 
 from __future__ import annotations

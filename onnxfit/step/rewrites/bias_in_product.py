@@ -2,9 +2,6 @@
 
 x w + b is one Gemm. onnxruntime makes the same Gemm when it compiles a graph, but it checks and
 infers the whole graph again after it has replaced nodes.
-
-Measured (2,500 dense layers, whose step has 30,000 nodes): the session of onnxruntime 1.19 takes
-0.7 of its time without this rewrite.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 The gradient of a mean is one number, repeated for each element of the mean. The rule writes it with
 Expand: a tensor as large as the batch, which the next operator reads again. Elementwise operators
 broadcast themselves.
-
-Measured (two residual blocks with BatchNormalization, 32 channels on 16×16, batch 16): a step takes
-0.95 of its time without this rewrite.
 """
 
 from __future__ import annotations

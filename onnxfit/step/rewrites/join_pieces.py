@@ -3,9 +3,6 @@
 A value that is split into pieces (queries, keys and values; the halves of a rotary embedding; the
 gates of a cell) gets a gradient from each piece: a tensor of its own size, zero outside the piece.
 If the pieces cover the value, the sum of these tensors is the concatenation of the pieces.
-
-Measured (transformer encoder of two layers, d 128, 64 tokens, batch 16): a step takes 0.98 of its
-time without this rewrite.
 """
 
 from __future__ import annotations

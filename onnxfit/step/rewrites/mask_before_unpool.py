@@ -3,9 +3,6 @@
 A pool often reads a Relu. The gradient of the pool is zero except at the maxima, where the Relu's
 result is the pool's result. So the slope of the Relu is needed only at the maxima, a quarter of the
 elements.
-
-Measured (CNN with 16 and 32 channels on 28x28, batch 64, one thread): a step takes 0.92 of its time
-without this rewrite.
 """
 
 from __future__ import annotations

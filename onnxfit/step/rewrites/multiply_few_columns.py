@@ -3,11 +3,6 @@
 onnxruntime's product a' b is slow if b has fewer columns than its kernel computes at once. (b' a)'
 has the same numbers. The gradient of A of a LoRA adapter is such a product: a has the columns of
 the layer's input, and b as many as the rank.
-
-Measured (onnxruntime 1.19.2, one thread), relative to the time without this rewrite: products of
-1,024 rows, 512 and 8 columns take 0.62; of 128 and 8 columns 0.58; of 512 and 16 columns 1.09. A
-step of adapters of rank 8 takes 0.96 (transformer encoder of two layers, d 128, 64 tokens, batch
-16).
 """
 
 from __future__ import annotations

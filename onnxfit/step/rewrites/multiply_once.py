@@ -2,9 +2,6 @@
 
 The gradient of a mean of squares begins with 1, times the learning rate, times 1/n, times 2: four
 scalars in four operators. In a small step, each costs as much as an operator on the whole batch.
-
-Measured (linear regression, 10 features, batch 64): a step takes 0.93 of its time without this
-rewrite.
 """
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ the batch mean is the sum of dy * factor + k * (x - mean) over the same axes. Th
 one number for each channel, and x - mean has the sum 0, so this sum is sum(dy) * factor. The
 rewrite saves an operator on the whole batch. It also needs less memory: the gradient of x now
 depends on sum(dy), so dy is summed at once and freed, and not kept until the update of the bias.
-
-Measured (ResNet-18, 32x32, batch 16, Adam): a step takes 0.97 of the processor time, and
-onnxruntime 0.87 of the memory for its values.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 w - a b is one Gemm that adds w. So is w - lr (a b), once lr is multiplied into the smaller factor.
 The gradient is as large as the weight; this saves writing and reading it.
-
-Measured (perceptron 784-256-128-10, batch 128): a step takes 0.95 of its time without this rewrite.
 """
 
 from __future__ import annotations
