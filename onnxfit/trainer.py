@@ -124,8 +124,9 @@ class Trainer(CheckedAttributes):
       gradient through it. A sequence goes on in the same row of the next batch, and begins with
       zeros, or the input's value in `fixed_inputs`; see `reset_states`.
     - `batch_axes`: input or output -> the axis of its batch, or None for a value without one, where
-      the file does not name the batch, or not rightly: `{"y": 1, "table": None}`. `summary` says
-      which axes were found. An output without a batch needs batches of one row for its loss.
+      the file does not name the batch axis, or names a wrong one: `{"y": 1, "table": None}`.
+      `summary` says which axes were found. An output without a batch needs batches of one row for
+      its loss.
     - `distribute`: the processes that train together, each on its share of every batch: "auto" for
       the processes that mpiexec started together; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None for this process alone.
@@ -325,17 +326,20 @@ class Trainer(CheckedAttributes):
                 x, y, sample_weight, batch_size, "training", shuffle, class_weight
             )
             source = stack.enter_context(source)
-            validation, data = None, None
+            validation, validation_source = None, None
             if validation_data is not None:
                 arrays = split_validation_data(validation_data)
                 size = batch_size if validation_batch_size is None else validation_batch_size
-                data = stack.enter_context(training.source(*arrays, size, "validation"))
-                validation = Validation(data, is_due, validation_steps)
+                validation_source = stack.enter_context(
+                    training.source(*arrays, size, "validation")
+                )
+                validation = Validation(validation_source, is_due, validation_steps)
             callbacks = as_list(callbacks)
             for callback in callbacks:
                 if isinstance(callback, Callback):  # CallbackList raises an error for other objects
                     callback.prepare(self)
-            pending = training.pending.from_epoch(initial_epoch)
+            # After `prepare`, in which BackupAndRestore may restore a checkpoint.
+            pending = training.pending_fit.from_epoch(initial_epoch)
             first = pending.position.epoch
             if epochs - first > 1 and steps_per_epoch is None:
                 source.require_re_iterable(epochs - first)
@@ -348,7 +352,7 @@ class Trainer(CheckedAttributes):
             bars = [ProgressBar(verbose)] if verbose and not has_bar else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             arguments = {"epochs": epochs, "initial_epoch": first}
-            require_same_fits(training, arguments, source, data, callbacks)
+            require_same_fits(training, arguments, source, validation_source, callbacks)
             called = CallbackList(
                 self, [*callbacks, history, *bars], params, pending.callbacks, training.world
             )
@@ -612,12 +616,12 @@ class Trainer(CheckedAttributes):
         A callback can set it in `on_train_begin`. SettingError: the data comes in batches.
         DataError: the model's batch size is fixed.
         """
-        fit = self._training.fit
+        fit = self._training.fit_state
         return None if fit is None else fit.batches.data.batch_size
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
-        fit = self._training.fit
+        fit = self._training.fit_state
         if fit is None:
             raise SettingError(TOO_LATE_FOR_BATCH_SIZE)
         fit.set_batch_size(value, self._training.world)

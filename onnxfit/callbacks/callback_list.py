@@ -133,8 +133,8 @@ class CallbackList:
     def _noting(self, callback: Callback, method: Callable[..., None]) -> Callable[..., None]:
         """Return a hook that notes in `told` that it was called.
 
-        An interrupted monitor counts as told, because its state may contain the event; an
-        interrupted logger does not, because it drops what it wrote twice.
+        An interrupted monitor counts as told, because its state may contain the event. An
+        interrupted logger does not: when it resumes, it removes what it wrote twice.
         """
 
         def call(*arguments: Any) -> None:

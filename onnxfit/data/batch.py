@@ -51,6 +51,11 @@ class Batch:
     index: slice | Array
     whole_rows: int | None = None
 
+    @property
+    def rows_of_all(self) -> int:
+        """The number of rows of the batch of all ranks."""
+        return self.rows if self.whole_rows is None else self.whole_rows
+
     def arrays(self) -> dict[str, Array]:
         """Return a dict graph input -> array, with exactly this batch's rows."""
         return {name: array[self.index] for name, array in self.columns} | dict(self.scalars)

@@ -79,7 +79,7 @@ def _fits(written: TensorSpec, read: TensorSpec) -> bool:
 
 
 def require_order(recipe: Recipe, data: Any, shuffle: bool) -> None:
-    """Raise SettingError if rows would be shuffled that go on in the next batch."""
+    """Raise SettingError if rows that continue in the next batch would be shuffled."""
     if recipe.state_outputs and (data.shuffle if isinstance(data, Loader) else shuffle):
         raise SettingError(
             "With state_outputs, each row goes on in the same row of the next batch, so batches"
@@ -107,7 +107,8 @@ class CarriedStates:
         self._previous: dict[str, Array] = {}
 
     def add_to(self, batch: Batch) -> Batch:
-        """Return the batch with the states as inputs. DataError: its rows do not go on."""
+        """Return the batch with the states as inputs. DataError: it has another number
+        of rows than the states."""
         if not self._states or not batch.rows:
             return batch
         added = []

@@ -26,8 +26,8 @@ class EpochIterator:
         self.data = data
         self._steps_per_epoch = steps_per_epoch
         first = data_epoch if start.data_epoch is None else start.data_epoch
-        # Number of the data epoch, and of its trained batches: one object, so that Ctrl-C cannot
-        # come between its two numbers.
+        # The data epoch, and the batches trained in it: one tuple, so that Ctrl-C cannot leave only
+        # one of them updated.
         self._position = first, start.data_batch
         self._first_batch = 0 if start.trained else start.batch  # of the next epoch
         self._warned = False

@@ -194,7 +194,7 @@ class Evaluator:
                     predicted = layout.outputs_in_file(predicted)
                 self.training.thread.predicted = predicted
                 results.append(predicted)
-                rows.append(batch.rows if batch.whole_rows is None else batch.whole_rows)
+                rows.append(batch.rows_of_all)
                 if callbacks.predict_batch_end:
                     callbacks.on_predict_batch_end(index, Logs())
         finally:

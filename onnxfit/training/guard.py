@@ -56,7 +56,7 @@ class Advance:
             self._depth = depth
 
     def reset(self) -> None:
-        """Leave every context that a second Ctrl-C has ended before its own end."""
+        """Reset contexts whose `__exit__` was cut short by a second Ctrl-C."""
         self.signals.is_busy = False
         if self._depth:
             self._depth = 0
@@ -87,7 +87,7 @@ class Call:
 
 
 class TrainingGuard:
-    """Context in which only this thread trains, outside of a step.
+    """Context manager: only the current thread may train, and not from inside a step.
 
     `in_step` tells whether a step is running. User code inside a step (a metric, `on_gradients`)
     may call the trainer. `advancing` is the context in which the state changes. `on_late_signal` is
@@ -103,7 +103,9 @@ class TrainingGuard:
         self.advancing = Advance()
         self.on_late_signal: Callable[[], None] | None = None
         self._calls: list[Call] = []  # the innermost last
-        self._lock = threading.RLock()  # of `_calls`; a handler of a signal may take it again
+        self._lock = (
+            threading.RLock()
+        )  # guards `_calls`; re-entrant, because a signal handler may acquire it
 
     def __enter__(self) -> None:
         self.begin(Call(sys._getframe(1), is_fit=False))

@@ -135,7 +135,7 @@ class FitLoop:
         the pending fit are those before.
         """
         training, signals = self.training, self._advancing.signals
-        previous = training.history, training.pending
+        previous = training.history, training.pending_fit
         steps_before = training.state.global_batch
         training.guard.on_late_signal = self.state.reopen
         try:
@@ -149,7 +149,7 @@ class FitLoop:
             self.callbacks.on_exception(error)
             self.state.callback_states = self.callbacks.state_dict()
             if training.state.global_batch == steps_before:
-                training.history, training.pending = previous
+                training.history, training.pending_fit = previous
             raise
         finally:
             signals.is_busy = True
@@ -267,7 +267,7 @@ class FitLoop:
             state.pending = replace(state.pending, tracker={})
 
     def _begin_event(self, hook: str, index: int, logs: Logs) -> Logs:
-        """Note that callbacks are about to be told an event, and return its logs."""
+        """Record the event that callbacks are about to receive, and return its logs."""
         self.callbacks.told.clear()
         self.state.current_event = hook, index, logs
         return logs

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from onnxfit.callbacks.callback_list import TOLD_HOOKS
 from onnxfit.data.order import ORDER_VERSION
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.files import (
@@ -33,12 +34,10 @@ POSITION_TYPES = {
     "stop": FLAG,
     "stop_reason": optional(TEXT),
 }
-# The events that are delivered to loggers when a fit resumes: names of hooks.
-DELIVERED_HOOKS = ("on_epoch_end", "on_train_batch_end")
 EVENT_TYPES = {
     "hook": ValueType(
-        " or ".join(DELIVERED_HOOKS),
-        lambda value: isinstance(value, str) and value in DELIVERED_HOOKS,
+        " or ".join(TOLD_HOOKS),
+        lambda value: isinstance(value, str) and value in TOLD_HOOKS,
     ),
     "index": COUNT,
     "logs": mapping_of(FIGURE),

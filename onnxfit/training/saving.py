@@ -69,8 +69,8 @@ def restore(training: Training, contents: Contents, passed: Collection[str] = ()
         training.state.averaged_step = training.state.global_step
         training.history = history
         training.train_losses = losses
-        training.fit = None
-        training.pending = pending
+        training.fit_state = None
+        training.pending_fit = pending
 
 
 def contents_of(training: Training, adapters_only: bool) -> Contents:
@@ -93,9 +93,9 @@ def contents_of(training: Training, adapters_only: bool) -> Contents:
 
 def _pending_now(training: Training) -> PendingFit:
     """Return the state of the running fit, or of an interrupted or loaded fit."""
-    fit = training.fit
-    if fit is None or not training.pending.position.nothing_to_resume:
-        return training.pending
+    fit = training.fit_state
+    if fit is None or not training.pending_fit.position.nothing_to_resume:
+        return training.pending_fit
     missed_event = dict(fit.pending.missed_event)
     if fit.current_event is not None:
         hook, index, logs = fit.current_event

@@ -53,8 +53,8 @@ class Training:
     - `state`: weights, slots and counters.
     - `tracker`: the running means of `fit`; `batch_tracker` those of `train_on_batch`, which a
       callback may call while an epoch runs.
-    - `fit`: the state of the running fit, or of the last one; `pending` is the state from which the
-      next fit resumes.
+    - `fit_state`: the state of the running fit, or of the last one; `pending_fit` is the state from
+      which the next fit resumes.
     - `history`, `train_losses`, `last_losses`, `stop_training`, `stop_reason`: see Trainer.
     - `carried_in`: the states between batches of the methods for single batches.
     """
@@ -79,8 +79,8 @@ class Training:
         self.batch_tracker = self.new_tracker()
         self.single_batches = SingleBatches(recipe, self.seed, world.rank, world.size)
         self.output_check = OutputCheck(recipe.objectives if world.is_main else {})
-        self.fit: FitState | None = None
-        self.pending = PendingFit()
+        self.fit_state: FitState | None = None
+        self.pending_fit = PendingFit()
         self.history = History()
         self.train_losses: list[float] = []
         self.last_losses: deque[float] = deque(maxlen=5)
@@ -207,7 +207,7 @@ class Training:
             self.state.carried.take(states)
         state = self.state
         state.global_batch += 1
-        state.samples_seen += batch.rows if batch.whole_rows is None else batch.whole_rows
+        state.samples_seen += batch.rows_of_all
         state.global_step += not backend.window
         return loss
 
@@ -314,7 +314,7 @@ class Training:
     @property
     def is_fitting(self) -> bool:
         """Whether a fit is running."""
-        return self.fit is not None and self.fit.running and self.guard.fit_runs
+        return self.fit_state is not None and self.fit_state.running and self.guard.fit_runs
 
     def begin_fit(self, state: FitState, history: History) -> None:
         """Install the state, the callbacks and the history of a new fit."""
@@ -322,26 +322,26 @@ class Training:
         self.stop_training = state.position.stop
         self.stop_reason = state.position.stop_reason
         self.last_losses.clear()
-        self.fit = state
-        self.pending = PendingFit()
+        self.fit_state = state
+        self.pending_fit = PendingFit()
         self.thread.callbacks = state.callbacks
         listeners = state.callbacks.gradients
         self.backend.on_gradients = self._call_on_gradients if listeners else None
 
     def _call_on_gradients(self, gradients: dict[str, Array]) -> None:
         """Let callbacks change the gradients of a step, which may still be undone."""
-        if self.fit is not None:
+        if self.fit_state is not None:
             with self.guard.advancing.paused():
-                self.fit.callbacks.on_gradients(gradients)
+                self.fit_state.callbacks.on_gradients(gradients)
 
     def end_fit(self) -> None:
         """Remove the callbacks; the state stays for `snapshot`."""
         self.thread.callbacks = None
         self.backend.on_gradients = None
         self.backend.report_norms("none")
-        if self.fit is not None:
-            self.fit.running = False
-            self.fit.idle_data = None
+        if self.fit_state is not None:
+            self.fit_state.running = False
+            self.fit_state.idle_data = None
 
 
 def training_of(trainer: Any) -> Training:

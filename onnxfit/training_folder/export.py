@@ -118,8 +118,8 @@ def import_state(training: Training, path: str | os.PathLike[str]) -> None:
         raise SettingError("import_state cannot be called during fit. Call it before or after.")
     state = read_state(path, state_entries(training.recipe, training.state.get()))
     training.set_state(state)
-    training.fit = None
-    training.pending = PendingFit()
+    training.fit_state = None
+    training.pending_fit = PendingFit()
 
 
 def _description(

@@ -83,13 +83,13 @@ def expect_refused(trainer: Trainer, hostile: Path, field: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         Trainer.load(hostile)
     before = trainer.get_state()
-    pending, history = trainer._training.pending, trainer.history.state_dict()
+    pending, history = trainer._training.pending_fit, trainer.history.state_dict()
     with pytest.raises(CheckpointError, match=message):
         trainer.restore(hostile)
     after = trainer.get_state()
     assert after["counters"] == before["counters"]
     assert all(np.array_equal(after["weights"][n], before["weights"][n]) for n in after["weights"])
-    assert (trainer._training.pending, trainer.history.state_dict()) == (pending, history)
+    assert (trainer._training.pending_fit, trainer.history.state_dict()) == (pending, history)
     assert trainer.train_losses_ == []
 
 
