@@ -1,4 +1,4 @@
-"""Read inputs, labels and weights from .npz, .npy and .csv files, and write predictions to them.
+"""Read inputs, labels and weights from .npz, .npy, .csv and .jsonl files, and write predictions.
 
 NumPy reads the files without pickle, so an untrusted file runs no code. A .npy is mapped into
 memory, and read batch by batch.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import warnings
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxfit.cli.data_file import DataFile, data_files
+from onnxfit.cli.tables import read_columns
 from onnxfit.data.mapped import map_array
 from onnxfit.data.npy import READ_ERRORS, read_header
-from onnxfit.errors import DataError, listed_names, warn_user
-from onnxfit.files import require_regular_file, write_atomically
+from onnxfit.errors import DataError, listed_names
+from onnxfit.files import write_atomically
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
@@ -33,6 +34,7 @@ Array = npt.NDArray[Any]
 X_NAMES = ("X", "x")
 # Names that the labels of the only output with a loss may have in a .npz or .csv.
 Y_NAMES = ("y", "Y", "label", "labels")
+TABLES = {".csv", ".jsonl"}
 
 
 @dataclass(frozen=True)
@@ -80,30 +82,30 @@ def _spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def read(paths: Sequence[str], request: DataRequest) -> Data:
-    """Return the inputs, labels and sample weights in the files.
+    """Return the inputs, labels and sample weights in the files, or in standard input (`-`).
 
     DataError: a file is damaged, or lacks an array that the model needs.
     """
-    kinds = {Path(path).suffix.lower() for path in paths}
-    if kinds == {".npy"}:
-        return _read_npy(paths, request)
-    if len(paths) != 1 or kinds - {".npz", ".csv"}:
+    files = data_files(paths)
+    kinds = {file.suffix for file in files}
+    if kinds != {".npy"} and (len(paths) != 1 or kinds - {".npz", *TABLES}):
         raise DataError(
-            "--data must be one .npz file, one .csv file, or a .npy file for each array (X.npy,"
-            f" then y.npy), got {', '.join(paths)}."
+            "--data must be one .npz, .csv or .jsonl file, a .npy file for each array (X.npy, then"
+            f" y.npy), or - for standard input, got {', '.join(paths)}."
         )
-    if request.labels and kinds != {".csv"}:
+    if request.labels and kinds - TABLES:
         raise DataError(
-            f"--label names columns of a .csv, but {paths[0]!r} is not a .csv. Remove --label."
+            f"--label names columns of a .csv or .jsonl, but {files[0].name} is not a table. Remove"
+            " --label."
         )
-    read_file = _read_csv if kinds == {".csv"} else _read_npz
     try:
-        require_regular_file(Path(paths[0]))
-        return read_file(paths[0], request)
+        if kinds == {".npy"}:
+            return _read_npy(files, request)
+        return (_read_table if kinds <= TABLES else _read_npz)(files[0], request)
     except DataError:
         raise
     except (*READ_ERRORS, csv.Error) as error:
-        raise DataError(f"{paths[0]!r} cannot be read: {_one_line(error)}") from None
+        raise DataError(f"{files[0].name} cannot be read: {_one_line(error)}") from None
 
 
 def _one_line(error: Exception) -> str:
@@ -111,8 +113,8 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _read_npz(path: str, request: DataRequest) -> Data:
-    with zipfile.ZipFile(path) as archive:
+def _read_npz(file: DataFile, request: DataRequest) -> Data:
+    with file.open() as binary, zipfile.ZipFile(binary) as archive:
         members = {name.removesuffix(".npy"): name for name in archive.namelist()}
         names = list(members)
         x = {spec.name: spec.name for spec in request.inputs if spec.name in names}
@@ -126,7 +128,7 @@ def _read_npz(path: str, request: DataRequest) -> Data:
         if not y and len(request.outputs) == 1:
             y = _first_of(Y_NAMES, request.outputs[0], {*names} - {*x.values()})
         known = [*x.values(), *y.values(), SAMPLE_WEIGHT]
-        _check_names(path, "array", names, [*x, *y], known, request)
+        _check_names(file, "array", names, [*x, *y], known, request)
         inputs = {key: _read_member(archive, members[name]) for key, name in x.items()}
         if request.predicting:
             return inputs, None, None
@@ -143,8 +145,12 @@ def _read_member(archive: zipfile.ZipFile, name: str) -> Array:
     with archive.open(name) as file:
         read_header(cast(BinaryIO, file), size)
     with archive.open(name) as file:
-        array: Array = np.lib.format.read_array(cast(BinaryIO, file), allow_pickle=False)
-        return array
+        return _read_array(cast(BinaryIO, file))
+
+
+def _read_array(file: BinaryIO) -> Array:
+    array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _first_of(names: Sequence[str], key: str, present: Collection[str]) -> dict[str, str]:
@@ -153,21 +159,21 @@ def _first_of(names: Sequence[str], key: str, present: Collection[str]) -> dict[
     return {key: matches[0]} if matches else {}
 
 
-def _read_npy(paths: Sequence[str], request: DataRequest) -> Data:
+def _read_npy(files: Sequence[DataFile], request: DataRequest) -> Data:
     names = [spec.name for spec in request.inputs]
     if not request.predicting:
         names += request.outputs
     arrays: list[Array] = []
-    for path in paths:
+    for file in files:
         try:
-            arrays.append(map_array(Path(path)))
+            arrays.append(_npy_array(file))
         except READ_ERRORS as error:
-            raise DataError(f"{path!r} cannot be read: {_one_line(error)}") from None
+            raise DataError(f"{file.name} cannot be read: {_one_line(error)}") from None
     may_have_weights = not request.predicting and bool(request.outputs)
     if not len(names) <= len(arrays) <= len(names) + may_have_weights:
         optional = f", and {SAMPLE_WEIGHT} if there are any" if may_have_weights else ""
         raise DataError(
-            f"Got {len(paths)} .npy files, but the model needs {len(names)} arrays. Pass a .npy for"
+            f"Got {len(files)} .npy files, but the model needs {len(names)} arrays. Pass a .npy for"
             f" each, in this order: {', '.join(names)}{optional}."
         )
     count = len(request.inputs)
@@ -176,11 +182,21 @@ def _read_npy(paths: Sequence[str], request: DataRequest) -> Data:
     return x, y or None, arrays[-1] if len(arrays) > len(names) else None
 
 
-def _read_csv(path: str, request: DataRequest) -> Data:
-    columns = _columns(path)
+def _npy_array(file: DataFile) -> Array:
+    """Return the array of a .npy, which is mapped into memory if it is not standard input."""
+    if file.contents is None:
+        return map_array(Path(file.path))
+    with file.open() as binary:
+        read_header(binary, len(file.contents))
+        binary.seek(0)
+        return _read_array(binary)
+
+
+def _read_table(file: DataFile, request: DataRequest) -> Data:
+    columns = read_columns(file)
     names = [spec.name for spec in request.inputs]
     several = len(names) > 1
-    y = _label_columns(path, [n for n in columns if not (several and n in names)], request)
+    y = _label_columns(file, [n for n in columns if not (several and n in names)], request)
     not_inputs = {column for label_columns in y.values() for column in label_columns}
     if not (several and SAMPLE_WEIGHT in names):
         not_inputs.add(SAMPLE_WEIGHT)
@@ -191,83 +207,48 @@ def _read_csv(path: str, request: DataRequest) -> Data:
     else:
         present = names if features else []
         known = [*not_inputs, *features]
-    _check_names(path, "column", list(columns), [*present, *y], known, request)
-    if several:
-        x = {name: columns[name] for name in names}
-    else:
-        x = {names[0]: np.stack([columns[name] for name in features], axis=1)}
+    _check_names(file, "column", list(columns), [*present, *y], known, request)
+    if not several:
+        columns |= {names[0]: _joined(file, columns, features)}
+    _refuse_text(file, columns, names)
+    x = {name: columns[name] for name in names}
     inputs = {spec.name: _as_input(x[spec.name], spec) for spec in request.inputs}
     if request.predicting:
         return inputs, None, None
-    labels = {
-        output: _as_labels([columns[name] for name in label_columns])
-        for output, label_columns in y.items()
-    }
+    labels = {output: _as_labels(file, columns, names) for output, names in y.items()}
+    _refuse_text(file, columns, not_inputs & {SAMPLE_WEIGHT} & {*columns})
     weights = columns.get(SAMPLE_WEIGHT) if SAMPLE_WEIGHT in not_inputs else None
     return inputs, labels or None, weights
 
 
-def _columns(path: str) -> dict[str, Array]:
-    """Return the columns of a table of numbers whose first line has the names."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        header = [name.strip() for name in next(csv.reader(file), [])]
-        _refuse_numbers(path, header)
-        if not header or len(set(header)) < len(header) or "" in header:
+def _joined(file: DataFile, columns: Mapping[str, Array], names: Sequence[str]) -> Array:
+    """Return columns side by side, as one matrix. DataError: a column has text."""
+    _refuse_text(file, columns, names)
+    if len(names) == 1 and columns[names[0]].ndim > 1:
+        return columns[names[0]]
+    return np.concatenate([columns[name].reshape(len(columns[name]), -1) for name in names], axis=1)
+
+
+def _refuse_text(file: DataFile, columns: Mapping[str, Array], names: Collection[str]) -> None:
+    """Raise DataError if one of these columns, which must hold numbers, has text."""
+    for name in names:
+        if columns[name].dtype.kind == "U":
             raise DataError(
-                f"{path!r} needs a first line with a unique name for each column, got"
-                f" {', '.join(header) or 'nothing'}."
+                f"{file.name} has text in the column {name!r} ({str(columns[name][0])!r} in row 0),"
+                " but inputs and sample weights are numbers. If the column has the labels, pass"
+                f" --label {name}; otherwise encode it as numbers."
             )
-        with warnings.catch_warnings():
-            # numpy warns about a file without rows, but an error below reports it
-            warnings.simplefilter("ignore")
-            table = np.loadtxt(
-                file, delimiter=",", ndmin=2, comments=None, dtype=np.float64, quotechar='"'
-            )
-    if not len(table):
-        raise DataError(f"{path!r} has no rows.")
-    if table.shape[1] != len(header):
-        raise DataError(
-            f"{path!r} has {len(header)} names in its first line, but {table.shape[1]} columns."
-        )
-    return dict(zip(header, table.T))
 
 
-def _refuse_numbers(path: str, header: Sequence[str]) -> None:
-    """Raise DataError if a first line is a row of data, which would be lost.
-
-    pandas writes 0, 1, 2, ... as the names of columns without names. They are names, with a
-    warning, because they could also be a row.
-    """
-    if not header or not all(map(_is_number, header)):
-        return
-    shown = ", ".join(header[:5]) + (", ..." if len(header) > 5 else "")
-    if header == [str(number) for number in range(len(header))]:
-        warn_user(
-            f"The first line of {path!r}, {shown}, was read as the names of the columns. If it is a"
-            " row of data, put a line of names above it."
-        )
-        return
-    raise DataError(
-        f"{path!r} has no line of names: its first line consists of numbers ({shown}). Put a line"
-        " above it that names each column, such as a,b,c,label."
-    )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _label_columns(path: str, header: Sequence[str], request: DataRequest) -> dict[str, list[str]]:
+def _label_columns(
+    file: DataFile, header: Sequence[str], request: DataRequest
+) -> dict[str, list[str]]:
     """Return a dict output -> the columns with its labels."""
     if request.labels:
         missing = [name for name in request.labels if name not in header]
         if missing and not request.predicting:
             raise DataError(
-                f"{path!r} has no column {', '.join(map(repr, missing))} for labels. Its columns"
+                f"{file.name} has no column {', '.join(map(repr, missing))} for labels. Its columns"
                 f" are {listed_names(header, missing[0])}."
             )
         if len(request.outputs) != 1 and not request.predicting:
@@ -285,7 +266,7 @@ def _label_columns(path: str, header: Sequence[str], request: DataRequest) -> di
 
 
 def _check_names(
-    path: str,
+    file: DataFile,
     kind: str,
     names: Sequence[str],
     matched: Collection[str],
@@ -322,8 +303,9 @@ def _check_names(
     elif len(request.inputs) == 1 and len(request.outputs) <= 1:
         hint = "or name them X and y"
     raise DataError(
-        f"{path!r} has {' and '.join(problems)}. Its {kind}s are {', '.join(names) or 'none'}. Name"
-        f" the {kind}s like the model's inputs and outputs, {hint}; {SAMPLE_WEIGHT} is optional."
+        f"{file.name} has {' and '.join(problems)}. Its {kind}s are {', '.join(names) or 'none'}."
+        f" Name the {kind}s like the model's inputs and outputs, {hint}; {SAMPLE_WEIGHT} is"
+        " optional."
     )
 
 
@@ -344,13 +326,17 @@ def _as_input(array: Array, spec: TensorSpec) -> Array:
     return array
 
 
-def _as_labels(columns: Sequence[Array]) -> Array:
+def _as_labels(file: DataFile, columns: Mapping[str, Array], names: Sequence[str]) -> Array:
     """Return the labels of an output, as integers if all are whole numbers.
 
-    Whole numbers may be classes. A loss that needs floats casts the integers.
+    Whole numbers may be classes. A loss that needs floats casts the integers. Text stays text.
     """
-    array = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-    if np.isfinite(array).all() and np.array_equal(array, np.rint(array)):
+    if len(names) > 1:
+        array = _joined(file, columns, names)
+    else:
+        array = columns[names[0]]
+    is_finite = array.dtype.kind == "f" and np.isfinite(array).all()
+    if is_finite and np.array_equal(array, np.rint(array)):
         return array.astype(np.int64)
     return array
 

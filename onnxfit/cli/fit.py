@@ -8,6 +8,7 @@ import click
 
 from onnxfit.cli import job, options, ranks
 from onnxfit.cli.config import config_option
+from onnxfit.cli.data_file import STDIN, require_one_reader
 from onnxfit.cli.models import is_checkpoint
 from onnxfit.errors import SettingError
 from onnxfit.gradients import SOURCES
@@ -90,7 +91,7 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
 @click.option(
     "--validation-data",
     multiple=True,
-    type=options.EXISTING_FILE,
+    type=options.DATA_FILE,
     help="Data to evaluate after every epoch, as for --data.",
 )
 @click.option(
@@ -310,12 +311,17 @@ def fit(
         )
     if fit_options["validation_data"] and fit_options["validation_split"]:
         raise click.UsageError("Pass --validation-data or --validation-split, not both.")
+    data, validation_data = fit_options["data"], fit_options["validation_data"]
+    if STDIN in data and STDIN in validation_data:
+        require_one_reader([*data, *validation_data])
     number = fit_options.pop("ranks")
     fit_options = job.with_absolute_paths(fit_options)
     layout = None
     if fit_options["checkpoint"]:
         layout = job.CheckpointLayout(fit_options["checkpoint"])
     if ranks.to_launch(number):
+        for paths in (data, validation_data):
+            require_one_reader(paths, number)
         job.trainer_settings(fit_options)  # raises errors of settings before anything starts
         if layout and not overwrite:
             _delete_checkpoints(layout, overwrite)  # raises an error if some exist

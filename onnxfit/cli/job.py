@@ -26,6 +26,7 @@ from onnxfit.callbacks import (
     file_template,
 )
 from onnxfit.cli import arrays, ranks, settings
+from onnxfit.cli.data_file import STDIN
 from onnxfit.cli.models import require_loss
 from onnxfit.cli.options import print_figures
 from onnxfit.errors import CheckpointError, SettingError
@@ -201,8 +202,8 @@ def with_absolute_paths(fit_options: Options) -> Options:
     def absolute(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [absolute(path) for path in value]
-        if value is None:
-            return None
+        if value in (None, STDIN):
+            return value
         slash = "/" if str(value).endswith("/") else ""
         return os.path.abspath(value) + slash
 
@@ -436,6 +437,8 @@ def _save_and_exit(
         option = " --allow-paths-outside" if paths_outside(fit_options) else ""
         if trainer.world_size > 1:
             option += f" --ranks {trainer.world_size}"
+        if STDIN in (*fit_options["data"], *fit_options["validation_data"]):
+            option += " < DATA"
         ranks.say(f"Interrupted. The training state was saved to {path}. To continue:")
         ranks.say(f"  onnxfit resume {shlex.quote(str(path))}{option}")
     elif not layout:

@@ -13,6 +13,7 @@ import numpy as np
 from onnxfit.files import json_float
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False)
+DATA_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 data = click.option(
@@ -20,12 +21,12 @@ data = click.option(
     "--data",
     multiple=True,
     required=True,
-    type=EXISTING_FILE,
+    type=DATA_FILE,
     help=(
         "The data: a .npz whose arrays have the names of the model's inputs and outputs, or X and"
-        " y, and optionally sample_weight; a .csv of numbers whose first line has the names; or,"
-        " by repeating this option, a .npy for each array, X.npy before y.npy. A .npy may be larger"
-        " than memory."
+        " y, and optionally sample_weight; a .csv whose first line has the names, or a .jsonl with"
+        " an object on each line; or, by repeating this option, a .npy for each array, X.npy before"
+        " y.npy. A .npy may be larger than memory. - reads one of these files from standard input."
     ),
 )
 label = click.option(
@@ -33,8 +34,8 @@ label = click.option(
     multiple=True,
     metavar="COLUMN",
     help=(
-        "The column of a .csv with the labels; may be repeated. By default the column with the name"
-        " of the model's output, or y or label."
+        "The column of a .csv or .jsonl with the labels; may be repeated. By default the column"
+        " with the name of the model's output, or y or label."
     ),
 )
 loss = click.option(

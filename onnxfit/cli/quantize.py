@@ -21,7 +21,7 @@ NONE = "none"
 
 @click.command(short_help="Convert a model's floats to integers.")
 @click.argument("model", type=options.EXISTING_FILE)
-@click.argument("data", nargs=-1, type=options.EXISTING_FILE)
+@click.argument("data", nargs=-1, type=options.DATA_FILE)
 @options.label
 @click.option(
     "-o",
@@ -78,9 +78,9 @@ def quantize(
 ) -> None:
     """Write MODEL with integers instead of floats, which is four to eight times smaller.
 
-    DATA is a few hundred representative rows: a .npz, a .csv, or a .npy for each input, as for
-    `onnxfit predict`. The ranges of the activations are measured on DATA. With --activations none,
-    DATA is not needed.
+    DATA is a few hundred representative rows: a .npz, a .csv, a .jsonl, or a .npy for each input,
+    as for `onnxfit predict`. The ranges of the activations are measured on DATA. With --activations
+    none, DATA is not needed.
 
     \b
     onnxfit quantize model.onnx calibration.npz -o model.int8.onnx

@@ -29,22 +29,22 @@ def write_csv(path: str, header: str, table: Any) -> None:
     np.savetxt(path, table, delimiter=",", header=header, comments="", fmt="%.9g")
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner(**SEPARATE).invoke(main, [str(a) for a in arguments])
+def call(*arguments: object, stdin: str | bytes | None = None) -> Result:
+    return CliRunner(**SEPARATE).invoke(main, [str(a) for a in arguments], input=stdin)
 
 
-def done(*arguments: object) -> str:
+def done(*arguments: object, stdin: str | bytes | None = None) -> str:
     """The standard output of a command that succeeds."""
-    result = call(*arguments)
+    result = call(*arguments, stdin=stdin)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def refused(*arguments: object, code: int = 1) -> str:
+def refused(*arguments: object, code: int = 1, stdin: str | bytes | None = None) -> str:
     """The one message of a command that fails: a line (of any length), and nothing else."""
-    result = call(*arguments)
+    result = call(*arguments, stdin=stdin)
     assert result.exit_code == code, result.output
-    assert isinstance(result.exception, SystemExit)
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.stdout == ""
     if code == 1:
         assert re.fullmatch(r"Error: [^\n]+\n", result.stderr)

@@ -66,7 +66,8 @@ def test_a_prediction_passes_over_labels(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,x\n", "could not convert string 'x'"),
+        ("a,b,c,d,y\n1,2,3,x,0\n", "text in the column 'd' ('x' in row 0)"),
+        ("a,b,c,d,y\n1,2,3,4,0\n1,2,3,x,0\n", "'4' in row 0 of the column 'd', but 'x' in row 1"),
         ("a,b\n1\n", "columns"),
         ("a,a\n1,2\n", "a unique name"),
         ("a,b\n", "no rows"),
@@ -115,7 +116,7 @@ def test_files_that_will_not_do(folder: Path) -> None:
     assert "Got 1 .npy files, but the model needs 2 arrays" in refused(
         "fit", "m.onnx", "-d", "X.npy", *rest
     )
-    assert "--data must be one .npz" in refused(
+    assert "--data must be one .npz, .csv or .jsonl file" in refused(
         "fit", "m.onnx", "-d", "d.npz", "-d", "d.csv", *rest
     )
     assert "--label" in refused("fit", "m.onnx", "-d", "d.npz", "--label", "kind", *rest)

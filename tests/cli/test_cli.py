@@ -87,7 +87,11 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 program, name, *rest = shlex.split(line)
                 assert program == "onnxfit"
                 seen.add(name)
-                done(name, *rest)
+                stdin = None
+                if "<" in rest:
+                    *rest, _, path = rest
+                    stdin = Path(path).read_bytes()
+                done(name, *rest, stdin=stdin)
     assert seen == set(COMMANDS)
 
 
