@@ -341,14 +341,18 @@ def _as_labels(file: DataFile, columns: Mapping[str, Array], names: Sequence[str
     return array
 
 
-def write(path: Path, outputs: Mapping[str, Array]) -> None:
+def write(
+    path: Path, outputs: Mapping[str, Array], classes: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """Write predictions as .npy (one output), .npz (outputs by name) or .csv (a row per line).
 
     The file is written atomically.
+
+    - `classes`: the names of classes by output, for the line of names of a .csv.
     """
     kind = path.suffix.lower()
     if kind == ".csv":
-        text = as_csv(outputs).encode()
+        text = as_csv(outputs, classes).encode()
         write_atomically(path, lambda file: file.write(text))
     elif kind == ".npz":
         write_atomically(path, lambda file: np.savez(file, **dict[str, Any](outputs)))
@@ -371,10 +375,11 @@ def check_output(path: Path, outputs: Sequence[str]) -> None:
         )
 
 
-def as_csv(outputs: Mapping[str, Array]) -> str:
+def as_csv(outputs: Mapping[str, Array], classes: Mapping[str, Sequence[str]] | None = None) -> str:
     """Return a line of names, then a line for each row.
 
-    Each column of a matrix is called `<output>_<number>`. DataError: an output is neither a vector
+    Each column of a matrix is called `<output>_<number>`, or `<output>_<class>` if `classes` has a
+    name for each of its columns. DataError: an output is neither a vector
     nor a matrix.
     """
     header: list[str] = []
@@ -387,7 +392,12 @@ def as_csv(outputs: Mapping[str, Array]) -> str:
                 f" the data, but output {name} has shape {list(array.shape)}. Write a .npz file."
             )
         single = array.ndim == 1 or array.shape[1] == 1
-        header += [name] if single else [f"{name}_{number}" for number in range(array.shape[1])]
+        known = (classes or {}).get(name, ())
+        if not single:
+            endings = known if len(known) == array.shape[1] else range(array.shape[1])
+            header += [f"{name}_{ending}" for ending in endings]
+        else:
+            header.append(name)
         columns += [array.reshape(len(array))] if single else list(array.T)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from onnxfit.cli import arrays, options, settings
+from onnxfit.cli import arrays, labels, options, settings
 from onnxfit.cli.config import config_option
 from onnxfit.cli.models import is_checkpoint, require_loss
 from onnxfit.trainer import Trainer
@@ -58,5 +58,6 @@ def evaluate(
     make_trainer = Trainer.load if is_checkpoint(model) else Trainer
     trainer = require_loss(make_trainer(model, **trainer_settings))
     request = arrays.DataRequest(trainer.inputs, list(trainer.objectives), label)
-    figures = trainer.evaluate(*arrays.read(data, request), batch_size=batch_size)
+    given = labels.encode_as_stored(trainer, arrays.read(data, request))
+    figures = trainer.evaluate(*given, batch_size=batch_size)
     options.print_figures(figures, as_json)

@@ -25,12 +25,13 @@ from onnxfit.callbacks import (
     TensorBoard,
     file_template,
 )
-from onnxfit.cli import arrays, ranks, settings
+from onnxfit.cli import arrays, labels, ranks, settings
 from onnxfit.cli.data_file import STDIN
 from onnxfit.cli.models import require_loss
 from onnxfit.cli.options import print_figures
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import CheckpointError, SettingError, listed_names
 from onnxfit.files import read_regular_file, require_suffix, write_atomically
+from onnxfit.graph.class_names import ClassNames
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
@@ -229,6 +230,7 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
     validation = None
     if fit_options["validation_data"]:
         validation = arrays.read(fit_options["validation_data"], request)
+    classes, data, validation = labels.encode_for_training(trainer, data, validation)
     stopping = _early_stopping(fit_options)
     callbacks = [*([stopping] if stopping else []), *_writers(fit_options, layout)]
     if layout:
@@ -237,7 +239,7 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
     _write_outputs(trainer, fit_options)
     if layout:
         layout.write_options(fit_options, finished=True)
-    _print_report(trainer, history, stopping, fit_options["output"], as_json)
+    _print_report(trainer, history, stopping, classes, fit_options["output"], as_json)
 
 
 def _write_outputs(trainer: Trainer, fit_options: Options) -> list[str]:
@@ -336,6 +338,7 @@ def _print_report(
     trainer: Trainer,
     history: History,
     stopping: EarlyStopping | None,
+    classes: ClassNames,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -354,6 +357,7 @@ def _print_report(
             "epochs": len(epochs),
             "stopped": trainer.stop_reason,
             "history": history.history,
+            "classes": classes,
             "output": output,
         }
     else:
@@ -361,6 +365,9 @@ def _print_report(
         if stopping:
             report["best_epoch"] = best + 1
         report |= figures
+        for name, names in classes.items():
+            key = "classes" if len(classes) == 1 else f"classes of {name}"
+            report[key] = listed_names(names)
     print_figures(report, as_json=as_json)
 
 

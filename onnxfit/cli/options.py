@@ -106,6 +106,9 @@ def print_figures(figures: Mapping[str, Any], as_json: bool) -> None:
         return
     width = max(map(len, figures), default=0)
     for name, value in figures.items():
+        if isinstance(value, str):
+            click.echo(f"{name:<{width}}  {value}")
+            continue
         array = np.asarray(value)
         if array.ndim:
             rows = ["  " + "  ".join(map(str, row)) for row in np.atleast_2d(array)]

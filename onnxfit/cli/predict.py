@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
-from onnxfit.cli import arrays, models, options, settings
+from onnxfit.cli import arrays, labels, models, options, settings
 from onnxfit.cli.config import config_option
+from onnxfit.errors import ModelError
+from onnxfit.graph.class_names import read_class_names
 
 __all__ = ["predict"]
 
@@ -27,6 +29,14 @@ __all__ = ["predict"]
         " CSV on standard output."
     ),
 )
+@click.option(
+    "--classes",
+    is_flag=True,
+    help=(
+        "Write the name of the most probable class of each output that has classes, instead of its"
+        " scores. MODEL must have been trained on text labels."
+    ),
+)
 @options.batch_size
 @options.device
 @config_option
@@ -38,6 +48,7 @@ def predict(
     fixed_inputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     output: Path | None,
+    classes: bool,
     batch_size: int,
     device: str,
     as_json: bool,
@@ -45,7 +56,8 @@ def predict(
     """Compute the outputs of MODEL, a .onnx or a checkpoint, for every row of the data, in order.
 
     Labels are ignored. MODEL need not be trainable. With --output, the command prints a line for
-    each output that it wrote.
+    each output that it wrote. If `onnxfit fit` trained MODEL on text labels, the columns of a CSV
+    have the names of the classes.
 
     \b
     onnxfit predict trained.onnx --data new.csv --output predictions.npy
@@ -61,14 +73,22 @@ def predict(
     axes = settings.parse_batch_axes(batch_axes) or stored_axes
     proto = models.model_for_data(model, fixed)
     names = [value.name for value in proto.graph.output]
+    class_names = {n: known for n, known in read_class_names(proto).items() if n in names}
+    if classes and not class_names:
+        raise ModelError(
+            f"--classes needs a model that names its classes, but {model!r} does not. `onnxfit fit`"
+            " stores the names if it trains on text labels."
+        )
     if output is not None:
         arrays.check_output(output, names)
     x, _, _ = arrays.read(
         data, arrays.DataRequest(arrays.inputs_of(proto), names, label, predicting=True)
     )
     outputs = models.predict(proto, x, batch_size, device, axes)
+    if classes:
+        outputs |= labels.predicted_names(proto, outputs, class_names)
     if output is not None:
-        arrays.write(output, outputs)
+        arrays.write(output, outputs, class_names)
         shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in outputs.items()}
         if as_json:
             options.print_figures({"file": str(output), "outputs": shapes}, as_json)
@@ -77,4 +97,4 @@ def predict(
     elif as_json:
         options.print_figures(outputs, as_json)
     else:
-        click.echo(arrays.as_csv(outputs), nl=False)
+        click.echo(arrays.as_csv(outputs, class_names), nl=False)

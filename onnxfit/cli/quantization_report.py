@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from onnxfit import quantization
-from onnxfit.cli import arrays, options, settings
+from onnxfit.cli import arrays, labels, options, settings
 from onnxfit.cli.config import config_option
+from onnxfit.graph.class_names import read_class_names
 from onnxfit.graph.reading import load_model
 from onnxfit.quantization.loss_meter import LossMeter
 from onnxfit.quantization.report import RANKINGS, check_suffix
@@ -79,10 +80,13 @@ def quantization_report(
     if output is not None:
         check_suffix(output)
     model, chosen = load_model(float_model), settings.parse_loss(loss)
-    targets = [] if chosen is None else [*LossMeter(model, chosen).targets]
-    request = arrays.DataRequest(arrays.inputs_of(model), targets, label, predicting=chosen is None)
+    targets = {} if chosen is None else LossMeter(model, chosen).targets
+    request = arrays.DataRequest(
+        arrays.inputs_of(model), [*targets], label, predicting=chosen is None
+    )
+    given = labels.encode(arrays.read(data, request), targets, read_class_names(model))
     report = quantization.quantization_report(
-        model, int_model, arrays.read(data, request), loss=chosen, batch_size=batch_size
+        model, int_model, given, loss=chosen, batch_size=batch_size
     )
     if output is not None:
         report.save(output)

@@ -14,6 +14,7 @@ from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, integer, matrix_of, output_channels
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.activations import activation_of
+from onnxfit.graph.class_names import read_class_names, write_class_names
 from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
 from onnxfit.graph.records import FOLDED_FROM, KIND
@@ -89,7 +90,7 @@ def replace_head(
     names of the old weights, unless another layer also reads the old weights. Weight and bias are
     initialized as in `torch.nn.Linear` and `torch.nn.Conv2d`:
     $W, b \sim U(-1/\sqrt{n}, 1/\sqrt{n})$ for $n$ inputs of each output. The new layer has a bias
-    if the old layer has one.
+    if the old layer has one. Names of the old classes in the metadata are removed.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `classes`: the number of outputs of the new layer, 1 to 100,000,000.
@@ -124,7 +125,8 @@ def replace_head(
     _infer_shapes(work, model)
     was_consistent = _is_consistent(model)
     locations = protos.node_locations(model, work)
-    head = _find_head(_output(work, output))
+    scores = _output(work, output)
+    head = _find_head(scores)
     kept = _kept_classes(keep, head, classes)
     followers = _followers(head)
     _draw(model, head, locations, classes, kept, seed)
@@ -138,7 +140,15 @@ def replace_head(
             f"The head of {head.output.name!r} cannot have {classes} outputs instead of"
             f" {head.classes}, because a later node needs {head.classes}."
         )
+    _remove_class_names(model, scores.name or "")
     return lower_constants(model)
+
+
+def _remove_class_names(model: onnx.ModelProto, output: str) -> None:
+    """Remove the names of the old classes, which the new outputs do not have."""
+    names = read_class_names(model)
+    if names.pop(output, None):
+        write_class_names(model, names)
 
 
 def _check_number(name: str, number: int, least: int, most: float = np.inf) -> None:
