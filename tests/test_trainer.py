@@ -542,7 +542,7 @@ class TestRefusals:
 
     def test_several_outputs_need_names(self) -> None:
         with pytest.raises(
-            SettingError, match=r"3 outputs \(a, b, z\)\. Pass a dict that maps outputs to losses"
+            SettingError, match=r"3 outputs \(a, b, z\)\. Give each output its loss"
         ):
             Trainer(two_outputs(), loss="mse")
 

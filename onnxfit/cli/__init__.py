@@ -20,6 +20,7 @@ import click
 from onnxfit import __version__
 from onnxfit.cli import ranks
 from onnxfit.cli.ranks import ARGUMENTS
+from onnxfit.cli.wording import in_options
 from onnxfit.distributed.find import launched_ranks
 from onnxfit.errors import InstallationError, OnnxfitError
 
@@ -87,12 +88,23 @@ class CommandGroup(click.Group):
         return resolved
 
     def invoke(self, ctx: click.Context) -> object:
+        def worded(message: str) -> str:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            # A resumed training has the options of `fit`, and no other way to change them.
+            command = (
+                self.get_command(ctx, "fit") if ctx.invoked_subcommand == "resume" else command
+            )
+            return message if command is None else in_options(message, command, _module_names())
+
+        def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+            ranks.say(f"Warning: {worded(str(message))}")
+
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = show_warning
             try:
                 return super().invoke(ctx)
             except OnnxfitError as error:
-                raise click.ClickException(str(error)) from error
+                raise click.ClickException(worded(str(error))) from error
             except BrokenPipeError:
                 # Without this, Python would fail again when it flushes at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -135,10 +147,6 @@ class CommandGroup(click.Group):
 
 def _module_names() -> list[str]:
     return [info.name.replace("_", "-") for info in iter_modules(__path__)]
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    ranks.say(f"Warning: {message}")
 
 
 @click.group(

@@ -190,8 +190,8 @@ def _only_output(outputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
         return floats
     if len(outputs) > 1:
         raise SettingError(
-            f"The model has {len(outputs)} outputs ({listed_names(outputs)}). Pass a dict that"
-            f" maps outputs to losses: loss={{{next(iter(outputs))!r}: ...}}."
+            f"The model has {len(outputs)} outputs ({listed_names(outputs)}). Give each"
+            f" output its loss: loss={{{next(iter(outputs))!r}: ...}}."
         )
     return outputs
 
