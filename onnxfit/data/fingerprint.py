@@ -29,7 +29,7 @@ def checksum(*texts: str) -> int:
 
 
 def _describe(value: Any) -> list[Any]:
-    array = value
+    array = getattr(value, "stored", value)  # a sparse matrix would become dense
     if not isinstance(array, np.ndarray):
         array = np.asarray(value)
     return [str(array.dtype), [int(size) for size in array.shape], _checksum_of_ends(array)]

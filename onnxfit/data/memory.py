@@ -16,6 +16,7 @@ from onnxfit.data.convert import rows_first
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.mapped import MappedSource, is_mapped, is_path, open_paths
 from onnxfit.data.source import Batching, RowSource, Source, Splittable
+from onnxfit.data.sparse import SparseRows, with_sparse_rows
 from onnxfit.data.structure import (
     common_rows,
     holds_arrays,
@@ -83,13 +84,27 @@ def array_source(
 ) -> ArraySource | MappedSource:
     """Return the source for `data`, which is x, y and sample_weight.
 
-    If any array is on disk, each batch is read, checked and cast when the loop asks for it.
+    If any array is on disk or sparse, each batch is read, checked and cast when the loop asks for
+    it.
     """
-    x, y, sample_weight = map(open_paths, data)
+    x, y, sample_weight = map(_opened, data)
     matched = adapter.match(x, y, sample_weight)
-    if not adapter.is_whole and any(is_mapped(value) for _, value in matched.named_values()):
+    if not adapter.is_whole and any(_is_lazy(value) for _, value in matched.named_values()):
         return MappedSource(adapter, matched, batching)
     return ArraySource(adapter, adapter.convert(matched), batching)
+
+
+def _opened(data: Any) -> Any:
+    """Return data with paths as mapped arrays, and sparse matrices as SparseRows."""
+    data = open_paths(data)
+    if isinstance(data, Mapping):
+        return {name: with_sparse_rows(value) for name, value in data.items()}
+    return with_sparse_rows(data)
+
+
+def _is_lazy(value: Any) -> bool:
+    """Return whether reading an array as a whole needs more memory than the array itself."""
+    return is_mapped(value) or isinstance(value, SparseRows)
 
 
 def validation_split(
@@ -128,9 +143,7 @@ def split_rows(
     if isinstance(x, Splittable):
         train_data, validation_data = x.split(fraction)
         return (train_data, y, sample_weight), (validation_data, None, None)
-    x = open_paths(x)
-    y = open_paths(y)
-    sample_weight = open_paths(sample_weight)
+    x, y, sample_weight = map(_opened, (x, y, sample_weight))
     if not holds_arrays(x):
         raise SettingError(
             f"validation_split can split arrays only, got {type(x).__name__}. Split the data"
