@@ -4,6 +4,7 @@ copies, pickles, searches, pipelines.
 
 import importlib
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,26 +18,28 @@ import pytest
 
 pytest.importorskip("sklearn", minversion="1.6")
 
+import scipy.sparse
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_diabetes, load_digits, load_iris, load_wine
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, log_loss, mean_squared_error
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from onnxfit import LoRA
+from onnxfit import LoRA, callbacks, optimizers, schedules
 from onnxfit.callbacks import Callback
-from onnxfit.errors import InstallationError, SettingError
+from onnxfit.errors import ArgumentError, InstallationError, SettingError
 from onnxfit.losses import BinaryCrossEntropy, CrossEntropy
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.sklearn import OnnxClassifier, OnnxRegressor
 from onnxfit.sklearn.columns import relative_weights, standardization
 from onnxfit.sklearn.convergence import still_falls
+from onnxfit.sklearn.names import ANSWERS
 from tests.constants import batch_for, structure, with_constants
 from tests.models import mlp
 
@@ -723,3 +726,292 @@ def test_constant_nodes_hold_weights() -> None:
     again = pickle.loads(pickle.dumps(regressor))
     assert structure(again.trainer_.export()) == structure(model)
     np.testing.assert_array_equal(again.predict(x["x"]), regressor.predict(x["x"]))
+
+
+# ---------------------------------------------------------------------- sparse rows
+
+
+def sparse_rows(dtype: Any = np.float64) -> Any:
+    numbers = np.where(RANDOM.uniform(size=X.shape) < 0.4, X, 0).astype(dtype)
+    matrix = scipy.sparse.csr_matrix(numbers)
+    np.testing.assert_array_equal(matrix.toarray(), numbers)
+    return matrix
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("make", [scipy.sparse.csr_matrix, scipy.sparse.csc_array])
+def test_sparse_rows_train_as_dense_ones(make: Any, early_stopping: bool) -> None:
+    matrix = make(sparse_rows())
+    settings: dict[str, Any] = {"epochs": 5, "batch_size": 32, "random_state": 0}
+    settings |= {"standardize": False, "early_stopping": early_stopping}
+    weights = RANDOM.uniform(1, 2, size=120)
+    ours = OnnxRegressor(**settings).fit(matrix, Y, weights)
+    dense = OnnxRegressor(**settings).fit(matrix.toarray(), Y, weights)
+    assert ours.loss_curve_ == dense.loss_curve_
+    np.testing.assert_array_equal(ours.predict(matrix), dense.predict(matrix.toarray()))
+    assert ours.partial_fit(matrix, Y).score(matrix, Y) == ours.score(matrix.toarray(), Y)
+
+
+def test_a_sparse_fit_is_ridge() -> None:
+    matrix = sparse_rows()
+    ridge = Ridge(5.0, solver="sparse_cg", tol=1e-12).fit(matrix, Y)
+    model = OnnxRegressor(penalty={"coefficients_0": 5.0 / 120}, **EXACT).fit(matrix, Y)
+    np.testing.assert_allclose(model.predict(matrix), ridge.predict(matrix), atol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sparse_columns_have_the_scaling_of_dense_ones(weighted: bool) -> None:
+    matrix = scipy.sparse.vstack([sparse_rows(), scipy.sparse.csr_matrix((3, 4))], format="csr")
+    matrix.data[:40] += 1e4
+    weights = RANDOM.uniform(size=123) if weighted else None
+    sparse, dense = standardization(matrix, weights), standardization(matrix.toarray(), weights)
+    np.testing.assert_allclose(sparse.center, dense.center, rtol=1e-12)
+    np.testing.assert_allclose(sparse.scale, dense.scale, rtol=1e-12)
+    scaler = StandardScaler(with_mean=False).fit(matrix, sample_weight=weights)
+    np.testing.assert_allclose(sparse.scale, scaler.scale_, rtol=1e-9)
+
+
+def test_only_a_batch_of_a_sparse_matrix_is_dense() -> None:
+    """As a dense array the matrix would take 160 GB."""
+    rows, columns = 1_000_000, 20_000
+    places = RANDOM.integers(0, columns, 300)
+    matrix = scipy.sparse.csr_matrix(
+        (np.ones(300, np.float32), (np.arange(300), places)), (rows, columns)
+    )
+    part = scipy.sparse.vstack([matrix[:300], matrix[-20:]], format="csr")
+    assert standardization(matrix, None).center.sum() == pytest.approx(300 / rows)
+    model = OnnxRegressor(hidden_layer_sizes=(), epochs=2, batch_size=64, random_state=0)
+    assert model.fit(part, np.ones(320)).predict(part).shape == (320,)
+
+
+# ---------------------------------------------------------------------- several labels a row
+
+INDICATOR = np.stack([X[:, 0] > 0, X[:, 1] + X[:, 2] > 0, X[:, 0] > 1], axis=1).astype(int)
+
+
+@pytest.mark.parametrize("as_sparse", [False, True])
+def test_several_labels_a_row_are_those_of_mlp_classifier(as_sparse: bool) -> None:
+    y = scipy.sparse.csr_matrix(INDICATOR) if as_sparse else INDICATOR
+    theirs = MLPClassifier((16,), max_iter=300, learning_rate_init=0.03, random_state=0).fit(X, y)
+    ours = OnnxClassifier(
+        hidden_layer_sizes=(16,), epochs=300, learning_rate=0.03, random_state=0
+    ).fit(X, y)
+    for name in ("predict", "predict_proba", "predict_log_proba"):
+        found, expected = getattr(ours, name)(X), getattr(theirs, name)(X)
+        assert type(found) is type(expected)
+        assert found.shape == expected.shape == (120, 3)
+        assert found.dtype.kind == expected.dtype.kind
+    np.testing.assert_array_equal(ours.classes_, theirs.classes_)
+    np.testing.assert_array_equal(_dense(ours.predict(X)), ours.predict_proba(X) > 0.5)
+    assert ours.score(X, y) > theirs.score(X, y) - 0.03 > 0.9
+    again = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_array_equal(again.predict_proba(X), ours.predict_proba(X))
+
+
+def _dense(matrix: Any) -> Any:
+    return matrix.toarray() if scipy.sparse.issparse(matrix) else matrix
+
+
+def test_each_label_is_a_logistic_regression() -> None:
+    model = OnnxClassifier(
+        penalty={"coefficients_0": 1 / (2 * 0.5 * 120 * 3)},
+        **{**EXACT, "optimizer": SGD(1.0, momentum=0.9)},
+    ).fit(X, INDICATOR)
+    for column in range(3):
+        theirs = LogisticRegression(C=0.5, tol=1e-8).fit(X, INDICATOR[:, column])
+        np.testing.assert_allclose(
+            model.predict_proba(X)[:, column], theirs.predict_proba(X)[:, 1], atol=1e-3
+        )
+        np.testing.assert_allclose(
+            model.decision_function(X)[:, column], theirs.decision_function(X), atol=2e-2
+        )
+
+
+@pytest.mark.parametrize("end", ["scores", "Sigmoid"])
+def test_a_model_of_the_user_takes_several_labels(end: str) -> None:
+    model = OnnxClassifier(line(3, end), learning_rate=0.05, epochs=60, random_state=0)
+    assert model.fit(X, INDICATOR).score(X, INDICATOR) > 0.7
+    np.testing.assert_array_equal(model.decision_function(X) > 0, model.predict(X))
+    assert model.set_params(early_stopping=True).fit(X, INDICATOR).score(X, INDICATOR) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("settings", "y", "message"),
+    [
+        ({"model": line(2)}, INDICATOR, "2 columns, but y has 3 labels"),
+        ({"class_weight": "balanced"}, INDICATOR, "class_weight weights rows by their class"),
+        ({"loss": "focal"}, INDICATOR, "several labels a row. Use loss='binary_cross_entropy'"),
+        ({}, 2 * INDICATOR - 1, "must be 0 or 1, got -1, 1"),
+        ({}, 2 * INDICATOR + INDICATOR[:, ::-1], "MultiOutputClassifier"),
+    ],
+)
+def test_wrong_labels_are_refused(settings: Any, y: Array, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        OnnxClassifier(**settings).fit(X, y)
+
+
+def test_the_form_of_labels_stays() -> None:
+    model = OnnxClassifier(epochs=1).fit(X, INDICATOR)
+    for y in (CLASSES, INDICATOR[:, :2]):
+        with pytest.raises(SettingError, match="3 columns of zeros and ones, as in the first call"):
+            model.partial_fit(X, y)
+    with pytest.raises(SettingError, match="first fitted with one class a row"):
+        OnnxClassifier(epochs=1).fit(X, CLASSES).partial_fit(X, INDICATOR)
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def test_those_have_scores_that_have_them_in_scikit_learn() -> None:
+    assert hasattr(OnnxClassifier(), "decision_function") == hasattr(
+        MLPClassifier(), "decision_function"
+    )
+    assert hasattr(OnnxClassifier(hidden_layer_sizes=()), "decision_function") == hasattr(
+        LogisticRegression(), "decision_function"
+    )
+    assert hasattr(OnnxClassifier(line(1)), "decision_function")
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scores_and_logarithms_are_those_of_logistic_regression(classes: int) -> None:
+    labels = np.minimum(CLASSES, classes - 1)
+    theirs = LogisticRegression(C=0.5, tol=1e-8).fit(X, labels)
+    model = OnnxClassifier(
+        penalty={"coefficients_0": 1 / (2 * 0.5 * 120)},
+        **{**EXACT, "optimizer": SGD(0.3, momentum=0.9)},
+    ).fit(X, labels)
+    found, expected = model.decision_function(X), theirs.decision_function(X)
+    if classes == 3:  # the intercepts of a softmax are known up to a constant
+        found, expected = (array - array.mean(axis=1, keepdims=True) for array in (found, expected))
+    np.testing.assert_allclose(found, expected, atol=1e-2)
+    np.testing.assert_allclose(model.predict_log_proba(X), theirs.predict_log_proba(X), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("width", "end", "loss"),
+    [
+        (1, "scores", None), (1, "Sigmoid", None), (2, "scores", None), (2, "Softmax", None), (2, "scores", "binary_cross_entropy"),
+        (2, "Sigmoid", "binary_cross_entropy"), (3, "scores", None), (3, "Softmax", None),
+    ],
+)  # fmt: skip
+def test_scores_order_the_rows_as_probabilities(width: int, end: str, loss: Any) -> None:
+    labels = np.minimum(CLASSES, max(width, 2) - 1)
+    model = OnnxClassifier(line(width, end), loss=loss, learning_rate=0.05, epochs=30).fit(
+        X, labels
+    )
+    scores, probabilities = model.decision_function(X), model.predict_proba(X)
+    if width == 3:
+        np.testing.assert_array_equal(scores.argmax(axis=1), probabilities.argmax(axis=1))
+        return
+    assert scores.shape == (120,)
+    np.testing.assert_array_equal(scores > 0, probabilities[:, 1] > 0.5)
+    np.testing.assert_array_equal(np.argsort(scores, kind="stable"), np.argsort(scores))
+    assert (
+        np.corrcoef(scores.argsort().argsort(), probabilities[:, 1].argsort().argsort())[0, 1]
+        > 0.999
+    )
+
+
+# ---------------------------------------------------------------------- names of other libraries
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_iter": 50}, "no argument max_iter=50. Pass epochs=50"),
+        ({"alpha": 0.1}, "Pass penalty="),
+        ({"learning_rate_init": 0.01}, "Pass learning_rate=0.01"),
+        ({"solver": "lbfgs"}, "Pass optimizer='adam', 'sgd'.*There is no L-BFGS"),
+        ({"momentum": 0.5}, r"Pass optimizer=onnxfit.optimizers.SGD\(momentum=0.5\)"),
+        ({"nesterovs_momentum": True}, r"SGD\(momentum=0.9, nesterov=True\)"),
+        ({"beta_1": 0.8}, r"Adam\(betas=\(0.8, 0.999\)\)"),
+        ({"activation": "tanh"}, "For another activation, pass a model"),
+        ({"tol": 1e-3}, "early_stopping=True"),
+        ({"n_jobs": 2}, "Pass threads=2"),
+        ({"epoch": 2}, "Did you mean 'epochs'"),
+    ],
+)
+@pytest.mark.parametrize("kind", [OnnxRegressor, OnnxClassifier])
+def test_arguments_of_scikit_learn_are_answered(kind: Any, given: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message) as raised:
+        kind(**given)
+    assert str(raised.value).startswith(kind.__name__)
+    with pytest.raises(ValueError, match=message if "epoch" not in given else "Invalid parameter"):
+        kind().set_params(**given)
+
+
+def test_the_answers_name_arguments_and_classes_that_exist() -> None:
+    for name, hint in ANSWERS.items():
+        assert name not in OnnxClassifier().get_params()
+        for argument in re.findall(r"Pass (?:a )?(\w+)=", hint):
+            assert argument in {*OnnxClassifier().get_params(), "callbacks"}
+        for call in re.findall(r"onnxfit\.(\w+\.\w+\(.*\))[.;]", hint.replace("{}", "0.5")):
+            code = call.replace("...", "0.5" if "Scaling" not in call else "0.1")
+            eval(code, {"optimizers": optimizers, "schedules": schedules, "callbacks": callbacks})
+
+
+@pytest.mark.parametrize("sizes", [(32,), [8, 8], 16])
+def test_sizes_in_the_place_of_the_model_are_answered(sizes: Any) -> None:
+    message = f"first argument of OnnxClassifier is the model.*hidden_layer_sizes={sizes!r}"
+    with pytest.raises(ArgumentError, match=re.escape(message).replace(r"\.\*", ".*")):
+        OnnxClassifier(sizes)
+
+
+# ---------------------------------------------------------------------- validation data
+
+
+@pytest.mark.parametrize("kind", [OnnxRegressor, OnnxClassifier])
+def test_rows_to_validate_on_are_evaluated_after_each_epoch(kind: Any) -> None:
+    labels = 1e3 * Y if kind is OnnxRegressor else np.array(["a", "b", "c"])[CLASSES]
+    train, test = slice(0, 80), slice(80, 120)
+    settings: dict[str, Any] = {"epochs": 4, "random_state": 0, "learning_rate": 0.01}
+    plain = kind(**settings).fit(X[train], labels[train])
+    assert plain.validation_losses_ == []
+    for given in (
+        {"X_val": X[test], "y_val": labels[test]},
+        {"eval_set": [(X[test], labels[test])]},
+        {"eval_set": (X[test], labels[test])},
+    ):
+        model = kind(**settings).fit(X[train], labels[train], **given)
+        assert model.loss_curve_ == plain.loss_curve_
+        assert len(model.validation_losses_) == 4
+        assert len(model.trainer_.history.history["val_loss"]) == 4
+        last = (
+            mean_squared_error(labels[test], model.predict(X[test]))
+            if kind is OnnxRegressor
+            else log_loss(labels[test], model.predict_proba(X[test]))
+        )
+        assert model.validation_losses_[-1] == pytest.approx(last)
+
+
+def test_early_stopping_watches_the_rows_passed() -> None:
+    model = OnnxRegressor(
+        hidden_layer_sizes=(30,), learning_rate=0.05, epochs=300, early_stopping=True, n_iter_no_change=5, random_state=0
+    ).fit(X[:60], Y[:60], X_val=X[60:], y_val=Y[60:])  # fmt: skip
+    losses = model.validation_losses_
+    assert model.n_iter_ == len(losses) == int(np.argmin(losses)) + 6 < 300
+    assert mean_squared_error(Y[60:], model.predict(X[60:])) == pytest.approx(min(losses))
+    sparse = scipy.sparse.csr_matrix(X)
+    assert (
+        OnnxClassifier(epochs=2)
+        .fit(sparse[:60], INDICATOR[:60], eval_set=[(sparse[60:], INDICATOR[60:])])
+        .validation_losses_
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"X_val": X}, "y_val is missing"),
+        ({"y_val": Y}, "X_val is missing"),
+        ({"X_val": X, "y_val": Y, "eval_set": [(X, Y)]}, "not both"),
+        ({"eval_set": [(X, Y), (X, Y)]}, "exactly one pair.*got 2 sets"),
+        ({"eval_set": [(X, Y, Y)]}, "exactly one pair.*3 items"),
+        ({"X_val": X[:, :2], "y_val": Y}, "2 features"),
+    ],
+)
+def test_wrong_validation_data_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OnnxRegressor(epochs=1).fit(X, Y, **given)
+    with pytest.raises(SettingError, match="unknown class"):
+        OnnxClassifier(epochs=1).fit(X, CLASSES, X_val=X, y_val=CLASSES + 1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 from sklearn.base import ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import column_or_1d
 
 from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks import Callback
@@ -23,18 +26,25 @@ from onnxfit.quantization import Quantization
 from onnxfit.schedules import LearningRate
 from onnxfit.sklearn.columns import ClassWeight, relative_weights, weights_of_classes
 from onnxfit.sklearn.estimator import OnnxEstimator
+from onnxfit.sklearn.names import checks_own_names
 from onnxfit.step.objectives import Losses
 
 Array = npt.NDArray[Any]
+MULTILABEL = "multilabel-indicator"  # scikit-learn's name of such targets
+
+
+def _has_scores(estimator: OnnxEstimator) -> bool:
+    """Return whether an estimator has a decision_function, as scikit-learn's linear models have."""
+    return estimator.model is not None or not np.size(estimator.hidden_layer_sizes)
 
 
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     """Scikit-learn estimator that fits an ONNX model to classes, labels of any type.
 
     - `model`: as in `OnnxRegressor`. The output has one column for two classes (the probability or
-      score of the second class in sorted order), or one column for each class in sorted order. It
-      is taken as probabilities if a Sigmoid or Softmax computes it, and otherwise as scores
-      (logits).
+      score of the second class in sorted order), or one column for each class in sorted order, or
+      for each label of multilabel targets. It is taken as probabilities if a Sigmoid or Softmax
+      computes it, and otherwise as scores (logits).
     - `loss`: None or a name selects the loss that fits the output: cross entropy is binary for one
       column, and uses probabilities or logits accordingly. A Loss object is used unchanged, with
       two exceptions: a `from_logits` of None is decided as above, and a CrossEntropy of one column
@@ -47,9 +57,13 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
       `n_iter_no_change`, `callbacks`, `warm_start`, `random_state`, `verbose`, `backend`,
       `gradient`, `device`, `threads`, `quantization`, `adapters`: as in `OnnxRegressor`.
 
-    After `fit`, `classes_` has the labels in the order of the columns of `predict_proba`; the other
-    attributes are the same as of `OnnxRegressor`. SettingError: the classes do not fit the columns
-    of the output.
+    A matrix `y` of zeros and ones, shape `(rows, labels)`, is an indicator of several labels a row,
+    as in `MLPClassifier`: each column is a decision of its own, with the binary cross entropy, and
+    the probability of a label is a Sigmoid. `y` may be sparse; `predict` is then sparse, too.
+
+    After `fit`, `classes_` has the labels in the order of the columns of `predict_proba`, for
+    multilabel targets the numbers of the columns; the other attributes are the same as of
+    `OnnxRegressor`. SettingError: the classes do not fit the columns of the output.
 
     >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
     >>> model = OnnxClassifier(learning_rate=0.1, random_state=0).fit(X, ["no", "no", "yes", "yes"])
@@ -57,6 +71,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     (['no', 'yes'], [[0.5, 0.5]])
     """
 
+    @checks_own_names
     def __init__(
         self,
         model: ModelSource | None = None,
@@ -90,25 +105,63 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         del arguments["self"]
         self.__dict__.update(arguments)
 
-    def predict(self, X: Any) -> Array:
-        """Return the most probable class of each row of `X`, an array of labels."""
-        best = self.predict_proba(X).argmax(axis=1)
-        labels: Array = self.classes_[best]
-        return labels
+    _label_checks: Mapping[str, Any] = {"multi_output": True}
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable class of each row of `X`, an array of labels.
+
+        For multilabel targets: the indicator, shape `(rows, labels)`, of probabilities above 0.5.
+        """
+        probabilities = self.predict_proba(X)
+        if self._multilabel:
+            indicator = (probabilities > 0.5).astype(np.int64)
+            return scipy.sparse.csr_matrix(indicator) if self._sparse_labels else indicator
+        return self.classes_[probabilities.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> Array:
         """Return the probability of each class for the rows `X`: shape `(rows, classes)`, in the
-        order of `classes_`.
+        order of `classes_`. For multilabel targets, each label has a probability of its own.
         """
         outputs = self._predictions(X)
         binary = outputs.shape[1] == 1 or isinstance(self._loss, BinaryCrossEntropy)
         if not self._probabilities and not binary:
             return _shares(np.exp(outputs - outputs.max(axis=1, keepdims=True)))
         probabilities = outputs if self._probabilities else _sigmoid(outputs)
+        if self._multilabel:
+            return probabilities
         if outputs.shape[1] == 1:
             return np.concatenate([1 - probabilities, probabilities], axis=1)
         # A binary loss gives each class an independent probability.
         return _shares(probabilities) if binary else probabilities
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Return the logarithms of `predict_proba`. The logarithm of a probability of 0 is -inf."""
+        with np.errstate(divide="ignore"):
+            logarithms: Array = np.log(self.predict_proba(X))
+        return logarithms
+
+    @available_if(_has_scores)  # type: ignore[misc]  # scikit-learn has no types
+    def decision_function(self, X: Any) -> Array:
+        """Return a score of each class for the rows `X`, which grows with its probability.
+
+        As in scikit-learn, linear models (`hidden_layer_sizes=()`) have this method, and default
+        networks with hidden layers do not. A model of your own has it.
+
+        The shape is `(rows,)` for two classes, with the score of the second one: above 0 if it is
+        the more probable one. Otherwise it is `(rows, classes)`, or `(rows, labels)` for multilabel
+        targets. Scores are the outputs of the model if these are logits, as in
+        `LogisticRegression`, and else log-odds (logarithms of probabilities for several classes).
+        """
+        outputs = self._predictions(X)
+        scores = outputs if not self._probabilities else _logarithms(outputs)
+        if self._probabilities and (self._multilabel or outputs.shape[1] == 1):
+            scores = scores - _logarithms(1 - outputs)
+        if outputs.shape[1] == 1 and not self._multilabel:
+            return scores[:, 0]
+        if len(self.classes_) == 2 and not self._multilabel:
+            two: Array = scores[:, 1] - scores[:, 0]
+            return two
+        return scores
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
         """Train for one more epoch on these rows, and return the estimator.
@@ -123,15 +176,51 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             )
         return self._fit(X, y, sample_weight, go_on=True, epochs=1, classes=classes)
 
-    def _prepared(self, y: Array, go_on: bool, classes: Any) -> tuple[Array, int]:
-        check_classification_targets(y)
+    def _prepared(self, y: Any, go_on: bool, classes: Any) -> tuple[Array, int]:
+        kind = self._kind_of(y)
         if not go_on:
-            self.classes_ = np.unique(y if classes is None else classes)
+            self._multilabel = kind == MULTILABEL
+            self._sparse_labels = scipy.sparse.issparse(y)
+            self.classes_ = np.arange(y.shape[1]) if self._multilabel else self._classes(y, classes)
+        if self._multilabel:
+            return self._encoded(y), len(self.classes_)
         known = len(self.classes_)
         if known < 2:
             raise SettingError(
                 f"OnnxClassifier needs at least 2 classes, got 1 class: {self.classes_[0]!r}."
             )
+        return self._encoded(y), 1 if known == 2 else known
+
+    def _kind_of(self, y: Any) -> str:
+        """Return scikit-learn's name for the kind of targets. SettingError: it is unsupported."""
+        check_classification_targets(y)
+        kind = str(type_of_target(y, input_name="y"))
+        if kind == "multiclass-multioutput":
+            raise SettingError(
+                f"OnnxClassifier takes one class a row, or a matrix of zeros and ones, got y of"
+                f" shape {y.shape} with several classes in a column. Use"
+                " sklearn.multioutput.MultiOutputClassifier."
+            )
+        return kind
+
+    def _classes(self, y: Array, classes: Any) -> Array:
+        found: Array = np.unique(y if classes is None else classes)
+        return found
+
+    def _encoded(self, y: Any) -> Array:
+        """Return the number of the class of each row, or the indicator of its labels.
+
+        SettingError: `y` has an unknown class, or other columns than the first `y`.
+        """
+        kind = self._kind_of(y)
+        if self._multilabel:
+            return self._indicator(y, kind)
+        if kind == MULTILABEL:
+            raise SettingError(
+                f"y is a matrix of shape {y.shape}, but OnnxClassifier was first fitted with one"
+                " class a row."
+            )
+        y = column_or_1d(y, warn=True)
         unknown = np.setdiff1d(y, self.classes_)
         if unknown.size:
             raise SettingError(
@@ -139,28 +228,49 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
                 f" classes {listed_names(self.classes_.tolist())}. Pass all classes to the first"
                 " call: partial_fit(..., classes=...)."
             )
-        return np.searchsorted(self.classes_, y), 1 if known == 2 else known
+        return np.searchsorted(self.classes_, y)
+
+    def _indicator(self, y: Any, kind: str) -> Array:
+        dense: Array = y.toarray() if scipy.sparse.issparse(y) else y
+        if kind != MULTILABEL or dense.shape[1] != len(self.classes_):
+            raise SettingError(
+                f"y must be a matrix with {len(self.classes_)} columns of zeros and ones, as in the"
+                f" first call, got shape {dense.shape}."
+            )
+        if not np.isin(dense, (0, 1)).all():
+            raise SettingError(
+                "Multilabel targets must be 0 or 1, got"
+                f" {listed_names(np.unique(dense).tolist())}. Use"
+                " sklearn.preprocessing.MultiLabelBinarizer."
+            )
+        return dense.astype(np.int64)
 
     def _objective(self, loss: Any, output: TensorSpec, probabilities: bool) -> Loss:
         classes = len(self.classes_)
         width: Any = 1
         if output.shape is not None and len(output.shape) > 1:
             width = output.shape[-1]
-        if isinstance(width, int) and width != classes and (width, classes) != (1, 2):
+        one_column = (width, classes) == (1, 2) and not self._multilabel
+        if isinstance(width, int) and width != classes and not one_column:
             raise SettingError(
                 f"The model's output {output} has {width} column{'s' * (width > 1)}, but y has"
-                f" {classes} classes. The output needs a column for each class, or one column for"
-                " two classes."
+                f" {classes} {'labels' if self._multilabel else 'classes'}. The output needs a"
+                " column for each of them, or one column for two classes."
             )
         chosen: Any = get_loss("cross_entropy" if loss is None else loss)
         by_name = loss is None or isinstance(loss, str)
         if hasattr(chosen, "from_logits") and (by_name or chosen.from_logits is None):
             chosen = dataclasses.replace(chosen, from_logits=not probabilities)
-        if isinstance(chosen, CrossEntropy) and width == 1:
+        if isinstance(chosen, CrossEntropy) and (width == 1 or self._multilabel):
             chosen = BinaryCrossEntropy(
                 reduction=chosen.reduction,
                 from_logits=chosen.from_logits,
                 label_smoothing=chosen.label_smoothing,
+            )
+        if self._multilabel and isinstance(chosen, ClassLoss):
+            raise SettingError(
+                f"The loss {chosen!r} takes one class a row, but y has several labels a row. Use"
+                " loss='binary_cross_entropy'."
             )
         self._width = width
         self._probabilities = not getattr(chosen, "from_logits", not probabilities)
@@ -168,19 +278,37 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         return result
 
     def _labels(self, y: Array) -> Array:
-        if self._width == 1 or isinstance(self._loss, ClassLoss):
+        if self._multilabel or self._width == 1 or isinstance(self._loss, ClassLoss):
             return y
         return np.eye(len(self.classes_))[y]
 
     def _with_class_weights(self, y: Array, weights: Array | None) -> Array | None:
         if self.class_weight is None:
             return weights
+        if self._multilabel:
+            raise SettingError(
+                "class_weight weights rows by their class, but multilabel rows have several. Use"
+                " loss=onnxfit.losses.BinaryCrossEntropy(pos_weight=...)."
+            )
         rows = np.ones(len(y)) if weights is None else weights
         by_class = weights_of_classes(self.class_weight, self.classes_, y, rows)
         return relative_weights(rows * by_class[y])
 
     def _strata(self, y: Array) -> Array | None:
+        if self._multilabel:
+            return None
         return y if y.ndim == 1 else y.argmax(axis=1)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+def _logarithms(probabilities: Array) -> Array:
+    """Return logarithms, with the smallest normal number in place of 0."""
+    logarithms: Array = np.log(np.maximum(probabilities, np.finfo(probabilities.dtype).tiny))
+    return logarithms
 
 
 def _sigmoid(scores: Array) -> Array:

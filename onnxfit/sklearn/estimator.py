@@ -30,9 +30,10 @@ from onnxfit.optimizers import Adam, Optimizer, OptimizerLike, get_optimizer
 from onnxfit.penalties import PenaltyLike
 from onnxfit.quantization import Quantization
 from onnxfit.schedules import LearningRate
-from onnxfit.sklearn.columns import relative_weights, standardization
+from onnxfit.sklearn.columns import relative_weights, standardization, validation_pair
 from onnxfit.sklearn.convergence import still_falls
 from onnxfit.sklearn.models import only_input, only_output
+from onnxfit.sklearn.names import checks_own_names, require_own_names
 from onnxfit.sklearn.trainers import base_model, continued, packed, unpacked
 from onnxfit.step.objectives import Losses
 from onnxfit.trainer import Trainer
@@ -44,6 +45,7 @@ ROWS_PER_PREDICTION = 4096
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Base class of both estimators: the settings, and the fitted Trainer."""
 
+    @checks_own_names
     def __init__(
         self,
         model: ModelSource | None = None,
@@ -76,16 +78,46 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         del arguments["self"]
         self.__dict__.update(arguments)
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+    def set_params(self, **params: Any) -> Any:
+        """Set arguments of the constructor by name, and return the estimator.
+
+        ArgumentError: an argument belongs to an estimator of scikit-learn or another library; the
+        message says its name here.
+        """
+        require_own_names(type(self).__name__, params, self.get_params(deep=False))
+        return super().set_params(**params)
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        eval_set: Any = None,
+    ) -> Any:
         """Train for `epochs` epochs and return the estimator.
 
         Training begins at the model's weights, or with `warm_start` where the last fit stopped.
 
-        - `X`: an array `(rows, ...)` of the shape of the model's input, or a table.
+        - `X`: an array `(rows, ...)` of the shape of the model's input, a table, or a sparse matrix
+          of SciPy, of which only the rows of one batch are dense at a time.
         - `y`: the labels, one row for each row of `X`.
         - `sample_weight`: None, or one number >= 0 per row; only relative sizes count.
+        - `X_val`, `y_val`: rows to validate on after each epoch, as in scikit-learn's gradient
+          boosting. `validation_losses_` gets the loss on them. With `early_stopping` they replace
+          the rows that would be held out.
+        - `eval_set`: the same as `[(X_val, y_val)]` or `(X_val, y_val)`, as in XGBoost and
+          LightGBM.
+
+        SettingError: the validation data is incomplete, given twice, or several sets.
         """
-        return self._fit(X, y, sample_weight, go_on=self.warm_start, epochs=self.epochs)
+        validation = validation_pair(X_val, y_val, eval_set)
+        epochs = self.epochs
+        return self._fit(
+            X, y, sample_weight, go_on=self.warm_start, epochs=epochs, validation=validation
+        )
 
     def get_trained_onnx(self) -> onnx.ModelProto:
         """Return the trained model."""
@@ -103,6 +135,10 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         """Return the labels as numbers, and the width of a default model's output."""
         raise NotImplementedError
 
+    def _encoded(self, y: Array) -> Array:
+        """Return labels of the classes and columns of `_prepared` as numbers."""
+        return y
+
     def _objective(self, loss: Any, output: TensorSpec, probabilities: bool) -> Loss:
         """Return the loss for this output; `probabilities`: the output is not logits."""
         raise NotImplementedError
@@ -110,7 +146,15 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     # ------------------------------------------------------------------ fitting
 
     def _fit(
-        self, X: Any, y: Any, sample_weight: Any, *, go_on: bool, epochs: int, classes: Any = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        go_on: bool,
+        epochs: int,
+        classes: Any = None,
+        validation: tuple[Any, Any] | None = None,
     ) -> Any:
         before: Trainer | None = getattr(self, "trainer_", None) if go_on else None
         model = None
@@ -126,8 +170,10 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             weights = relative_weights(_check_sample_weight(sample_weight, X))
         y, width = self._prepared(y, fitted, classes)
         weights = self._with_class_weights(y, weights)
+        held_out = None if validation is None else self._validation(*validation)
         if before is None:
             self.train_losses_: list[float] = []
+            self.validation_losses_: list[float] = []
             self._target_scale = 1.0
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
             model = model or self._default_network(X, y, weights, width, seed)
@@ -137,8 +183,16 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             model = base_model(before, keeps_adapters=keeps_adapters)
             after = self._new_trainer(model, before.seed)
             self.trainer_ = continued(before, after, keeps_adapters=keeps_adapters)
-        self._train(X, self._labels(y), weights, epochs)
+        if held_out is not None:
+            held_out = held_out[0], self._labels(held_out[1])
+        self._train(X, self._labels(y), weights, epochs, held_out)
         return self
+
+    def _validation(self, X: Any, y: Any) -> tuple[Any, Array]:
+        """Return the rows to validate on and their labels as numbers, after the checks of `fit`."""
+        checks = {**self._checks(True), **self._label_checks}
+        X, y = validate_data(self, X, y, reset=False, **checks)
+        return X, self._encoded(y)
 
     def _default_network(
         self, X: Array, y: Array, weights: Array | None, width: int, seed: int
@@ -189,44 +243,53 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         names += ["quantization", "adapters"]
         return {"optimizer": optimizer, **{name: getattr(self, name) for name in names}}
 
-    def _train(self, X: Array, y: Array, weights: Array | None, epochs: int) -> None:
+    def _train(
+        self,
+        X: Array,
+        y: Array,
+        weights: Array | None,
+        epochs: int,
+        held_out: tuple[Any, ...] | None,
+    ) -> None:
         # A callback refers to its Trainer during a fit, and a Trainer cannot be pickled.
         callbacks = [copy.copy(c) for c in self.callbacks or ()]
         training = [array for array in (X, y, weights) if array is not None]
-        held_out = None
         if self.early_stopping:
-            halves = train_test_split(
-                *training,
-                test_size=self.validation_fraction,
-                random_state=self.trainer_.seed,
-                stratify=self._strata(y),
-            )
-            training = halves[::2]
-            held_out = tuple(halves[1::2])
+            if held_out is None:
+                halves = train_test_split(
+                    *training,
+                    test_size=self.validation_fraction,
+                    random_state=self.trainer_.seed,
+                    stratify=self._strata(y),
+                )
+                training = halves[::2]
+                held_out = tuple(halves[1::2])
             callbacks.append(
                 EarlyStopping("val_loss", patience=self.n_iter_no_change, restore_best_weights=True)
             )
-        automatic = min(200, len(training[0]))
+        automatic = min(200, training[0].shape[0])
         epochs_before = len(self.trainer_.train_losses_)
-        self.trainer_.fit(
+        history = self.trainer_.fit(
             *training,
             epochs=epochs,
             batch_size=automatic if self.batch_size == "auto" else self.batch_size,
             validation_data=held_out,
             callbacks=callbacks,
             verbose=self.verbose,
-        )
+        ).history
         self.n_iter_ = self.trainer_.epoch
         losses = self.trainer_.train_losses_[epochs_before:]
         unit = self._loss_unit
         self.train_losses_ = self.loss_curve_ = [*self.train_losses_, *(x * unit for x in losses)]
+        self.validation_losses_ = [
+            *self.validation_losses_,
+            *(x * unit for x in history.get("val_loss", ())),
+        ]
         # The user's own model is often fine-tuned for only a few epochs on purpose.
         if self._input is None and not self.trainer_.stop_training:
-            self._warn_if_still_falling()
+            self._warn_if_still_falling(history.get("val_loss", history.get("loss", [])))
 
-    def _warn_if_still_falling(self) -> None:
-        history = self.trainer_.history.history
-        losses = history.get("val_loss" if self.early_stopping else "loss", [])
+    def _warn_if_still_falling(self, losses: Sequence[float]) -> None:
         if still_falls(losses):
             warn_user(
                 f"The loss is still falling after {len(losses)} epochs. Increase epochs or"
@@ -261,8 +324,10 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         default model, which does not exist yet, it must be float32 or float64.
         """
         if self._input is None:
-            return {"dtype": self._dtype if fitted else [np.float64, np.float32]}
+            types = self._dtype if fitted else [np.float64, np.float32]
+            return {"dtype": types, "accept_sparse": "csr"}
         return {
+            "accept_sparse": "csr",
             "dtype": None if self._input.dtype.kind == "O" else self._input.dtype,
             "allow_nd": True,
         }
@@ -273,7 +338,12 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         X = validate_data(self, X, reset=False, **self._checks(True))
         outputs = self.trainer_.predict(X, batch_size=ROWS_PER_PREDICTION)
         array: Array = outputs[self._output] if isinstance(outputs, dict) else outputs
-        return array.reshape(len(X), -1)
+        return array.reshape(X.shape[0], -1)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     # ------------------------------------------------------------------ pickling
 

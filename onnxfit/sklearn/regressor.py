@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 from sklearn.base import RegressorMixin
 
 from onnxfit.graph.dense import Scaling
@@ -76,7 +77,8 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
 
     Sample weights are relative to their mean: a weight of 2 counts like a repeated row. After `fit`
     the estimator has `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of
-    each epoch, in the units of `y`), `n_features_in_`, and for tables `feature_names_in_`. A fitted
+    each epoch, in the units of `y`), `validation_losses_` (the same for rows held out, or passed as
+    `X_val` and `y_val`), `n_features_in_`, and for tables `feature_names_in_`. A fitted
     estimator can be pickled. `fit` checks the settings, with the errors of `Trainer`. If the loss
     of a default network is still falling in the last epochs of a fit, scikit-learn's
     ConvergenceWarning is issued.
@@ -106,7 +108,11 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
 
     def _prepared(self, y: Array, go_on: bool, classes: Any) -> tuple[Array, int]:
         self._flat = y.ndim == 1
-        return y, 1 if y.ndim == 1 else y.shape[1]
+        return self._encoded(y), 1 if y.ndim == 1 else y.shape[1]
+
+    def _encoded(self, y: Any) -> Array:
+        dense: Array = y.toarray() if scipy.sparse.issparse(y) else y
+        return dense
 
     def _objective(self, loss: Any, output: TensorSpec, probabilities: bool) -> Loss:
         return get_loss("mean_squared_error" if loss is None else loss)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-scipy_sparse = pytest.importorskip("scipy.sparse")
+pytest.importorskip("scipy")
+
+import scipy.sparse
 
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback
@@ -30,7 +32,7 @@ def trainer(columns: int = 6) -> Trainer:
 @pytest.mark.parametrize("kind", ["csr_matrix", "csc_matrix", "coo_array", "lil_matrix"])
 @pytest.mark.parametrize("named", [False, True])
 def test_a_sparse_matrix_trains_as_the_array(kind: str, named: bool) -> None:
-    sparse = getattr(scipy_sparse, kind)(X)
+    sparse = getattr(scipy.sparse, kind)(X)
     results = []
     for x in (X, {"X": sparse} if named else sparse):
         one = trainer()
@@ -46,7 +48,7 @@ def test_only_a_batch_is_dense() -> None:
     rows, columns = 20_000, 2_000  # 160 MB as an array
     places = RANDOM.integers(0, columns, rows)
     values = np.ones(rows, np.float32)
-    sparse = scipy_sparse.csr_matrix((values, (np.arange(rows), places)), (rows, columns))
+    sparse = scipy.sparse.csr_matrix((values, (np.arange(rows), places)), (rows, columns))
     one = trainer(columns)
     tracemalloc.start()
     try:
@@ -64,7 +66,7 @@ def test_a_checkpoint_describes_the_stored_numbers(tmp_path: Any) -> None:
             if batch == 2 and not (tmp_path / "fit").exists():
                 self.trainer.save(tmp_path / "fit")
 
-    sparse = scipy_sparse.csr_matrix(X)
+    sparse = scipy.sparse.csr_matrix(X)
     whole = trainer()
     whole.fit(sparse, Y, epochs=2, batch_size=8, callbacks=[Saver()])
     resumed = Trainer.load(tmp_path / "fit")
@@ -74,8 +76,8 @@ def test_a_checkpoint_describes_the_stored_numbers(tmp_path: Any) -> None:
 
 def test_the_shape_is_checked() -> None:
     with pytest.raises(DataError, match="X"):
-        trainer().fit(scipy_sparse.csr_matrix(X[:, :3]), Y)
-    rows = SparseRows(scipy_sparse.coo_matrix(X))
+        trainer().fit(scipy.sparse.csr_matrix(X[:, :3]), Y)
+    rows = SparseRows(scipy.sparse.coo_matrix(X))
     assert len(rows) == 50
     np.testing.assert_array_equal(np.asarray(rows, np.float64), X.astype(np.float64))
     np.testing.assert_array_equal(rows[[3, 1]], X[[3, 1]])
