@@ -29,9 +29,9 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Union, final
 
 import numpy as np
@@ -53,9 +53,11 @@ from onnxfit.graph.labels import (
     adopt_sizes,
     align,
     check_range,
+    declared_labels,
     fit_shape,
     has_shape_of,
     label_numbers,
+    parse_labels,
     refuse_where,
 )
 from onnxfit.graph.logarithms import (
@@ -82,6 +84,7 @@ from onnxfit.registry import (
     is_finite,
     is_number,
     lookup,
+    name_list,
     registry,
     shortened,
     snake_case,
@@ -97,9 +100,11 @@ __all__ = [
     "CrossEntropy",
     "Elastic",
     "Focal",
+    "Function",
     "GaussianNLL",
     "Hinge",
     "Huber",
+    "Joint",
     "KLDivergence",
     "LogCosh",
     "Loss",
@@ -114,7 +119,7 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
-LossFunction = Callable[[GraphBuilder, Value, Value], Value]
+LossFunction = Callable[[GraphBuilder, Any, Value], Value]
 
 
 @dataclass(frozen=True)
@@ -242,6 +247,13 @@ class Loss(ChecksArguments, ABC):
         """
         return AllowedLabels(*self.label_range)
 
+    @property
+    def declared(self) -> Mapping[str, TensorSpec] | None:
+        """The labels that the loss itself declares, by name, "" for a single array; {} for a loss
+        without labels; None if `target` derives the labels from the output.
+        """
+        return None
+
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         """Return the labels `y` in the form that the graph expects for the output `y_pred`.
 
@@ -256,9 +268,9 @@ class Loss(ChecksArguments, ABC):
         [[1.0], [2.0]]
         """
         expected = self.target(y_pred)
-        labels = _align(self, label_numbers(_name(self), y), expected, y_pred)
+        labels = _align(self, label_numbers(loss_name(self), y), expected, y_pred)
         low, high = self.label_range
-        check_range(_name(self), labels, low, high, expected.dtype, y_pred)
+        check_range(loss_name(self), labels, low, high, expected.dtype, y_pred)
         return labels.astype(expected.dtype, copy=False)
 
     def metric_labels(
@@ -318,25 +330,23 @@ class Loss(ChecksArguments, ABC):
         """The cost of each entry, all weights applied; the element weights; and the element weights
         times the sample weights.
         """
-        adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
+        self._adopt_sizes(y_true, y_pred)
         if sample_weight is None:
             loss = self._entries(op, y_true, y_pred, soft_targets)
             if loss.rank == 0:
                 return loss, None, None
             elements = self.element_weights(op, y_true, y_pred)
             return loss if elements is None else loss * elements, elements, elements
-        if y_pred.shape and sample_weight.rank == 1:
-            adopt_sizes(sample_weight, y_pred.shape[:1])
+        self._adopt_rows(sample_weight, y_pred)
         # 0 times infinity is NaN. An entry of weight 0 is masked at both ends, so neither its cost
         # nor its gradient reaches other entries, even if they are not finite.
         counts = op.cast(sample_weight, np.bool_)
-        if y_pred.rank:
-            y_pred = _masked(op, self._counted_outputs(op, counts, y_true, y_pred), y_pred)
+        y_pred = self._without_weightless(op, counts, y_true, y_pred)
         loss = self._entries(op, y_true, y_pred, soft_targets)
         if loss.rank == 0:
             raise SettingError(
-                f"{_name(self)} returns one number per batch, which sample weights cannot scale by"
-                " row. Return one value per sample."
+                f"{loss_name(self)} returns one number per batch, which sample weights cannot scale"
+                " by row. Return one value per sample."
             )
         self._fit_weights(sample_weight, loss)
         elements = self.element_weights(op, y_true, y_pred)
@@ -375,6 +385,19 @@ class Loss(ChecksArguments, ABC):
             counts = op.cast(rows, np.bool_)
         return _per_row(op, counts, y_pred.rank)
 
+    def _adopt_rows(self, sample_weight: Value, y_pred: Value) -> None:
+        """Give weights of rows the number of rows of the output."""
+        if y_pred.shape and sample_weight.rank == 1:
+            adopt_sizes(sample_weight, y_pred.shape[:1])
+
+    def _without_weightless(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        """The output, with 0 where no counted cost depends on it."""
+        if not y_pred.rank:
+            return y_pred
+        return _masked(op, self._counted_outputs(op, counts, y_true, y_pred), y_pred)
+
     def _fit_weights(self, sample_weight: Value, loss: Value) -> None:
         """Give weights of entries the sizes of the loss. Raises SettingError if they do not fit."""
         rank = sample_weight.rank
@@ -384,7 +407,7 @@ class Loss(ChecksArguments, ABC):
             isinstance(w, int) and isinstance(size, int) and w != size for w, size in known
         ):
             raise SettingError(
-                f"{_name(self)} returns a loss of shape {_shape(loss)}, but sample_weight has"
+                f"{loss_name(self)} returns a loss of shape {_shape(loss)}, but sample_weight has"
                 f" shape {_shape(sample_weight)}. Pass one weight for each row, or for each entry"
                 " of the loss."
             )
@@ -414,8 +437,8 @@ class Loss(ChecksArguments, ABC):
     def _by_row(self, op: GraphBuilder, costs: Value) -> Value:
         if costs.rank == 0:
             raise SettingError(
-                f"{_name(self)} returns one number per batch, which cannot be split by row. Return"
-                " one value per sample."
+                f"{loss_name(self)} returns one number per batch, which cannot be split by row."
+                " Return one value per sample."
             )
         if costs.rank == 1:
             return costs
@@ -450,8 +473,7 @@ class Loss(ChecksArguments, ABC):
 
         op = functions.new_function(self)
         spec = TensorSpec("y_pred", np.dtype(dtype), tuple(shape))
-        labels = self.target(spec)
-        y_true = op.input("y_true", labels.dtype, labels.shape or ())
+        y_true = self._label_inputs(op, spec)
         y_pred = op.input("y_pred", spec.dtype, shape)
         weights = None
         if sample_weight and spec.shape:
@@ -461,6 +483,15 @@ class Loss(ChecksArguments, ABC):
         if by_row:
             op.output("losses", self._by_row(op, costs[0]))
         return functions.to_model_proto(op, (names.LOSS, "y_pred") if gradient else None)
+
+    def _label_inputs(self, op: GraphBuilder, y_pred: TensorSpec) -> Value:
+        """Add the input of the labels to the graph of `build_onnx_function`."""
+        labels = self.target(y_pred)
+        return op.input("y_true", labels.dtype, labels.shape or ())
+
+    def _adopt_sizes(self, y_true: Value, y_pred: Value) -> None:
+        """Give the input of the labels the sizes that the output determines."""
+        adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
         """The sizes of the labels that are known from the output's sizes."""
@@ -504,7 +535,7 @@ def get_loss(spec: LossLike) -> Loss:
             ) from None
         except ValueError:  # a callable without a signature
             pass
-        return FunctionLoss(spec)
+        return Function(spec)
     raise SettingError(
         f"loss must be a name, a Loss or a function (op, y_true, y_pred) -> Value, got {spec!r}."
     )
@@ -530,33 +561,53 @@ def _refuse_other_library(spec: Any) -> None:
 
 
 @dataclass(frozen=True)
-class FunctionLoss(Loss):
-    """A function `(op, y_true, y_pred) -> Value` as a Loss.
+class Function(Loss):
+    """A function `(op, y_true, y_pred) -> Value` as a loss, with labels of any shape and type.
 
-    `function` returns one value per sample or element, or a scalar, which is not reduced. Labels of
-    the output's shape are cast to its element type; others, such as class indices, are passed
-    unchanged. If a graph is built before labels are known, a function that does not accept labels
-    of the output's shape is assumed to expect class indices. `reduction` is as in `Loss`.
+    `loss=function` is the same as `loss=Function(function)`.
+
+    - `function`: returns one value per sample or element, or a scalar, which is not reduced.
+    - `labels`: element type and shape of the labels as in ONNX's text syntax, such as "int64[b]" or
+      "float[b, 7, 4]": the first size is the batch, under any name, a number is checked, and any
+      other name or "?" is free. A dict name -> text declares several arrays; `y_true` is then a
+      dict name -> Value, and `fit` takes `y={"class": ..., "boxes": ...}`. None takes labels of the
+      output's shape, which get its element type, or of another shape, such as class indices, which
+      are passed unchanged.
+    - `reduction` is as in `Loss`.
+
+    SettingError: the text is no element type and shape. DataError: labels do not fit it.
+
+    >>> def box_error(op, y_true, y_pred):
+    ...     distance = op.ReduceSum(op.Abs(y_pred - y_true["box"]), [1], keepdims=0)
+    ...     return op.Where(y_true["has_box"], distance, 0)
+    >>> loss = Function(box_error, labels={"has_box": "bool[b]", "box": "float[b, 4]"})
+    >>> [v.name for v in loss.build_onnx_function(("b", 4)).graph.input]
+    ['y_true/has_box', 'y_true/box', 'y_pred']
     """
 
+    named = False
+
     function: LossFunction
+    labels: str | Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.function):
+            raise SettingError(f"Function needs a function, got {shortened(self.function)}.")
+        _ = self.declared  # reports a wrong text here
+
+    @cached_property
+    def declared(self) -> Mapping[str, TensorSpec] | None:
+        """The labels that `labels` declares, by name."""
+        return None if self.labels is None else parse_labels(self.labels)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        try:
-            loss = self.function(op, y_true, y_pred)
-        except (AttributeError, TypeError) as error:
-            raise UnsupportedError(
-                f"{_name(self)} failed on the values of the graph: {error}\nBuild the loss from"
-                " op's ONNX operators and + - * / ** abs, as in lambda op, y_true, y_pred:"
-                " op.Abs(y_true - y_pred). Functions of NumPy and PyTorch do not accept these"
-                " values."
-            ) from error
-        if not isinstance(loss, Value) or loss.dtype.kind != "f":
-            raise SettingError(f"{_name(self)} must return a Value of floats, got {loss!r}.")
-        return loss
+        return _built(self, lambda: self.function(op, y_true, y_pred))
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
         same = super().target(y_pred)
+        if self.declared is not None:
+            return self.declared.get("", same)
         if y_pred.shape is None or len(y_pred.shape) < 2 or _takes(self, same, y_pred):
             return same
         axis = _class_axis(self, None, len(y_pred.shape))
@@ -567,19 +618,142 @@ class FunctionLoss(Loss):
         return indices if _takes(self, indices, y_pred) else same
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        labels = label_numbers(_name(self), y)
+        if self.declared is not None:
+            return declared_labels(loss_name(self), np.asarray(y), self.target(y_pred))
+        labels = label_numbers(loss_name(self), y)
         expected = self.target(y_pred)
         if expected.dtype.kind in "iu" or fit_shape(labels, expected) is None:
             return labels
         return super().prepare(labels, y_pred)
+
+    def _label_inputs(self, op: GraphBuilder, y_pred: TensorSpec) -> Any:
+        if self.declared is None or "" in self.declared:
+            return super()._label_inputs(op, y_pred)
+        return {
+            name: op.input(f"y_true/{name}", spec.dtype, spec.shape or ())
+            for name, spec in self.declared.items()
+        }
+
+    def _adopt_sizes(self, y_true: Any, y_pred: Value) -> None:
+        for labels in y_true.values() if isinstance(y_true, Mapping) else [y_true]:
+            super()._adopt_sizes(labels, y_pred)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
         # Labels may have another shape than the output.
         return y_pred.shape[:1] + (None,) * (y_true.rank - 1) if y_pred.shape else None
 
 
+@dataclass(frozen=True)
+class Joint(Loss):
+    """A function of several outputs, inputs and values of the model as one loss.
+
+    - `function`: `(op, *read)`, or `(op, y_true, *read)` with labels; returns one value per sample
+      or element, or a scalar, which is not reduced. `read` has the values of `outputs`, `inputs`
+      and `values`, in this order.
+    - `outputs`, `inputs`: names of the model's outputs and inputs, one or several.
+    - `values`: names of other values of the file: results of nodes, or initializers.
+    - `labels`: as in `Function`; None for a loss without labels.
+    - `reduction` is as in `Loss`. A sample weight multiplies the value of its row; the function
+      sees rows of weight 0 like all others. Several processes compute the function on their own
+      rows each, and average.
+
+    `loss=Joint(...)` is the only loss of a model; `loss={"name": Joint(...), "output": "mse"}`
+    trains several losses. The name is free, and is the one of the labels.
+
+    SettingError: the function does not take as many arguments as the loss reads.
+
+    >>> def pull(op, image, text):
+    ...     return op.ReduceSum((image - text) ** 2, [1], keepdims=0)
+    >>> Joint(pull, outputs=["image", "text"]).read
+    ('image', 'text')
+    """
+
+    named = False
+
+    function: Callable[..., Value]
+    outputs: Sequence[str] | str = ()
+    inputs: Sequence[str] | str = field(default=(), kw_only=True)
+    values: Sequence[str] | str = field(default=(), kw_only=True)
+    labels: str | Mapping[str, str] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for kind in ("outputs", "inputs", "values"):
+            object.__setattr__(self, kind, tuple(name_list(kind, getattr(self, kind))))
+        if not self.read:
+            raise SettingError("Joint needs the name of an output, an input or a value to read.")
+        arguments = ["op", *(["y_true"] if self.declared else []), *self.read]
+        try:
+            inspect.signature(self.function).bind(*arguments)
+        except TypeError:
+            raise SettingError(
+                f"The function of Joint must accept ({', '.join(arguments)}), but"
+                f" {shortened(self.function)} does not."
+            ) from None
+        except ValueError:  # a callable without a signature
+            pass
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The names of all that the function reads, in the order of its arguments."""
+        return (*self.outputs, *self.inputs, *self.values)
+
+    @cached_property
+    def declared(self) -> Mapping[str, TensorSpec]:
+        """The labels that `labels` declares, by name."""
+        return {} if self.labels is None else parse_labels(self.labels)
+
+    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any) -> Value:
+        labels = [y_true] if self.declared else []
+        return _built(self, lambda: self.function(op, *labels, *y_pred))
+
+    def build_onnx_function(self, *arguments: Any, **settings: Any) -> onnx.ModelProto:
+        """Raise UnsupportedError: the shapes of what a Joint reads are those of a model.
+
+        - `arguments`, `settings`: those of `Loss.build_onnx_function`.
+        """
+        raise UnsupportedError(
+            "A Joint loss reads values of a model. Use onnxfit.add_loss(model, loss), which returns"
+            " the model with its loss as one more output."
+        )
+
+    def _adopt_sizes(self, y_true: Any, y_pred: Any) -> None:
+        rows = _rows_of(y_pred)
+        for labels in y_true.values() if isinstance(y_true, Mapping) else [y_true]:
+            if labels is not None:
+                adopt_sizes(labels, (rows,) + (None,) * (labels.rank - 1))
+
+    def _adopt_rows(self, sample_weight: Value, y_pred: Any) -> None:
+        if sample_weight.rank == 1:
+            adopt_sizes(sample_weight, (_rows_of(y_pred),))
+
+    def _without_weightless(self, op: GraphBuilder, counts: Value, y_true: Any, y_pred: Any) -> Any:
+        # The loss of a row may depend on all rows, and zeros would not be neutral there.
+        return y_pred
+
+
+def _rows_of(values: Sequence[Value]) -> Dim:
+    """The rows of a batch, which the first value with axes has."""
+    return next((value.shape[0] for value in values if value.shape), None)
+
+
+def _built(loss: Loss, build: Callable[[], Any]) -> Value:
+    """Return the value that a function of the user builds, or raise an error that names it."""
+    try:
+        value = build()
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedError(
+            f"{loss_name(loss)} failed on the values of the graph: {error}\nBuild the loss from"
+            " op's ONNX operators and + - * / ** abs, as in lambda op, y_true, y_pred:"
+            " op.Abs(y_true - y_pred). Functions of NumPy and PyTorch do not accept these values."
+        ) from error
+    if not isinstance(value, Value) or value.dtype.kind != "f":
+        raise SettingError(f"{loss_name(loss)} must return a Value of floats, got {value!r}.")
+    return value
+
+
 @lru_cache(maxsize=128)
-def _takes(loss: FunctionLoss, labels: TensorSpec, y_pred: TensorSpec) -> bool:
+def _takes(loss: Function, labels: TensorSpec, y_pred: TensorSpec) -> bool:
     """Whether the function builds its graph for these labels and this output."""
     op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="trial"))
     inputs = (op.input(spec.name, spec.dtype, spec.shape or ()) for spec in (labels, y_pred))
@@ -1050,7 +1224,7 @@ class ClassLoss(Loss):
         return AllowedLabels(0, greatest, ignored=self.ignore_index)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        labels = label_numbers(_name(self), y)
+        labels = label_numbers(loss_name(self), y)
         expected = self.target(y_pred)
         if y_pred.shape is not None:
             axis = self.class_axis(len(y_pred.shape))
@@ -1076,7 +1250,7 @@ class ClassLoss(Loss):
         hint = ""
         if wrong.any() and labels[wrong][0] < 0:
             hint = f" To ignore these labels, set ignore_index={labels[wrong][0]}."
-        refuse_where(_name(self), labels, wrong, expected, y_pred, hint)
+        refuse_where(loss_name(self), labels, wrong, expected, y_pred, hint)
 
     def metric_labels(
         self, y_true: Array, sample_weight: Array | None
@@ -1176,10 +1350,10 @@ class CrossEntropy(ClassLoss):
         _require(self, "0 <= label_smoothing < 1", self.label_smoothing, lambda v: 0 <= v < 1)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        labels = label_numbers(_name(self), y)
+        labels = label_numbers(loss_name(self), y)
         if has_shape_of(labels, y_pred):
             kind = "class indices, or probabilities"
-            check_range(_name(self), labels, 0.0, 1.0, y_pred.dtype, y_pred, kind)
+            check_range(loss_name(self), labels, 0.0, 1.0, y_pred.dtype, y_pred, kind)
             return labels.astype(y_pred.dtype, copy=False)
         return super().prepare(labels, y_pred)
 
@@ -1384,7 +1558,7 @@ class CTC(Loss):
         return AllowedLabels(classes[0], classes[-1], gap, self.ignore_index)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        labels = _align(self, label_numbers(_name(self), y), self.target(y_pred), y_pred)
+        labels = _align(self, label_numbers(loss_name(self), y), self.target(y_pred), y_pred)
         steps, last, blank = self._limits(y_pred)
         kind = "class indices from 0 " + ("on (int64)" if last is None else f"to {last}")
         kind += "" if blank is None else f" except the blank {blank}"
@@ -1399,10 +1573,10 @@ class CTC(Loss):
         hint = ""
         if wrong.any() and (first := targets[wrong][0]) < limit:
             hint = f" To pad labels with {first}, set ignore_index={first}."
-        refuse_where(_name(self), targets, wrong, kind, y_pred, hint)
+        refuse_where(loss_name(self), targets, wrong, kind, y_pred, hint)
         ended = np.logical_or.accumulate(~is_label, axis=1)
         padding = f"only padding ({self.ignore_index}) after the padding of a row"
-        refuse_where(_name(self), targets, is_label & ended, padding, y_pred)
+        refuse_where(loss_name(self), targets, is_label & ended, padding, y_pred)
         if lengths is not None and not self.zero_infinity:
             self._refuse_without_path(targets, is_label, lengths, y_pred)
         return labels
@@ -1422,7 +1596,7 @@ class CTC(Loss):
             )
         most = CLASS_LIMIT - 1 if steps is None else steps
         kind = "input lengths from 0 " + ("on" if steps is None else f"to {steps}")
-        refuse_where(_name(self), lengths, (lengths < 0) | (lengths > most), kind, y_pred)
+        refuse_where(loss_name(self), lengths, (lengths < 0) | (lengths > most), kind, y_pred)
         return lengths[:, 0]
 
     def _refuse_without_path(
@@ -1605,12 +1779,12 @@ class Focal(ClassLoss):
         return super().allowed_labels(y_pred)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        labels = label_numbers(_name(self), y)
+        labels = label_numbers(loss_name(self), y)
         if self.target(y_pred).dtype.kind != "f" and not has_shape_of(labels, y_pred):
             return super().prepare(labels, y_pred)
         labels = _align(self, labels, TensorSpec("y_true", y_pred.dtype, y_pred.shape), y_pred)
         expected = "class indices, or labels 0 and 1 of the output's shape,"
-        refuse_where(_name(self), labels, (labels != 0) & (labels != 1), expected, y_pred)
+        refuse_where(loss_name(self), labels, (labels != 0) & (labels != 1), expected, y_pred)
         return labels.astype(y_pred.dtype, copy=False)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
@@ -1939,8 +2113,9 @@ def _warn_once(loss: Loss, text: str, setting: str = "") -> None:
 # ---------------------------------------------------------------------- labels and settings
 
 
-def _name(loss: Loss) -> str:
-    if isinstance(loss, FunctionLoss):
+def loss_name(loss: Loss) -> str:
+    """Return the name of a loss for messages: that of its class, or of its function."""
+    if isinstance(loss, (Function, Joint)):
         return getattr(loss.function, "__name__", repr(loss.function))
     return type(loss).__name__
 
@@ -1950,7 +2125,7 @@ def _is_index(y_true: Value) -> bool:
 
 
 def _align(loss: Loss, labels: Array, expected: TensorSpec, y_pred: TensorSpec) -> Array:
-    return align(_name(loss), labels, expected, y_pred, _shape_hint(loss, labels, y_pred))
+    return align(loss_name(loss), labels, expected, y_pred, _shape_hint(loss, labels, y_pred))
 
 
 def _shape_hint(loss: Loss, labels: Array, y_pred: TensorSpec) -> str:
@@ -1978,13 +2153,13 @@ def _whole_numbers(loss: Loss, labels: Array, expected: str, y_pred: TensorSpec)
         whole = labels.astype(np.int64)
     # A float beyond the range becomes another integer on each kind of processor.
     wrong = (whole != labels) | (labels >= CLASS_LIMIT)
-    refuse_where(_name(loss), labels, wrong, expected, y_pred)
+    refuse_where(loss_name(loss), labels, wrong, expected, y_pred)
     return whole
 
 
 def _signs(loss: Loss, labels: Array, y_pred: TensorSpec) -> Array:
     """Convert labels 0 and 1 to -1 and 1; labels -1 and 1 stay."""
-    name = _name(loss)
+    name = loss_name(loss)
     zero = labels == 0
     wrong = ~(zero | (abs(labels) == 1))
     refuse_where(name, labels, wrong, "labels -1 and 1, or 0 and 1,", y_pred)

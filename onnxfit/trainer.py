@@ -85,7 +85,9 @@ class Trainer(CheckedAttributes):
       float initializer or Constant node that is a weight, and each tensor of integers that a
       DequantizeLinear reads, which is trained as floats. Other weights stay byte-identical.
     - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, or a dict output name ->
-      loss; None if the model has its own scalar output `loss`, or is used for prediction only.
+      loss; None if the model has its own scalar output `loss`, or is used for prediction only. A
+      `losses.Function` declares labels of any shape; a `losses.Joint` reads several outputs, and
+      has a name of its own in a dict.
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or
       `{"l1": a, "l2": b}`.
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.

@@ -29,6 +29,7 @@ PAGES = [
     "docs/fine-tuning.md",
     "docs/language-models.md",
     "docs/mixed-precision.md",
+    "docs/objectives.md",
     "docs/pytorch.md",
     "docs/quantization-report.md",
     "docs/quantization.md",

@@ -77,6 +77,8 @@ def test_the_page_has_every_class(entries: dict[str, str]) -> None:
     assert set(ENTRIES) <= set(entries)
     assert bases <= {f"{m.__name__[8:]}.{b.__name__}" for m, b in REGISTRIES.items()} | {
         "losses.ClassLoss",
+        "losses.Function",
+        "losses.Joint",
         "metrics.EpochMetric",
         "metrics.ExternalMetric",
         "metrics.WordErrorRate",

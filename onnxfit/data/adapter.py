@@ -99,6 +99,8 @@ class DataAdapter:
     - `seed`: the seed of the order of rows, if they are shuffled. A loader's own seed takes
       precedence.
     - `class_weight`: a dict class number -> weight, for a model with one output that needs labels.
+    - `losses`: a dict loss -> the keys of its labels in `targets`, for losses with several arrays
+      of labels, or without labels. None for one array for each loss, under its name.
     - `ranks`: processes that share each batch. A model with a fixed batch dimension of b rows then
       needs batches of b * ranks rows.
 
@@ -116,9 +118,13 @@ class DataAdapter:
         seed: int = 0,
         class_weight: Mapping[int, float] | None = None,
         ranks: int = 1,
+        losses: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.inputs = tuple(inputs)
         self.targets: dict[str, Target] = {} if purpose in WITHOUT_LABELS else dict(targets)
+        self.losses: dict[str, list[str]] = {name: [name] for name in self.targets}
+        if losses is not None and purpose not in WITHOUT_LABELS:
+            self.losses = {name: list(labels) for name, labels in losses.items()}
         self.purpose = purpose
         self.seed = seed
         self.class_weight = checked_class_weight(class_weight, self.targets)
@@ -247,7 +253,7 @@ class DataAdapter:
         x, y, sample_weight = self._split_dict(x, y, sample_weight)
         inputs = self._match_inputs(x)
         labels = self._match_labels(y)
-        if sample_weight is not None and not self.targets:
+        if sample_weight is not None and not self.losses:
             sample_weight = self._without_targets("sample weights", None)
         if sample_weight is not None and self.class_weight is not None:
             raise SettingError(
@@ -270,9 +276,10 @@ class DataAdapter:
         weight_arrays = [(_weight_name(name), array) for name, array in weights.items()]
         rows = self._rows([*zip(self.inputs, inputs)], [*label_arrays, *weight_arrays])
         if self.class_weight is not None:
-            weights = {
-                SAMPLE_WEIGHT: weights_by_class(next(iter(labels.values())), self.class_weight)
-            }
+            ((label, classes),) = labels.items()
+            loss = next(name for name, own in self.losses.items() if label in own)
+            name = SAMPLE_WEIGHT if len(self.losses) == 1 else sample_weight_name(loss)
+            weights = {name: weights_by_class(classes, self.class_weight)}
         inputs, labels = self._without_weightless(inputs, labels, weights)
         columns, scalars = self._convert_inputs(inputs, matched.inputs)
         columns += self._convert_labels(labels, rows)
@@ -311,9 +318,12 @@ class DataAdapter:
         shared = weights.get(SAMPLE_WEIGHT)
         for name, array in weights.items():
             of = {
-                _label_name(output): labels[output]
-                for output in labels
-                if name in (SAMPLE_WEIGHT, sample_weight_name(output))
+                _label_name(label): labels[label]
+                for loss, own_labels in self.losses.items()
+                for label in own_labels
+                # The weights belong to the entries of the loss, which need not be the labels.
+                if not getattr(self.targets[label], "is_declared", False)
+                and name in (SAMPLE_WEIGHT, sample_weight_name(loss))
             }
             check_shape_of_weights(array, of, _weight_name(name))
         places = [i for i, spec in enumerate(self.inputs) if spec.has_rows]
@@ -322,19 +332,21 @@ class DataAdapter:
             arrays = without_weightless_rows([*having, *labels.values()], shared)
             having, label_values = arrays[: len(having)], arrays[len(having) :]
             labels = dict(zip(labels, label_values))
-        elif len(weights) == len(self.targets) > 0 and having:
+        elif len(weights) == len(self.losses) > 0 and having:
             # a row counts if it counts for any output
             counts = [(w != 0).any(axis=tuple(range(1, w.ndim))) for w in weights.values()]
             having = without_weightless_rows(having, np.logical_or.reduce(counts))
         inputs = [*inputs]
         for i, array in zip(places, having):
             inputs[i] = array
-        finite = {}
-        for output, array in labels.items():
-            own = weight_of(output, weights)
-            if own is not None and shared is None:
-                (array,) = without_weightless_rows([array], own)
-            finite[output] = array if own is None else without_weightless_labels(array, own)
+        finite = dict(labels)
+        for loss, label in ((one, label) for one, own in self.losses.items() for label in own):
+            own_weights, array = weight_of(loss, weights), labels[label]
+            if own_weights is None:
+                continue
+            if shared is None:
+                (array,) = without_weightless_rows([array], own_weights)
+            finite[label] = without_weightless_labels(array, own_weights)
         return inputs, finite
 
     def _convert_inputs(
@@ -416,12 +428,28 @@ class DataAdapter:
     def _pop_labels(self, values: dict[str, Any]) -> dict[str, Any]:
         """Remove the labels of each output from a dict, and return them by output."""
         labels: dict[str, Any] = {}
-        for output, target in self.targets.items():
-            keys = (output, target.input, *(LABEL_KEYS if len(self.targets) == 1 else ()))
-            present = [key for key in keys if key in values]
+        for label in self.targets:
+            present = [key for key in self._keys_of(label) if key in values]
             if present:
-                labels[output] = values.pop(present[0])
+                labels[label] = values.pop(present[0])
+        for loss, own in self.losses.items():
+            if [loss] != own and isinstance(values.get(loss), Mapping):
+                labels[loss] = values.pop(loss)
         return labels
+
+    def _keys_of(self, label: str) -> list[str]:
+        """Return the names that data may have for an array of labels."""
+        keys = [label, self.targets[label].input]
+        if len(self.targets) == 1:
+            keys += LABEL_KEYS
+        elif sum(map(bool, self.losses.values())) == 1:
+            keys.append(label.rpartition("/")[2])
+        return keys
+
+    @property
+    def label_names(self) -> set[str]:
+        """All names that data may have for arrays of labels."""
+        return {key for label in self.targets for key in self._keys_of(label)}
 
     def _match_inputs(self, x: Any) -> dict[str, Any]:
         names = [spec.name for spec in self.inputs]
@@ -442,17 +470,24 @@ class DataAdapter:
 
     def _match_labels(self, y: Any) -> dict[str, Any]:
         if not self.targets:
+            if y is not None and self.losses:
+                raise DataError(
+                    "The loss takes no labels, but the data has y. Remove y, or declare the labels"
+                    " in the loss: Joint(..., labels='int64[b]')."
+                )
             return {} if y is None else self._without_targets("labels", {})
         if y is None:
             raise DataError(
                 f"The {self.purpose} data has no labels, but the loss of"
                 f" {', '.join(map(repr, self.targets))} needs labels. Pass y, or batches (x, y)."
             )
-        outputs = {target.input: output for output, target in self.targets.items()}
-        labels = {
-            outputs.get(name, name): value
-            for name, value in by_name(y, list(self.targets), "output with a loss").items()
-        }
+        labels = by_name(y, list(self.targets), "output with a loss")
+        for loss, own in self.losses.items():
+            nested = labels.get(loss) if own != [loss] else None
+            if isinstance(nested, Mapping):
+                labels |= {f"{loss}/{name}": value for name, value in labels.pop(loss).items()}
+        known = {key: label for label in self.targets for key in self._keys_of(label)}
+        labels = {known.get(name, name): value for name, value in labels.items()}
         if set(labels) != set(self.targets):
             raise DataError(
                 f"The labels are for {', '.join(map(repr, labels)) or 'no output'}, but the"
@@ -468,7 +503,7 @@ class DataAdapter:
         """
         if sample_weight is None:
             return {}
-        outputs = list(self.targets)
+        outputs = list(self.losses)
         if is_list_of_arrays(sample_weight) and len(sample_weight) == len(outputs) > 1:
             sample_weight = dict(zip(outputs, sample_weight))
         if not isinstance(sample_weight, Mapping):

@@ -208,8 +208,7 @@ class Pad(Loader, Splittable):
             loader._inputs = {others[0]: self._inputs[UNNAMED]}
         loader._makes_mask = MASK in names and MASK not in self._inputs
         loader._makes_positions = POSITIONS in names and POSITIONS not in self._inputs
-        loader._label_names = self._label_names | set(adapter.targets)
-        loader._label_names |= {target.input for target in adapter.targets.values()}
+        loader._label_names = self._label_names | adapter.label_names
         loader._check_labels()
         return loader
 

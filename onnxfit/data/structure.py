@@ -59,10 +59,16 @@ def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
 
 
 def named_arrays(data: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield every array of a dict or list of arrays, or the array itself, with its name."""
+    """Yield every array of a dict or list of arrays, or the array itself, with its name.
+
+    A dict may contain dicts, of the labels of several losses.
+    """
     if isinstance(data, Mapping):
         for key, value in data.items():
-            yield f"{name}[{key!r}]", value
+            if isinstance(value, Mapping):
+                yield from named_arrays(value, f"{name}[{key!r}]")
+            else:
+                yield f"{name}[{key!r}]", value
     elif is_list_of_arrays(data):
         for number, value in enumerate(data):
             yield f"{name}[{number}]", value
@@ -73,7 +79,10 @@ def named_arrays(data: Any, name: str) -> Iterator[tuple[str, Any]]:
 def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
     """Return the same dict or list with `function` applied to every array."""
     if isinstance(data, Mapping):
-        return {name: function(value) for name, value in data.items()}
+        return {
+            name: map_arrays(value, function) if isinstance(value, Mapping) else function(value)
+            for name, value in data.items()
+        }
     if is_list_of_arrays(data):
         return [function(value) for value in data]
     return function(data)

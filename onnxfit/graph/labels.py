@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.errors import DataError
+from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import Value
 
 Array = npt.NDArray[Any]
 
+# the names of element types in ONNX's text syntax that differ from NumPy's
+TEXT_TYPES = {"float": "float32", "double": "float64"}
+DECLARATION = re.compile(r"\s*(\w+)\s*\[([^\[\]]*)\]\s*")
+SIZE = re.compile(r"[1-9]\d*|\?|[A-Za-z_]\w*")
 RANGES = {(0.0, 1.0): "{} from 0 to 1", (0.0, math.inf): "finite {} >= 0"}
 
 
@@ -35,6 +41,71 @@ class AllowedLabels:
     greatest: float = math.inf
     values: tuple[float, ...] | None = None
     ignored: int | None = None
+
+
+def parse_labels(labels: str | Mapping[str, str]) -> dict[str, TensorSpec]:
+    """Return the specs of declared labels by name; a single text has the name "".
+
+    - `labels`: an element type and a shape in ONNX's text syntax, or a dict name -> text.
+
+    SettingError: a text is no element type and shape, or its first size is a number.
+
+    >>> str(parse_labels("float[b, 7, 4]")[""])
+    'y_true: float32[b, 7, 4]'
+    """
+    if isinstance(labels, str):
+        return {"": _parsed(labels, "y_true")}
+    valid = isinstance(labels, Mapping) and labels
+    if not valid or not all(isinstance(n, str) and n and "/" not in n for n in labels):
+        raise SettingError(
+            "labels must be a text such as 'int64[b]', or a dict name -> text for several arrays,"
+            f" got {labels!r}. Names have no '/'."
+        )
+    return {name: _parsed(text, name) for name, text in labels.items()}
+
+
+def _parsed(text: Any, name: str) -> TensorSpec:
+    match = DECLARATION.fullmatch(text) if isinstance(text, str) else None
+    sizes = [] if match is None else [size.strip() for size in match[2].split(",")]
+    try:
+        dtype = np.dtype(TEXT_TYPES.get(match[1], match[1]) if match else "")
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in "biuf" or not all(map(SIZE.fullmatch, sizes)):
+        raise SettingError(
+            f"labels has {text!r} for {name!r}. Expected an element type and a shape, such as"
+            " 'int64[b]', 'float[b, 7, 4]' or 'bool[b, ?]'."
+        )
+    if sizes[0].isdigit():
+        raise SettingError(
+            f"labels has {text!r} for {name!r}, but the first axis of labels is the batch. Write a"
+            f" name for its size: '{match[1] if match else dtype}[{', '.join(['b', *sizes[1:]])}]'."
+        )
+    shape = (int(size) if size.isdigit() else None if size == "?" else size for size in sizes)
+    return TensorSpec(name, dtype, tuple(shape))
+
+
+def declared_labels(owner: str, labels: Array, expected: TensorSpec) -> Array:
+    """Return labels in the element type and shape that a loss has declared for them.
+
+    Raises DataError for labels of another shape, and for numbers that the element type lacks.
+    """
+    fitted = fit_shape(labels, expected) if labels.dtype.kind in "biuf" else None
+    if fitted is None:
+        raise DataError(
+            f"{owner} declares the labels {expected}, got {labels.dtype} of shape {labels.shape}."
+            " Change labels= of the loss, or the array."
+        )
+    if fitted.dtype == expected.dtype:
+        return fitted
+    with np.errstate(invalid="ignore", over="ignore"):
+        converted = fitted.astype(expected.dtype)
+    if expected.dtype.kind == "f":
+        wrong = np.isinf(converted) & np.isfinite(fitted)
+    else:
+        wrong = converted != fitted
+    refuse_where(owner, fitted, wrong, f"numbers of {expected.dtype}", expected)
+    return converted
 
 
 def label_numbers(owner: str, y: npt.ArrayLike) -> Array:

@@ -26,6 +26,7 @@ SHARED = "train/shared_loss"
 SHARE = "train/share"  # the rows of this rank, divided by those of the whole batch, float64
 GRADIENT_NORM = "train/gradient_norm"  # the common L2 norm of all gradients before clipping
 METRIC = "train/metric/"  # the start of the name of each sum of a metric
+READ = "train/read/"  # the start of the name of a value that only a loss reads
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 
@@ -51,9 +52,28 @@ PACKED_DY = "onnxfit.packed_dy"
 PACKED_DX = "onnxfit.packed_dx"
 
 
-def target(output: str) -> str:
-    """Return the name of the labels of an output."""
-    return f"y_true/{output}"
+def target(output: str, label: str = "") -> str:
+    """Return the name of the labels of an output, or of one of its arrays of labels."""
+    return f"y_true/{output}/{label}" if label else f"y_true/{output}"
+
+
+def read(name: str) -> str:
+    """Return the name of the output with a value of the model that only a loss reads."""
+    return f"{READ}{name}"
+
+
+def shown(name: str) -> str:
+    """Return the name in messages of an output that a loss reads.
+
+    >>> shown(read("encoder/mu")), shown("y")
+    ('encoder/mu', 'y')
+    """
+    return name.removeprefix(READ)
+
+
+def is_read(name: str) -> bool:
+    """Return whether `read` has named an output."""
+    return name.startswith(READ)
 
 
 def sample_weight(output: str) -> str:
@@ -178,6 +198,11 @@ def joined(number: int) -> str:
 def reserved(name: str) -> bool:
     """Return whether `name` is reserved for tensors that a step adds."""
     return is_sample_weight(name) or name.startswith(("train/", "y_true/"))
+
+
+def is_added(name: str) -> bool:
+    """Return whether `name` belongs to an output that a step adds to those of the model."""
+    return reserved(name) and not is_read(name)
 
 
 def unused(name: str, is_used: Callable[[str], bool]) -> str:

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.data import Batch
+from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph import names
 from onnxfit.graph.model import model_errors, normalize, tensor_outputs
 from onnxfit.graph.opset import OPSET
@@ -22,7 +23,14 @@ from onnxfit.runtime.device import CPU
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step.finish import finish
 from onnxfit.step.forward import add_loss_outputs, keep_outputs
-from onnxfit.step.objectives import Losses, OutputTarget, get_objectives
+from onnxfit.step.objectives import (
+    LabelTarget,
+    Losses,
+    get_objectives,
+    get_targets,
+    label_names,
+    outputs_read,
+)
 from onnxfit.step.tracker import Tracker
 
 
@@ -40,16 +48,28 @@ class LossMeter:
         work = normalize(read_model(model))
         self._outputs = tensor_outputs(work)
         self._objectives = get_objectives(loss, None, work)
+        hidden = [names.shown(name) for name in self.reads if names.is_read(name)]
+        if hidden:
+            raise SettingError(
+                f"The loss reads {listed_names(hidden)}, but here it can read outputs of the model"
+                " only. Export the model with these values as outputs."
+            )
         self._sessions: dict[tuple[str, ...], BoundSession] = {}
 
     @cached_property
-    def targets(self) -> dict[str, OutputTarget]:
-        """The labels that the loss needs, by output."""
-        objectives = self._objectives.items()
-        return {
-            name: OutputTarget(self._outputs[name].with_rows(), one.loss)
-            for name, one in objectives
-        }
+    def targets(self) -> dict[str, LabelTarget]:
+        """The labels that the loss needs, by the names of `label_names`."""
+        return get_targets(self._objectives, self._outputs)
+
+    @cached_property
+    def reads(self) -> list[str]:
+        """The outputs that the loss reads."""
+        return outputs_read(self._objectives)
+
+    @property
+    def losses(self) -> dict[str, list[str]]:
+        """The names of the labels of each loss."""
+        return label_names(self._objectives)
 
     def tracker(self) -> Tracker:
         """Return a new sum of losses."""
@@ -78,10 +98,11 @@ class LossMeter:
         graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
         op = GraphBuilder(graph)
         batch = {}
-        for name, target in self.targets.items():
+        for name in self.reads:
             y = self._outputs[name]
             graph.outputs.append(op.input(name, y.dtype, y.shape or ()).ir)
-            batch[target.input] = target.loss.target(target.output)
+        for target in self.targets.values():
+            batch[target.input] = target.spec
         for name in weights:
             batch[name] = TensorSpec(name, np.dtype(np.float32), ("batch",))
         add_loss_outputs(op, self._objectives, {}, batch)

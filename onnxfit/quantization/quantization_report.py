@@ -135,6 +135,7 @@ def _source(model: onnx.ModelProto, meter: LossMeter | None, data: Any, batch_si
         inputs,
         {} if meter is None else meter.targets,
         purpose="prediction" if meter is None else "evaluation",
+        losses=None if meter is None else meter.losses,
     )
     elements = data if isinstance(data, tuple) else (data,)
     if not 1 <= len(elements) <= 3:
@@ -269,7 +270,7 @@ class _Analysis:
 
     def _add_loss(self, number: int, outputs: Mapping[str, Array], batch: Batch) -> None:
         if self.meter is not None:
-            given = {name: outputs[name] for name in self.meter.targets}
+            given = {name: outputs[name] for name in self.meter.reads}
             self.meter.add(self.losses[number], given, batch)
 
 

@@ -165,7 +165,7 @@ class BoundSession:
             updated = _updated_tensor(value.name)
             if writes and updated in self._state:
                 self._state_outputs[value.name] = updated
-            elif shape == () and names.reserved(value.name):
+            elif shape == () and names.is_added(value.name):
                 device = self._device if self._captures else CPU
                 self._scalars[value.name] = Buffer(_dtype(value), (), device)
             elif value.name in self._given_buffers or value.name in self._taken_outputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -21,7 +22,7 @@ from onnxfit.graph.model import (
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.losses import Loss, SoftTargets
+from onnxfit.losses import Function, Joint, Loss, SoftTargets, loss_name
 from onnxfit.penalties import Penalty
 from onnxfit.step.finish import prune
 from onnxfit.step.loss_scale import kept_if_not_finite
@@ -143,13 +144,17 @@ def _loss_terms(
     terms: list[Value] = []
     shared_terms: list[Value] = []
     for output, objective in objectives.items():
-        y_pred = _with_rows(op.wrap(outputs[output]))
-        y_true = _labels_of(output, y_pred, batch)
-        if spec_of(outputs[output]).shape == ():
-            y_true = _of_one_row(output, y_true)
-        _require_same_rows(output, objective, y_true, y_pred)
+        if isinstance(objective.loss, Joint):
+            y_pred: Any = [_of_known_rank(op.wrap(outputs[name])) for name in objective.reads]
+            y_true: Any = _labels_of(op, output, objective, batch)
+        else:
+            y_pred = _with_rows(_of_known_rank(op.wrap(outputs[output])))
+            y_true = _labels_of(op, output, objective, batch)
+            if objective.loss.declared is None and spec_of(outputs[output]).shape == ():
+                y_true = _of_one_row(output, y_true)
+            _require_same_rows(output, objective, y_true, y_pred)
         weight, teacher = names.weight_of(output, weights), targets.get(output)
-        value, count = _loss_of(objective, output, y_true, y_pred, weight, teacher)
+        value, count = _loss_of(op, objective, output, y_true, y_pred, weight, teacher)
         if len(objectives) > 1:
             op.output(names.output_loss(output), value)
         if count is not None:
@@ -172,15 +177,27 @@ def _with_rows(y_pred: Value) -> Value:
     return y_pred.op.Unsqueeze(y_pred, [0])
 
 
-def _labels_of(output: str, y_pred: Value, batch: Batch) -> Value:
-    """Add the labels of an output as an input."""
-    spec = batch[names.target(output)]
-    if y_pred.ir.shape is None or spec.shape is None:
+def _of_known_rank(output: Value) -> Value:
+    """Return an output. ModelError: its rank is unknown."""
+    if output.ir.shape is None:
         raise ModelError(
-            f"The rank of output {output!r} is unknown, so it cannot have a loss. Export the model"
-            " with the shape of this output."
+            f"The rank of output {names.shown(output.name)!r} is unknown, so it cannot have a loss."
+            " Export the model with the shape of this output."
         )
-    return y_pred.op.input(names.target(output), spec.dtype, spec.shape)
+    return output
+
+
+def _labels_of(op: GraphBuilder, name: str, objective: Objective, batch: Batch) -> Any:
+    """Add the labels of an objective as inputs, and return them as its loss takes them: one value,
+    a dict name -> value, or None.
+    """
+    declared = objective.loss.declared
+    labels: dict[str, Value] = {}
+    for label in [""] if declared is None else declared:
+        spec = batch[names.target(name, label)]
+        assert spec.shape is not None  # a loss derives labels from an output of known rank
+        labels[label] = op.input(spec.name, spec.dtype, spec.shape)
+    return labels.get("", labels or None)
 
 
 def _of_one_row(output: str, y_true: Value) -> Value:
@@ -195,12 +212,13 @@ def _of_one_row(output: str, y_true: Value) -> Value:
     return y_true.op.Reshape(y_true, [1])  # refuses other numbers of rows when the step runs
 
 
-def _require_same_rows(output: str, objective: Objective, y_true: Value, y_pred: Value) -> None:
+def _require_same_rows(output: str, objective: Objective, y_true: Any, y_pred: Value) -> None:
     """Raise SettingError if an output and its labels have different numbers of rows.
 
     A loss of the user may expect that.
     """
-    shapes = y_true.shape, y_pred.shape
+    labels = next(iter(y_true.values())) if isinstance(y_true, Mapping) else y_true
+    shapes = labels.shape, y_pred.shape
     rows, first = (shape[0] if shape else None for shape in shapes)
     is_own = type(objective.loss).__module__ == Loss.__module__
     if is_own and isinstance(rows, int) and isinstance(first, int) and rows != first:
@@ -213,25 +231,40 @@ def _require_same_rows(output: str, objective: Objective, y_true: Value, y_pred:
 
 
 def _loss_of(
+    op: GraphBuilder,
     objective: Objective,
     output: str,
-    y_true: Value,
-    y_pred: Value,
+    y_true: Any,
+    y_pred: Any,
     sample_weight: Value | None,
     targets: SoftTargets | None,
 ) -> tuple[Value, Value | None]:
-    """Return the loss of an output, and its divisor, as `Loss.reduce` does."""
-    op = y_pred.op
+    """Return the loss of an objective, and its divisor, as `Loss.reduce` does."""
     try:
         with op.scope(scopes.loss_of(output)):
             return objective.loss.reduce(op, y_true, y_pred, sample_weight, targets)
     except OnnxfitError:
         raise
     except ValueError as error:
-        raise SettingError(
-            f"{type(objective.loss).__name__} does not accept output {_named(y_pred, output)} with"
-            f" labels {spec_of(y_true.ir)}: {error}"
-        ) from error
+        raise SettingError(_refusal(objective, output, y_true, y_pred, error)) from error
+
+
+def _refusal(objective: Objective, output: str, y_true: Any, y_pred: Any, error: ValueError) -> str:
+    """Return the message for a loss that does not accept its output or its labels."""
+    name = loss_name(objective.loss)
+    several = y_true if isinstance(y_true, Mapping) else {"": y_true}
+    given = "; ".join(str(spec_of(one.ir)) for one in several.values() if one is not None)
+    if isinstance(objective.loss, Joint):
+        read = "; ".join(str(_named(value, names.shown(value.name))) for value in y_pred)
+        with_labels = f" with labels {given}" if given else ""
+        return f"{name} does not accept {read}{with_labels}: {error}"
+    text = f"{name} does not accept output {_named(y_pred, output)} with labels {given}: {error}"
+    if isinstance(objective.loss, Function) and objective.loss.declared is None:
+        text += (
+            "\nIf the labels have another shape, declare it: onnxfit.losses.Function(f,"
+            " labels='float[b, 7, 4]')."
+        )
+    return text
 
 
 def _named(y_pred: Value, output: str) -> TensorSpec:
@@ -297,5 +330,5 @@ def add_metric_sums(op: GraphBuilder, recipe: Recipe) -> list[str]:
 def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:
     """Drop the outputs of the model that are not `kept`. The step's own outputs stay."""
     op.graph.outputs[:] = [
-        v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")
+        v for v in op.graph.outputs if v.name in kept or names.is_added(v.name or "")
     ]

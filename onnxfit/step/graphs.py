@@ -42,7 +42,7 @@ from onnxfit.step.forward import (
     with_loss,
 )
 from onnxfit.step.limits import check_fits
-from onnxfit.step.objectives import Losses, get_objectives
+from onnxfit.step.objectives import Losses, get_objectives, get_targets
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import FusedWeights, add_update
 
@@ -96,8 +96,8 @@ def counted_outputs(recipe: Recipe, batch: Batch) -> list[str]:
         return []
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
     op = GraphBuilder(graph)
-    for name in recipe.objectives:
-        y = recipe.outputs[name]
+    for name in recipe.loss_outputs:
+        y = recipe.all_outputs[name]
         assert y.shape is not None  # a loss needs its rank
         graph.outputs.append(op.input(name, y.dtype, y.shape).ir)
     add_loss_outputs(op, recipe.objectives, {}, batch)
@@ -169,7 +169,7 @@ def evaluate_outputs_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="evaluate")
     op = GraphBuilder(graph)
     for name in recipe.loss_outputs:
-        y = recipe.outputs[name]
+        y = recipe.all_outputs[name]
         assert y.shape is not None  # a loss needs its rank
         graph.outputs.append(op.input(name, y.dtype, y.shape).ir)
     for name in recipe.penalties:
@@ -186,6 +186,7 @@ def evaluate_outputs_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return the model itself, with its trained weights as inputs."""
     op = forward(recipe, batch)
+    keep_outputs(op, list(recipe.outputs))
     to_evaluation_form(op)
     return finish(op)
 
@@ -203,6 +204,7 @@ def deployed_graph(
         return _only_tensors(model, recipe), contents
     model, contents = with_references(to_proto(recipe.model), as_tensors(arrays))
     op = GraphBuilder(to_ir(model).graph)
+    keep_outputs(op, list(recipe.outputs))
     to_evaluation_form(op)
     return finish(op, exact=True), contents
 
@@ -233,7 +235,8 @@ def add_loss(
 ) -> onnx.ModelProto:
     """Return the model with its loss as one more output, for any onnxruntime.
 
-    The output is called `train/loss`; the labels are inputs `y_true/<output>`.
+    The output is called `train/loss`; the labels are inputs `y_true/<output>`, and
+    `y_true/<output>/<label>` for a loss that declares several arrays of labels.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which stays unchanged.
     - `loss`, `loss_weights`: as for `Trainer`: a loss, or a dict output name -> loss, and the
@@ -264,13 +267,12 @@ def add_loss(
             "loss={} contains no output. Pass a loss for at least one output to add_loss."
         )
     op = GraphBuilder(work.graph)
-    batch = {
-        names.target(name): objective.loss.target(outputs[name].with_rows())
-        for name, objective in objectives.items()
-    }
+    targets = get_targets(objectives, outputs).values()
+    batch = {target.input: target.spec for target in targets}
     if sample_weight:
         batch[names.SAMPLE_WEIGHT] = TensorSpec(
             names.SAMPLE_WEIGHT, np.dtype(np.float32), ("batch",)
         )
     add_loss_outputs(op, objectives, penalties, batch)
+    keep_outputs(op, list(outputs))
     return finish(op)

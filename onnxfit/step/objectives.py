@@ -6,19 +6,21 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfit.errors import DataError, SettingError, UnknownNameError, listed_names
-from onnxfit.graph import names
+from onnxfit.graph import names, scopes
 from onnxfit.graph.batch_axis import ValueLayout
+from onnxfit.graph.labels import AllowedLabels, declared_labels
 from onnxfit.graph.model import tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.losses import NLL, Loss, LossLike, get_loss
+from onnxfit.losses import NLL, Joint, Loss, LossLike, get_loss, loss_name
 from onnxfit.metrics import Metric, MetricLike, get_metric
 from onnxfit.registry import is_newest
 from onnxfit.step.limits import check_fits, check_loss_weight
@@ -28,21 +30,45 @@ Losses = Union[LossLike, Mapping[str, LossLike], None]
 Metrics = Union[
     MetricLike, Sequence[MetricLike], Mapping[str, Union[MetricLike, Sequence[MetricLike]]], None
 ]
+JOINT = "joint"  # the name of the only loss of a model, if it is a Joint
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One output's loss and its weight in the sum.
+    """A loss, its weight in the sum, and the outputs of the model that it reads.
 
-    `decision` tells whether the loss reads the output as logits, for a loss with `from_logits`; the
-    loss has the decision as its setting. `is_explained` tells whether the graph shows what the
-    output is, if that matters to the loss.
+    `reads` has the outputs: the one of the objective's name, or those of a `Joint`. `decision`
+    tells whether the loss reads the output as logits, for a loss with `from_logits`; the loss has
+    the decision as its setting. `is_explained` tells whether the graph shows what the output is, if
+    that matters to the loss.
     """
 
     loss: Loss
     weight: float = 1.0
     decision: LogitsDecision | None = None
     is_explained: bool = True
+    reads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeclaredTarget:
+    """Labels that a loss declares.
+
+    - `spec`: their input of the graph.
+    - `owner`: the name of the loss and of the labels, for messages.
+    """
+
+    spec: TensorSpec
+    owner: str
+    allowed: ClassVar[AllowedLabels] = AllowedLabels()
+    is_declared: ClassVar[bool] = True
+
+    @property
+    def input(self) -> str:
+        return self.spec.name
+
+    def prepare(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return declared_labels(self.owner, y, self.spec)
 
 
 @dataclass(frozen=True)
@@ -59,6 +85,17 @@ class OutputTarget:
     @cached_property
     def input(self) -> str:
         return names.target(self.output.name)
+
+    @cached_property
+    def spec(self) -> TensorSpec:
+        """The labels as the graph reads them."""
+        expected = self.loss.target(self.output)
+        return TensorSpec(self.input, expected.dtype, expected.shape)
+
+    @property
+    def allowed(self) -> AllowedLabels:
+        """The labels that the graph expects, for other hosts."""
+        return self.loss.allowed_labels(self.output)
 
     @cached_property
     def keeps_finite(self) -> bool:
@@ -92,6 +129,9 @@ class OutputTarget:
                 expected = self.loss.target(self.output).rank
                 hint = self.hint(len(y)) if expected not in (None, y.ndim) else ""
                 raise DataError(f"{error}{hint}") from None
+
+
+LabelTarget = Union[OutputTarget, DeclaredTarget]
 
 
 @dataclass(frozen=True)
@@ -134,6 +174,47 @@ class OutputMetric:
 # ---------------------------------------------------------------------- losses
 
 
+def label_names(objectives: Mapping[str, Objective]) -> dict[str, list[str]]:
+    """Return objective -> the names of its labels, as data and graphs have them.
+
+    A single array has the name of the objective, several arrays "objective/label".
+    """
+    names_of = {}
+    for name, objective in objectives.items():
+        declared = objective.loss.declared
+        labels = [""] if declared is None else declared
+        names_of[name] = [f"{name}/{label}" if label else name for label in labels]
+    return names_of
+
+
+def outputs_read(objectives: Mapping[str, Objective]) -> list[str]:
+    """Return the outputs that objectives read."""
+    return list(dict.fromkeys(name for one in objectives.values() for name in one.reads))
+
+
+def get_targets(
+    objectives: Mapping[str, Objective],
+    outputs: Mapping[str, TensorSpec],
+    layouts: Mapping[str, ValueLayout] | None = None,
+) -> dict[str, LabelTarget]:
+    """Return name -> the labels that a batch needs.
+
+    - `outputs`: the specs of the outputs that objectives read.
+    - `layouts`: the batch axes of outputs in the file.
+    """
+    targets: dict[str, LabelTarget] = {}
+    for name, labels in label_names(objectives).items():
+        loss = objectives[name].loss
+        if loss.declared is None:
+            spec = outputs[name].with_rows()
+            targets[name] = OutputTarget(spec, loss, (layouts or {}).get(name))
+            continue
+        for label, spec in zip(labels, loss.declared.values()):
+            owner = f"{loss_name(loss)} of {name!r}"
+            targets[label] = DeclaredTarget(replace(spec, name=names.target(label)), owner)
+    return targets
+
+
 def get_objectives(
     loss: Losses,
     loss_weights: Mapping[str, float] | None,
@@ -141,27 +222,68 @@ def get_objectives(
     *,
     needed: bool = True,
 ) -> dict[str, Objective]:
-    """Return output -> Objective for the outputs that have a loss, in the model's order.
+    """Return output -> Objective for the outputs that have a loss, in the model's order, and then
+    the name of each `Joint` -> Objective.
 
     With `loss=None` the result is empty, and the model has its own scalar output `loss`; with
-    `needed=False` it may lack this output.
+    `needed=False` it may lack this output. Values that a `Joint` reads become outputs of `model`,
+    with names for which `names.is_read` is true.
     """
     outputs = tensor_outputs(model)
     if loss is None:
         _check_own_loss(outputs, loss_weights, needed)
         return {}
-    if not isinstance(loss, Mapping):
+    if isinstance(loss, Joint):
+        loss = {JOINT: loss}
+    elif not isinstance(loss, Mapping):
         outputs = _only_output(outputs)
         loss = dict.fromkeys(outputs, loss)
-    weights = _checked_weights(loss, loss_weights, outputs)
+    joint = {name: one for name, one in loss.items() if isinstance(one, Joint)}
+    weights = _checked_weights(loss, loss_weights, [*joint, *outputs])
     values = {value.name: value for value in model.graph.outputs}
     objectives = {}
     for name, output in outputs.items():
-        if name in loss:
+        if name in loss and name not in joint:
             weight = check_loss_weight(weights.get(name, 1.0), output.dtype, name)
             objectives[name] = _objective(get_loss(loss[name]), weight, values[name])
             check_fits(objectives[name].loss, output.dtype, f"output {name!r}")
+    for name, one in joint.items():
+        _check_joint_name(name, one)
+        reads = _read_outputs(model, one)
+        weight = check_loss_weight(weights.get(name, 1.0), np.dtype(np.float32), name)
+        objectives[name] = Objective(copy.copy(one), weight, reads=reads)
     return objectives
+
+
+def _check_joint_name(name: str, loss: Joint) -> None:
+    if not name or "/" in name:
+        raise SettingError(f"The name of a Joint loss must have no '/', got {name!r}.")
+
+
+def _read_outputs(model: ir.Model, loss: Joint) -> tuple[str, ...]:
+    """Return the outputs of a model that a Joint reads, after adding those that it lacks."""
+    graph = model.graph
+    outputs = {value.name or "": value for value in graph.outputs}
+    results = {value.name or "": value for node in graph for value in node.outputs}
+    inputs = {value.name or "": value for value in graph.inputs}
+    own = {name: value for name, value in outputs.items() if not names.is_read(name)}
+    known = {"output": own, "input": inputs, "value": {**results, **graph.initializers}}
+    wanted = {"output": loss.outputs, "input": loss.inputs, "value": loss.values}
+    op = GraphBuilder(graph)
+    reads = []
+    for kind, values in known.items():
+        for name in wanted[kind]:
+            if name not in values:
+                raise UnknownNameError(f"{kind} of the model, in Joint({kind}s=),", name, values)
+            if name in own:
+                reads.append(name)
+                continue
+            read = names.read(name)
+            if read not in outputs:
+                with op.scope(scopes.LOSS):
+                    outputs[read] = op.output(read, op.wrap(values[name])).ir
+            reads.append(read)
+    return tuple(reads)
 
 
 def _check_own_loss(
@@ -199,7 +321,7 @@ def _only_output(outputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
 def _checked_weights(
     loss: Mapping[str, Any],
     loss_weights: Mapping[str, float] | None,
-    outputs: Mapping[str, TensorSpec],
+    outputs: Sequence[str],
 ) -> Mapping[str, float]:
     if loss_weights is not None and not isinstance(loss_weights, Mapping):
         raise SettingError(
@@ -227,16 +349,17 @@ def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
     # constructed, because a subclass's constructor may take other arguments than the fields.
     loss = copy.copy(loss)
     vars(loss).pop("_has_warned", None)
+    reads = (output.name or "",)
     if not (hasattr(loss, "from_logits") or isinstance(loss, NLL)):
-        return Objective(loss, weight)
+        return Objective(loss, weight, reads=reads)
     shown = decide_logits(None, output, loss.assumes_logits)
     if not hasattr(loss, "from_logits"):
-        return Objective(loss, weight, is_explained=shown.is_shown)
+        return Objective(loss, weight, is_explained=shown.is_shown, reads=reads)
     if loss.from_logits is None:
         object.__setattr__(loss, "from_logits", shown.logits)
-        return Objective(loss, weight, shown, shown.is_shown)
+        return Objective(loss, weight, shown, shown.is_shown, reads)
     decision = decide_logits(loss.from_logits, output, loss.assumes_logits)
-    return Objective(loss, weight, decision, shown.is_shown)
+    return Objective(loss, weight, decision, shown.is_shown, reads)
 
 
 # ---------------------------------------------------------------------- metrics
@@ -268,8 +391,11 @@ def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) ->
 def _metrics_by_output(
     metrics: Metrics, objectives: Mapping[str, Objective]
 ) -> dict[str, list[MetricLike]]:
+    readable = [name for name, one in objectives.items() if _has_metrics(one.loss)]
     if isinstance(metrics, Mapping):
         for name in metrics:
+            if name in objectives and name not in readable:
+                raise _no_metrics([name])
             if name not in objectives:
                 raise UnknownNameError("output with a loss", name, list(objectives))
         return {name: _as_list(metrics[name]) for name in objectives if name in metrics}
@@ -280,7 +406,22 @@ def _metrics_by_output(
             "metrics= needs labels, but with loss=None there are no labels. Pass a loss, or remove"
             " the metrics."
         )
-    return {name: _as_list(metrics) for name in objectives}
+    if not readable:
+        raise _no_metrics(list(objectives))
+    return {name: _as_list(metrics) for name in readable}
+
+
+def _has_metrics(loss: Loss) -> bool:
+    """Whether metrics can compare the labels of a loss with its output."""
+    return not isinstance(loss, Joint) and (loss.declared is None or "" in loss.declared)
+
+
+def _no_metrics(losses: Sequence[str]) -> SettingError:
+    return SettingError(
+        f"A metric compares one output with one array of labels, but {listed_names(losses)} has no"
+        " loss of one output with one array of labels. Pass metrics= as a dict for other outputs,"
+        " or compute the metric from trainer.predict."
+    )
 
 
 def _as_list(metrics: Any) -> list[MetricLike]:

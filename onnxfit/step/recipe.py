@@ -44,11 +44,13 @@ from onnxfit.step.frozen_rows import frozen_rows
 from onnxfit.step.limits import check_fits, clip_bound, largest, norm_dtype
 from onnxfit.step.loss_scale import initial_state
 from onnxfit.step.objectives import (
+    LabelTarget,
     Objective,
     OutputMetric,
-    OutputTarget,
     get_objectives,
     get_output_metrics,
+    get_targets,
+    outputs_read,
 )
 from onnxfit.step.precision import FLOAT32, StepPrecision, get_precision
 from onnxfit.step.providers import forms_of_device, kind_of_device
@@ -163,9 +165,10 @@ class Recipe:
         graph = normalized.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
         objectives = get_objectives(settings.loss, settings.loss_weights, normalized, needed=False)
-        _refuse_half_precision([outputs[name] for name in objectives])
+        _refuse_half_precision([outputs[name] for name in objectives if name in outputs])
         metrics = get_output_metrics(settings.metrics, objectives)
-        differentiated = list(objectives) or [name for name in outputs if name == names.LOSS]
+        read = outputs_read(objectives)
+        differentiated = read or [name for name in outputs if name == names.LOSS]
         patterns = trainable.selected(settings.weights)
         trains = bool(differentiated) or not needs_loss
         if not differentiated:
@@ -202,11 +205,12 @@ class Recipe:
             trainable=None if trainable.is_file else trainable,
             layout=trainable.layout,
             state_outputs=dict(settings.state_outputs or {}),
-            teacher=_teacher(distillation, trainable.layout, normalized, list(objectives)),
+            teacher=_teacher(distillation, trainable.layout, normalized, objectives),
         )
         trainable.check(recipe.weights, recipe.statistics)
         _warn_of_unmeasured(normalized, recipe.statistics if trains else ())
         _refuse_reserved_names(recipe)
+        _refuse_inner_values(recipe)
         if trains:
             check_gradient(recipe)
         return recipe
@@ -243,7 +247,13 @@ class Recipe:
 
         Evaluation then needs no session of the whole model, which has a copy of packed weights.
         """
-        return self.evaluates_file or bool(self.packed)
+        return self.evaluates_file or (bool(self.packed) and not self.inner_values)
+
+    @property
+    def inner_values(self) -> list[str]:
+        """The values that a loss reads, but that are neither inputs nor outputs of the file."""
+        read = [names.shown(name) for name in self.loss_outputs if names.is_read(name)]
+        return [name for name in read if name not in self.input_names]
 
     @cached_property
     def input_names(self) -> frozenset[str]:
@@ -289,15 +299,20 @@ class Recipe:
 
     @cached_property
     def outputs(self) -> dict[str, TensorSpec]:
-        """The model's outputs by name."""
+        """The outputs of the file by name, which `predict` returns."""
+        return {name: s for name, s in self.all_outputs.items() if not names.is_read(name)}
+
+    @cached_property
+    def all_outputs(self) -> dict[str, TensorSpec]:
+        """The outputs by name, with the values that only a loss reads."""
         specs = [spec_of(value) for value in self.model.graph.outputs]
         return {spec.name: spec for spec in specs}
 
     @cached_property
     def loss_outputs(self) -> tuple[str, ...]:
-        """The outputs that the loss reads; empty if the caller supplies gradients."""
+        """The outputs that the losses read; empty if the caller supplies gradients."""
         own = [name for name in self.outputs if name == names.LOSS]
-        return tuple(self.objectives or own)
+        return tuple(outputs_read(self.objectives) or own)
 
     @cached_property
     def float_outputs(self) -> tuple[str, ...]:
@@ -305,24 +320,15 @@ class Recipe:
         return tuple(name for name, spec in self.outputs.items() if spec.dtype.kind == "f")
 
     @cached_property
-    def targets(self) -> dict[str, OutputTarget]:
-        """The labels that a batch needs, by output."""
-        outputs = self.outputs
-        return {
-            output: OutputTarget(
-                outputs[output].with_rows(), objective.loss, self.layout.outputs.get(output)
-            )
-            for output, objective in self.objectives.items()
-        }
+    def targets(self) -> dict[str, LabelTarget]:
+        """The labels that a batch needs, by the names of `label_names`."""
+        return get_targets(self.objectives, self.outputs, self.layout.outputs)
 
     @cached_property
     def declared_batch(self) -> dict[str, TensorSpec]:
         """The batch that the model declares. Most sizes are symbols."""
         batch = {spec.name: spec for spec in self.inputs}
-        for target in self.targets.values():
-            expected = target.loss.target(target.output)
-            batch[target.input] = TensorSpec(target.input, expected.dtype, expected.shape)
-        return batch
+        return batch | {target.input: target.spec for target in self.targets.values()}
 
 
 class StepBuilder(Protocol):
@@ -380,9 +386,12 @@ def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:
 
 
 def _teacher(
-    distillation: Distillation | None, layout: BatchLayout, model: ir.Model, losses: Sequence[str]
+    distillation: Distillation | None,
+    layout: BatchLayout,
+    model: ir.Model,
+    objectives: Mapping[str, Objective],
 ) -> Teacher | None:
-    """Return the teacher of a model whose `outputs` have a loss, if it has a teacher."""
+    """Return the teacher of a model, if it has a teacher, for the losses of single outputs."""
     if distillation is None:
         return None
     if layout.changes_graph:
@@ -393,6 +402,7 @@ def _teacher(
         )
     inputs = [spec_of(value) for value in model.graph.inputs]
     opset = model.graph.opset_imports[""]
+    losses = [name for name, one in objectives.items() if one.reads == (name,)]
     return distillation.teacher_of(inputs, tensor_outputs(model), losses, opset)
 
 
@@ -454,6 +464,16 @@ def _warn_of_unmeasured(model: ir.Model, measured: Collection[str]) -> None:
         )
 
 
+def _refuse_inner_values(recipe: Recipe) -> None:
+    """Raise SettingError if a loss reads values that an evaluation of the file does not return."""
+    if recipe.evaluates_file and recipe.inner_values:
+        raise SettingError(
+            f"The loss reads {listed_names(recipe.inner_values)} inside the model, but this"
+            " quantized file is evaluated by its inputs and outputs alone. Export the model with"
+            " these values as outputs."
+        )
+
+
 def _refuse_reserved_names(recipe: Recipe) -> None:
     """Raise ModelError if the model has a tensor or node with a name that a step adds."""
     graph = recipe.model.graph
@@ -464,7 +484,8 @@ def _refuse_reserved_names(recipe: Recipe) -> None:
         added |= {names.updated(names.slot(weight, slot)) for slot in slots}
     outputs = [value for node in graph for value in node.outputs]
     values = [*graph.inputs, *graph.initializers.values(), *outputs]
-    tensor_names = {v.name for v in values if v.name}
+    read = {v for v in graph.outputs if names.is_read(v.name or "")}
+    tensor_names = {v.name for v in values if v.name and v not in read}
     conflicts = sorted(n for n in tensor_names if names.reserved(n) or n in added)
     node_names = {node.name for node in graph if node.name and names.reserved(node.name)}
     conflicts += sorted(node_names.difference(conflicts))

@@ -313,7 +313,7 @@ def loss_graph(
     targets = soft_targets(op, recipe, batch)
     add_loss_outputs(op, recipe.objectives, {}, batch, targets, shared=shared)
     add_metric_sums(op, recipe)
-    op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(_name(v))]
+    op.graph.outputs[:] = [v for v in op.graph.outputs if names.is_added(_name(v))]
     loss = names.SHARED if shared else names.TOTAL
     model, gradients = recipe.gradient.add_gradients(complete_shapes(prune(op)), loss, wrt)
     op = GraphBuilder(model.graph)

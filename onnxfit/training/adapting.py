@@ -8,6 +8,7 @@ from typing import Any
 from onnxfit.data import DataAdapter, Source
 from onnxfit.data.known import BatchPlanCache
 from onnxfit.errors import SettingError
+from onnxfit.step.objectives import label_names
 from onnxfit.step.recipe import Recipe
 
 
@@ -36,6 +37,7 @@ def adapter_for(
         seed=seed,
         class_weight=class_weight,
         ranks=ranks,
+        losses=label_names(recipe.objectives),
     )
 
 

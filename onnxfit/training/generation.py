@@ -79,9 +79,9 @@ class Generator:
     def _logits_name(self, output: str | None) -> str:
         """Return the name of the output with the logits."""
         outputs = list(self.training.recipe.outputs)
-        name = output or next(
-            iter(self.training.recipe.objectives), outputs[0] if len(outputs) == 1 else "logits"
-        )
+        objectives = self.training.recipe.objectives.values()
+        read = (name for one in objectives for name in one.reads if name in outputs)
+        name = output or next(read, outputs[0] if len(outputs) == 1 else "logits")
         if name not in outputs:
             raise SettingError(
                 f"generate needs the output with the logits, but the model has no output {name!r}."

@@ -17,6 +17,7 @@ from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.sharing import reader_counts
 from onnxfit.graph.weights import weight_reasons
+from onnxfit.losses import Function, Joint, loss_name
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
@@ -115,10 +116,13 @@ def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     for output, name in recipe.state_outputs.items():
         lines.append(f"state      {name} = {output} of the batch before")
     moved = recipe.layout.moved_outputs
-    for value in recipe.model.graph.outputs:
-        layout = moved.get(value.name or "")
-        lines.append(f"output     {spec_of(value) if layout is None else layout.spec}")
-        lines += _loss_lines(recipe.objectives.get(value.name or ""))
+    for name, spec in recipe.outputs.items():
+        layout = moved.get(name)
+        lines.append(f"output     {spec if layout is None else layout.spec}")
+        lines += [] if name not in recipe.objectives else _loss_lines(recipe.objectives[name])
+    for name, objective in recipe.objectives.items():
+        if isinstance(objective.loss, Joint):
+            lines.append(f"loss       {name}: {_joint_text(objective.loss)}")
     for i, line in enumerate(recipe.layout.lines()):
         lines.append(f"{'' if i else 'batch':10} {line}")
     lines.append(f"optimizer  {concise(recipe.optimizer, shown=['learning_rate'])}")
@@ -140,9 +144,25 @@ def _is_default(value: object, default: object) -> bool:
     return value is default or bool(value == default)
 
 
-def _loss_lines(objective: Objective | None) -> list[str]:
-    if objective is None:
-        return []
+def _joint_text(loss: Joint) -> str:
+    """Return the name of the function of a Joint, and what it reads."""
+    read = {"outputs": loss.outputs, "inputs": loss.inputs, "values": loss.values}
+    parts = [f"{kind} {', '.join(of_kind)}" for kind, of_kind in read.items() if of_kind]
+    labels = f"; labels {_labels_text(loss)}" if loss.labels else ""
+    return f"{loss_name(loss)} of {', '.join(parts)}{labels}"
+
+
+def _labels_text(loss: Joint | Function) -> str:
+    declared = loss.labels
+    if isinstance(declared, Mapping):
+        return ", ".join(f"{name}: {text}" for name, text in declared.items())
+    return str(declared)
+
+
+def _loss_lines(objective: Objective) -> list[str]:
+    if isinstance(objective.loss, Function) and objective.loss.labels:
+        text = f"{loss_name(objective.loss)}; labels {_labels_text(objective.loss)}"
+        return [f"  loss     {text}"]
     if objective.decision is None:
         return [f"  loss     {concise(objective.loss)}"]
     kind = "logits" if objective.decision.logits else "probabilities"

@@ -61,9 +61,8 @@ def _input_roles(recipe: Recipe) -> dict[str, Json]:
     roles = {name: _role(role) for name, role in ROLES.items()}
     roles |= {name: _role("state") for name in _state_names(recipe)}
     roles |= {spec.name: _role("x") for spec in recipe.inputs}
-    for output, target in recipe.targets.items():
-        labels = described_labels(target.loss.allowed_labels(target.output))
-        roles[names.target(output)] = {**_role("y", output), "labels": labels}
+    for name, target in recipe.targets.items():
+        roles[target.input] = {**_role("y", name), "labels": described_labels(target.allowed)}
     return roles
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from onnxfit.data import Batch
+from onnxfit.graph import names
 from onnxfit.runtime.session import BoundSession
 
 Array = npt.NDArray[Any]
@@ -43,6 +44,6 @@ def evaluate_outputs(
     """
     arrays = {**batch.arrays(), **predicted}
     for name, buffer in session.feeds.items():
-        buffer[...] = arrays[name]
-    session.run({name: arrays[name] for name in session.per_run_inputs})
+        buffer[...] = arrays[names.shown(name)]  # a loss may read inputs of the model
+    session.run({name: arrays[names.shown(name)] for name in session.per_run_inputs})
     return {name: array.copy() for name, array in session.scalars.items()}

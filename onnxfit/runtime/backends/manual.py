@@ -255,7 +255,7 @@ class ManualTraining:
         graphs = split_step(
             recipe,
             shapes,
-            [v.name or "" for v in recipe.model.graph.outputs],
+            list(recipe.outputs),
             [*recipe.weights, *float_inputs],
         )
         return compile_passes(
