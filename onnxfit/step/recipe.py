@@ -167,8 +167,7 @@ class Recipe:
         objectives = get_objectives(settings.loss, settings.loss_weights, normalized, needed=False)
         _refuse_half_precision([outputs[name] for name in objectives if name in outputs])
         metrics = get_output_metrics(settings.metrics, objectives)
-        read = outputs_read(objectives)
-        differentiated = read or [name for name in outputs if name == names.LOSS]
+        differentiated = outputs_read(objectives) or [n for n in outputs if n == names.LOSS]
         patterns = trainable.selected(settings.weights)
         trains = bool(differentiated) or not needs_loss
         if not differentiated:

@@ -160,6 +160,8 @@ def _labels_text(loss: Joint | Function) -> str:
 
 
 def _loss_lines(objective: Objective) -> list[str]:
+    if isinstance(objective.loss, Joint):  # which may have the name of an output
+        return []
     if isinstance(objective.loss, Function) and objective.loss.labels:
         text = f"{loss_name(objective.loss)}; labels {_labels_text(objective.loss)}"
         return [f"  loss     {text}"]

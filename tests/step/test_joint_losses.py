@@ -15,7 +15,7 @@ import onnxfit
 from onnxfit.errors import DataError, SettingError, UnknownNameError, UnsupportedError
 from onnxfit.losses import Joint
 from tests.distributed.threads import on_ranks
-from tests.quantization.packed_files import packed_file
+from tests.quantization.packed_files import packed_file, real_numbers
 
 RNG = np.random.default_rng(0)
 BACKENDS = ("full", "forward_backward", "in_place")
@@ -496,18 +496,19 @@ def test_the_report_of_a_quantized_file_reads_outputs_alone() -> None:
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
 def test_packed_weights_are_evaluated_with_inner_values(backend: str) -> None:
     model = packed_file()
-    (product,) = (n.output[0] for n in model.graph.node if n.op_type == "MatMulNBits")
     (size,) = (d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[-1:])
     x = RNG.normal(size=(6, size)).astype(np.float32)
+    model.graph.node.append(onnx.helper.make_node("Tanh", ["y"], ["bounded"]))
+    model.graph.output[0].name = "bounded"
 
-    def distance(op, y, inner):
-        return op.ReduceMean((y - 2 * inner) ** 2, [1], keepdims=0)
+    def distance(op, bounded, y):
+        return op.ReduceMean((bounded - 2 * y) ** 2, [1], keepdims=0)
 
-    loss = Joint(distance, "y", values=product)
+    loss = Joint(distance, "bounded", values="y")
     trainer = onnxfit.Trainer(model, loss=loss, weights=["b"], backend=backend)
-    bias = trainer.get_weights()["b"]
-    y = trainer.predict(x)
-    expected = ((y - 2 * (y - bias)) ** 2).mean()
+    exact = x @ real_numbers(model, 4) + trainer.get_weights()["b"]
+    np.testing.assert_allclose(trainer.predict(x), np.tanh(exact), atol=1e-5)
+    expected = ((np.tanh(exact) - 2 * exact) ** 2).mean()
     assert trainer.evaluate(x)["loss"] == pytest.approx(expected, rel=1e-4)
     before = trainer.evaluate(x)["loss"]
     trainer.fit(x, epochs=5, verbose=0)
