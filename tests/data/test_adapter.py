@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse
 
 from onnxfit.data import DataAdapter, DataLoader
 from onnxfit.errors import DataError, SettingError
@@ -156,7 +155,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "records": ({"x": np.zeros(ROWS, "f4,f4"), "y": Y}, "records"),
     "ragged": ({"x": [[1, 2], [3]], "y": Y[:2]}, "cannot be converted to one array"),
     "another library's refusal": ({"x": Ragged(), "y": Y}, r"cannot be converted to one array.*requires grad"),
-    "sparse": ({"x": scipy.sparse.csr_array(X), "y": Y}, r"sparse \(csr_array\).*\.toarray\(\)"),
     "masked": ({"x": np.ma.MaskedArray(X, X > 3), "y": Y}, "masked array"),
     "a stream's batch": ({"x": [(X, Y), (X[:, 0], Y)]}, r"In batch 1 of the training data: x: .* \(10,\)"),
     "a batch of four": ({"x": [(X, Y, W, W)]}, r"In batch 0 .*got a tuple of 4 items\."),
