@@ -302,12 +302,16 @@ class DataAdapter:
         DataError: the numbers differ, or there are no rows.
         """
         pairs = [(name, array) for name, array in arrays if length_of(array) is not None]
-        sizes = {str(name): len(array) for name, array in pairs}
+        by_name = {str(name): array for name, array in pairs}
+        sizes = {name: len(array) for name, array in by_name.items()}
 
         def hint(rows: int) -> str:
             wrong = [n for n in self.targets if sizes.get(_label_name(n), rows) != rows]
             advice: Any = getattr(self.targets[wrong[0]], "hint", None) if wrong else None
-            return "" if advice is None else str(advice(rows))
+            if advice is None:
+                return ""
+            shape = getattr(by_name[_label_name(wrong[0])], "shape", ())
+            return str(advice(rows, shape))
 
         return common_rows(pairs, self.purpose, hint)
 

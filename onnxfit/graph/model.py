@@ -198,19 +198,18 @@ def _set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
 
 
 def _complete_ranks(graph: ir.Graph) -> None:
-    """Infer ranks that ONNX's inference misses, and the shapes that follow, in place.
-
-    The functions of our inference read operators of opset 13 or newer. A file's older operators
-    have attributes in place of inputs, until the file is converted.
-    """
-    if graph.opset_imports.get("", MIN_KNOWN_OPSET) < MIN_KNOWN_OPSET:
-        return
+    """Infer ranks that ONNX's inference misses, and the shapes that follow, in place."""
+    # Operators of older opsets have attributes in place of inputs, until the file is converted.
+    is_old = graph.opset_imports.get("", MIN_KNOWN_OPSET) < MIN_KNOWN_OPSET
     for node in graph:
         if any(v.shape is None and v.name for v in node.outputs):
             try:
                 infer_outputs(graph, node)
             except ValueError:
                 continue  # inconsistent sizes are reported when the model runs
+            except IndexError:
+                if not is_old:
+                    raise
 
 
 def complete_shapes(model: ir.Model) -> ir.Model:

@@ -103,21 +103,25 @@ class OutputTarget:
         unchanged."""
         return type(self.loss).prepare is Loss.prepare and self.loss.label_range == Loss.label_range
 
-    def hint(self, rows: int) -> str:
+    def hint(self, rows: int, shape: Sequence[int]) -> str:
         """Return advice for labels that have another number of rows than the inputs.
 
         The batch axis of the output may be the reason if no name determines it, or if the file
         declares it wrongly. Labels for one row then often are an array of the output's own shape.
 
         - `rows`: the rows of the inputs.
+        - `shape`: the shape of the labels. If one of its sizes is the number of rows, or none, the
+          advice has the axis.
         """
         found, name = self.batch, self.output.name
         if found is None or (rows > 1 and found.evidence not in ("position", "assumed")):
             return ""
         place = "No axis" if found.axis is None else f"Axis {found.axis}"
+        axes = [axis for axis, size in enumerate(shape) if size == rows]
+        axis = "axis" if len(axes) > 1 else axes[0] if axes else None
         return (
             f" {place} is taken as the batch of {name!r} ({found.reason}). If that is wrong, pass"
-            f" Trainer(batch_axes={{{name!r}: axis}}), or None for no batch. Labels have the rows"
+            f" Trainer(batch_axes={{{name!r}: {axis}}}), or None for no batch. Labels have the rows"
             " first."
         )
 
@@ -127,7 +131,7 @@ class OutputTarget:
                 return self.loss.prepare(read_only(y), self.output)
             except DataError as error:
                 expected = self.loss.target(self.output).rank
-                hint = self.hint(len(y)) if expected not in (None, y.ndim) else ""
+                hint = self.hint(len(y), y.shape) if expected not in (None, y.ndim) else ""
                 raise DataError(f"{error}{hint}") from None
 
 

@@ -17,6 +17,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxfit import ModelError, Trainer
+from onnxfit.graph.model import inferred_model
 
 Array = np.ndarray[Any, Any]
 ORT_OPSET = 7  # the first that onnxruntime runs
@@ -268,3 +269,22 @@ def test_a_tile_of_computed_tiles_is_refused() -> None:
     case = Case("c = Constant<value = float {2}>()  d = Exp(c)  y = Tile(k, d, c)", (5,))
     with pytest.raises(ModelError, match=r"Tile .* of opset 5 needs an input of known rank"):
         Trainer(build(case, 5, numbers(4, 6, 6)))
+
+
+def test_ranks_of_old_files_are_inferred_where_operators_have_their_present_form() -> None:
+    """A Reshape of opset 11 reads its sizes, whose number is the rank; before opset 5, it has them
+    as an attribute.
+    """
+    text = (
+        '<ir_version: 4, opset_import: ["": 11]> g (float[2, 6] x, int64[3] sizes) => (float[] y)'
+        " { y = Reshape(x, sizes) }"
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    (y,) = inferred_model(model).graph.outputs
+    assert y.shape is not None
+    assert len(y.shape) == 3
+    model.opset_import[0].version = 4
+    model.graph.node[0].input.pop()
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("shape", [3, 4]))
+    inferred_model(model)  # raises no error
