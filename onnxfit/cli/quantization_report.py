@@ -69,8 +69,8 @@ def quantization_report(
 ) -> None:
     """List the layers of INT_MODEL, which was quantized from FLOAT_MODEL, the worst layer first.
 
-    INT_MODEL must have QuantizeLinear and DequantizeLinear, as onnxruntime's quantize_static writes
-    them.
+    INT_MODEL has QuantizeLinear and DequantizeLinear, as onnxruntime's quantize_static writes them,
+    operators of integers such as QLinearConv, or packed weights of MatMulNBits.
 
     \b
     onnxfit quantization-report float.onnx int8.onnx --data test.npz \\

@@ -121,8 +121,8 @@ class _Pairer:
         # a value of the integer model, with its parameters -> the value after the rounding
         self.rounded = {(o.name, o.parameters): n for n, o in self.rounded_values.items()}
         self.rounded_by_name = {o.name: name for name, o in self.rounded_values.items()}
-        self.float_readers = _readers(graph)
-        self.readers = _readers(quantized.graph)
+        self.float_readers = readers_of(graph)
+        self.readers = readers_of(quantized.graph)
         self.float_names = self._float_names()
         self.known: dict[tuple[str, tuple[QuantizationParameters, ...]], QuantizedActivation] = {}
 
@@ -140,6 +140,7 @@ class _Pairer:
                     constants[index][position] = self._constant(index, position, origin)
                 elif origin.parameters:
                     reads[index, position] = self._activation(origin)
+                    self._require_read(index, position, reads[index, position].tensor)
                     read_by[index].append(reads[index, position])
         outputs = {
             value.name: self._activation(origin)
@@ -172,6 +173,25 @@ class _Pairer:
             )
         return pairing
 
+    def _require_read(self, index: int, position: int, tensor: str) -> None:
+        """Raise ModelError if the integer model reads `tensor` in front of a Relu that it lacks.
+
+        `quantize_static` writes QOperator files without a Relu whose input has other readers.
+        """
+        node = self.graph.node[index]
+        name = node.input[position] if position < len(node.input) else ""
+        while name != tensor and name in self.producers:
+            maker = self.graph.node[self.producers[name]]
+            if maker.op_type in CLIPPING:
+                raise ModelError(
+                    f"The integer model lacks {maker.op_type} {maker.name or name!r}:"
+                    f" {node.op_type} {node.name or node.output[0]!r} reads the numbers in front of"
+                    " it. Quantize the float model again, in QDQ format."
+                )
+            if maker.op_type not in WITHOUT_EFFECT or not maker.input:
+                return
+            name = maker.input[0]
+
     def _before_rounding(self, name: str) -> str:
         """Return the output of a node of the integer model behind activations that clip.
 
@@ -180,7 +200,7 @@ class _Pairer:
         """
         behind = name
         while behind not in self.rounded_by_name:
-            clipped = _clipped(behind, self.readers)
+            clipped = behind_clipping(behind, self.readers)
             if clipped is None:
                 return name
             behind = clipped
@@ -195,8 +215,8 @@ class _Pairer:
         - `rounded`: the value of the integer model, after its rounding.
         """
         while True:
-            clipped = _clipped(name, self.float_readers)
-            partner = _clipped(rounded, self.readers)
+            clipped = behind_clipping(name, self.float_readers)
+            partner = behind_clipping(rounded, self.readers)
             if clipped is None or partner is None:
                 return name, rounded
             name, rounded = clipped, self.rounded_by_name.get(partner, partner)
@@ -347,7 +367,7 @@ def _unique_names(nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
     return {n.name: i for i, n in enumerate(nodes) if n.name and counts[n.name] == 1}
 
 
-def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+def readers_of(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
     """Return a mapping from each value to the nodes that read it."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -356,7 +376,7 @@ def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
     return readers
 
 
-def _clipped(name: str, readers: Mapping[str, list[onnx.NodeProto]]) -> str | None:
+def behind_clipping(name: str, readers: Mapping[str, list[onnx.NodeProto]]) -> str | None:
     """Return the output of the clipping activation that alone reads a value; None for none."""
     nodes = readers.get(name, [])
     if len(nodes) == 1 and nodes[0].op_type in CLIPPING:

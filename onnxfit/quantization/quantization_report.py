@@ -21,6 +21,7 @@ from onnxfit.quantization.operators import constants_of
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation, pair_layers
 from onnxfit.quantization.parameters import FLOATS, Array
 from onnxfit.quantization.preparation import optimize_float_model
+from onnxfit.quantization.qdq_form import in_qdq_form
 from onnxfit.quantization.report import QuantizationReport, QuantizedLayer
 from onnxfit.quantization.switched_model import SwitchedModel, run_arrays
 from onnxfit.registry import check_arguments, shortened
@@ -59,12 +60,14 @@ def quantization_report(
     `levels` counts the different integers of the weight.
 
     All sums run over all rows of the data, batch by batch. The float model and its n layers alone
-    are one compiled graph, which runs n + 1 times a batch; the integer model runs unchanged.
+    are one compiled graph, which runs n + 1 times a batch. The integer model runs unchanged, or in
+    QDQ form.
 
     - `float_model`: the model before quantization: a path, bytes or an `onnx.ModelProto`. If the
       integer model has no BatchNormalization, the float model's are folded first.
-    - `int_model`: the same model with QuantizeLinear and DequantizeLinear, as
-      `onnxruntime.quantization.quantize_static` writes it in QDQ format.
+    - `int_model`: the same model in integers, as `onnxruntime.quantization.quantize_static` writes
+      it in QDQ or QOperator format, or with packed weights of MatMulNBits. Layers such as
+      QLinearConv and MatMulNBits are compared as Conv and MatMul of dequantized values.
     - `data`: a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)`, or any other x that
       `Trainer.predict` accepts. A few hundred rows suffice.
     - `loss`: a loss, or a dict from output to loss, as for `Trainer`. It needs labels. None for no
@@ -93,8 +96,9 @@ def quantization_report(
     """
     if verbose not in (0, 1, "auto"):
         raise SettingError(f"verbose must be 0, 1 or 'auto', got {shortened(verbose)}.")
-    integers = load_model(int_model)
-    floats = _folded(load_model(float_model), integers)
+    given = load_model(float_model)
+    integers = in_qdq_form(load_model(int_model), given)
+    floats = _folded(given, integers)
     pairing = pair_layers(floats, integers)
     meter = None if loss is None else LossMeter(floats, loss)
     with _source(floats, meter, data, batch_size) as source:
