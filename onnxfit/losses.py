@@ -44,6 +44,7 @@ from onnxfit.errors import (
     SettingError,
     UnknownNameError,
     UnsupportedError,
+    listed_names,
     nearest_name,
     warn_user,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "GaussianNLL",
     "Hinge",
     "Huber",
+    "InfoNCE",
     "Joint",
     "KLDivergence",
     "LogCosh",
@@ -115,6 +117,7 @@ __all__ = [
     "Poisson",
     "Quantile",
     "SquaredHinge",
+    "TripletMargin",
     "get_loss",
 ]
 
@@ -143,6 +146,7 @@ LEAST_PROBABILITY = 1e-30
 LEAST_LOGARITHM = -1e4
 LEAST_RATE = 1e-7
 GREATEST_EXPONENT = 40.0
+TRIPLET_EPSILON = 1e-6  # as in PyTorch, added to differences: the norm of 0 has no gradient
 # Losses of these libraries compute with their own tensors and cannot be used here.
 OTHER_LIBRARIES = ("jax", "keras", "numpy", "optax", "sklearn", "tensorflow", "tf_keras", "torch")
 CLASS_LIMIT = 2**63  # class indices are int64 in the graph
@@ -682,6 +686,10 @@ class Joint(Loss):
             object.__setattr__(self, kind, tuple(name_list(kind, getattr(self, kind))))
         if not self.read:
             raise SettingError("Joint needs the name of an output, an input or a value to read.")
+        self._check_function()
+
+    def _check_function(self) -> None:
+        """Raise SettingError unless the function takes what the loss reads."""
         arguments = ["op", *(["y_true"] if self.declared else []), *self.read]
         try:
             inspect.signature(self.function).bind(*arguments)
@@ -730,6 +738,109 @@ class Joint(Loss):
     def _without_weightless(self, op: GraphBuilder, counts: Value, y_true: Any, y_pred: Any) -> Any:
         # The loss of a row may depend on all rows, and zeros would not be neutral there.
         return y_pred
+
+
+@dataclass(frozen=True)
+class TripletMargin(Joint):
+    r"""$\max(0, \lVert a - p + \epsilon \rVert - \lVert a - n + \epsilon \rVert + m)$ of an anchor
+    $a$, a positive $p$ and a negative $n$, with $\epsilon = 10^{-6}$
+    (`torch.nn.TripletMarginLoss`).
+
+    - `outputs`: the names of the outputs with $a$, $p$ and $n$, each of shape `(batch, ...,
+      features)`; `inputs` and `values` as in `Joint`, three names in all.
+    - `margin`: $m > 0$.
+    - `reduction` is as in `Loss`.
+
+    SettingError: there are not three names.
+
+    >>> TripletMargin(["anchor", "positive", "negative"], margin=0.5).read
+    ('anchor', 'positive', 'negative')
+    """
+
+    named = False
+
+    function: Any = field(default=None, init=False, repr=False)
+    labels: None = field(default=None, init=False, repr=False)
+    margin: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "margin", above=0)
+
+    def _check_function(self) -> None:
+        _require_names(self, len(self.read) == 3, "an anchor, a positive and a negative")
+
+    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any) -> Value:
+        anchor, positive, negative = y_pred
+
+        def distance(a: Value, b: Value) -> Value:
+            difference = a - b + TRIPLET_EPSILON
+            return op.Sqrt(op.ReduceSum(difference * difference, [-1], keepdims=0))
+
+        return op.Relu(distance(anchor, positive) - distance(anchor, negative) + self.margin)
+
+
+@dataclass(frozen=True)
+class InfoNCE(Joint):
+    r"""The contrastive loss of CLIP and SimCLR: the mean of the cross entropies of the rows and the
+    columns of $e^s\,\hat a \hat b^\top$, whose classes are on the diagonal (van den Oord et al.
+    2018, arXiv:1807.03748; Radford et al. 2021, arXiv:2103.00020).
+
+    Row $i$ of $a$ belongs to row $i$ of $b$; all other rows of the batch are its negatives.
+    $\hat a$ and $\hat b$ are the rows divided by their norms, which are at least $10^{-12}$.
+
+    - `outputs`: the names of the outputs with $a$ and $b$, each of shape `(batch, features)`.
+    - `values`: the name of a scalar $s$ in the file, such as CLIP's `logit_scale`, instead of
+      `temperature`; `inputs` as in `Joint`, for $a$ and $b$.
+    - `temperature`: $e^{-s} > 0$.
+    - `symmetric`: False for the cross entropy of the rows alone.
+    - `reduction` is as in `Loss`.
+
+    SettingError: there are not two names, or three with $s$.
+
+    >>> InfoNCE(["image", "text"]).read
+    ('image', 'text')
+    """
+
+    named = False
+
+    function: Any = field(default=None, init=False, repr=False)
+    labels: None = field(default=None, init=False, repr=False)
+    temperature: float = field(default=0.07, kw_only=True)
+    symmetric: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "temperature", above=0)
+
+    def _check_function(self) -> None:
+        fits = len(self.outputs) + len(self.inputs) == 2 and len(self.values) <= 1
+        _require_names(self, fits, "two outputs of vectors, and of at most one scale in values")
+
+    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any) -> Value:
+        first, second, *scale = y_pred
+
+        def unit(a: Value) -> Value:
+            return a / op.Sqrt(op.Max(op.ReduceSum(a * a, [-1], keepdims=1), 1e-24))
+
+        logits = op.MatMul(unit(first), op.Transpose(unit(second), perm=[1, 0]))
+        logits = logits * op.Exp(scale[0]) if scale else logits / self.temperature
+        rows = _diagonal_cross_entropy(op, logits)
+        if not self.symmetric:
+            return rows
+        return (rows + _diagonal_cross_entropy(op, op.Transpose(logits, perm=[1, 0]))) / 2
+
+
+def _diagonal_cross_entropy(op: GraphBuilder, logits: Value) -> Value:
+    """The cross entropy of each row of scores, whose class is on the diagonal."""
+    return -op.ReduceSum(log_softmax(op, logits, 1) * op.EyeLike(logits), [1], keepdims=0)
+
+
+def _require_names(loss: Joint, fits: bool, what: str) -> None:
+    if not fits:
+        raise SettingError(
+            f"{type(loss).__name__} needs the names of {what}, got {listed_names(loss.read)}."
+        )
 
 
 def _rows_of(values: Sequence[Value]) -> Dim:
@@ -2115,7 +2226,7 @@ def _warn_once(loss: Loss, text: str, setting: str = "") -> None:
 
 def loss_name(loss: Loss) -> str:
     """Return the name of a loss for messages: that of its class, or of its function."""
-    if isinstance(loss, (Function, Joint)):
+    if isinstance(loss, (Function, Joint)) and loss.function is not None:
         return getattr(loss.function, "__name__", repr(loss.function))
     return type(loss).__name__
 

@@ -78,7 +78,9 @@ def test_the_page_has_every_class(entries: dict[str, str]) -> None:
     assert bases <= {f"{m.__name__[8:]}.{b.__name__}" for m, b in REGISTRIES.items()} | {
         "losses.ClassLoss",
         "losses.Function",
+        "losses.InfoNCE",
         "losses.Joint",
+        "losses.TripletMargin",
         "metrics.EpochMetric",
         "metrics.ExternalMetric",
         "metrics.WordErrorRate",

@@ -13,7 +13,7 @@ import pytest
 
 import onnxfit
 from onnxfit.errors import DataError, SettingError, UnknownNameError, UnsupportedError
-from onnxfit.losses import Joint
+from onnxfit.losses import InfoNCE, Joint, TripletMargin
 from tests.distributed.threads import on_ranks
 from tests.quantization.packed_files import packed_file, real_numbers
 
@@ -253,6 +253,82 @@ def test_barlow_twins_train_as_in_torch(backend: str) -> None:
 
     loss = Joint(twins, ["anchor", "positive"])
     assert_same(trained(THREE, loss, TRIPLES, backend=backend), by_torch(THREE, compute))
+
+
+# ---------------------------------------------------------------------- ready-made losses
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("margin", [0.5, 3.0])
+def test_triplet_margin_is_that_of_torch(margin: float) -> None:
+    import torch
+
+    def compute(weights: dict[str, Any]) -> Any:
+        outputs = [torch.tensor(TRIPLES[name]) @ weights["w"] for name in "apn"]
+        return torch.nn.functional.triplet_margin_loss(*outputs, margin=margin)
+
+    loss = TripletMargin(["anchor", "positive", "negative"], margin=margin)
+    assert_same(trained(THREE, loss, TRIPLES), by_torch(THREE, compute))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_info_nce_is_that_of_torch(symmetric: bool) -> None:
+    import torch
+    from torch.nn import functional
+
+    def compute(weights: dict[str, Any]) -> Any:
+        image = functional.normalize(torch.tensor(PIXELS) @ weights["wi"])
+        text = functional.normalize(torch.tensor(WORDS).tanh() @ weights["wt"])
+        logits, rows = image @ text.T / 0.2, torch.arange(len(PIXELS))
+        both_ways = [logits, logits.T] if symmetric else [logits]
+        return sum(functional.cross_entropy(one, rows) for one in both_ways) / len(both_ways)
+
+    loss = InfoNCE(["image", "text"], temperature=0.2, symmetric=symmetric)
+    assert_same(trained(TOWERS, loss, X), by_torch(TOWERS, compute))
+
+
+@pytest.mark.torch
+def test_info_nce_trains_the_scale_of_the_file() -> None:
+    loss = InfoNCE(["image", "text"], values="scale")
+    got = trained(TOWERS, loss, X, weights=["wi", "wt", "scale"])
+    assert_same(got, by_torch(TOWERS, torch_clip))
+
+
+def test_equal_and_zero_vectors_have_finite_gradients() -> None:
+    zeros = {"a": np.zeros((4, 4)), "p": np.zeros((4, 4)), "n": np.zeros((4, 4))}
+    losses = (
+        TripletMargin(["anchor", "positive", "negative"]),
+        InfoNCE(["anchor", "positive"], temperature=0.01),
+    )
+    for loss in losses:
+        costs, weights = trained(THREE, loss, zeros)
+        assert np.isfinite(costs).all()
+        assert np.isfinite(weights["w"]).all()
+
+
+def test_a_checkpoint_has_ready_made_losses(tmp_path) -> None:
+    loss = {"match": InfoNCE(["image", "text"], temperature=0.2), "text": "mse"}
+    trainer = onnxfit.Trainer(TOWERS, loss=loss)
+    trainer.fit(X, TARGETS, verbose=0)
+    loaded = onnxfit.Trainer.load(trainer.save(tmp_path / "c"))
+    assert loaded.loss == loss
+    assert loaded.evaluate(X, TARGETS) == trainer.evaluate(X, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TripletMargin(["a", "p"]), "an anchor, a positive and a negative, got a, p"),
+        (lambda: TripletMargin(["a", "p", "n"], margin=0), "margin > 0"),
+        (lambda: InfoNCE(["a", "b", "c"]), "two outputs of vectors"),
+        (lambda: InfoNCE("a", values="s"), "two outputs of vectors"),
+        (lambda: InfoNCE(["a", "b"], temperature=0), "temperature > 0"),
+    ],
+)
+def test_ready_made_losses_check_their_settings(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        make()
 
 
 # ---------------------------------------------------------------------- beside other losses
