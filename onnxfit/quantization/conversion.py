@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, defaultdict
+from collections import ChainMap
 from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
 import onnx
 
+from onnxfit.graph.index import GraphIndex, attributes_of
 from onnxfit.graph.replacement import Array, NodeReplacement
 from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.quantization.operators import constants_of
 
 # The input of an operator with the element type of its first output. The output of any other
 # operator of quantized numbers has the type of its first input.
@@ -32,41 +32,27 @@ class NotConvertibleError(Exception):
     """An integer operator cannot be converted; the message is the reason."""
 
 
-class IntegerGraph:
-    """Names, constants and uses of the values of a graph with integer operators."""
+class IntegerGraph(GraphIndex):
+    """A graph with integer operators, and the types of its values."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        self.constants = constants_of(graph)
-        self.outputs = {value.name for value in graph.output}
-        self.producers: dict[str, onnx.NodeProto] = {}
-        self.uses: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-        self.names = {*self.initializers, *(value.name for value in graph.input)}
+        super().__init__(graph)
+        self.names = {*self.tensors, *(value.name for value in graph.input)}
+        self.names.update(name for n in nodes_of(graph) for name in (n.name, *n.output))
         self.shared: dict[tuple[Any, ...], str] = {}  # values that several conversions use
         self._declared = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input)}
-        for node in nodes_of(graph):
-            self.names.update((node.name, *node.output))
-            for name in node.input:
-                self.uses[name].append(node)
-        for node in graph.node:
-            self.producers.update((name, node) for name in node.output)
 
     def array(self, name: str) -> Array | None:
         """Return an initializer or the tensor of a Constant; None for any other value."""
         tensor = self.constants.get(name)
         return None if tensor is None else onnx.numpy_helper.to_array(tensor)
 
-    def only_use(self, name: str) -> onnx.NodeProto | None:
-        """Return the node that alone uses a value, once; None for any other value."""
-        uses = self.uses[name]
-        return uses[0] if len(uses) == 1 and name not in self.outputs else None
-
     def gather_of_initializer(self, name: str) -> onnx.NodeProto | None:
         """Return the Gather that takes a value from an initializer; None for any other value."""
         node = self.producers.get(name)
         if node is None or node.op_type != "Gather" or len(node.input) != 2:
             return None
-        return node if node.input[0] in self.initializers else None
+        return node if node.input[0] in self.tensors else None
 
     def origin(self, name: str, moving: Container[str]) -> onnx.NodeProto | None:
         """Return the node that computes a value, before operators that only move its elements."""
@@ -81,8 +67,8 @@ class IntegerGraph:
 
     def rank(self, name: str) -> int | None:
         """Return the number of dimensions of a value; None if unknown."""
-        if name in self.initializers:
-            return len(self.initializers[name].dims)
+        if name in self.tensors:
+            return len(self.tensors[name].dims)
         declared = self._declared.get(name)
         has_shape = declared is not None and declared.HasField("shape")
         return len(declared.shape.dim) if declared is not None and has_shape else None
@@ -92,8 +78,8 @@ class IntegerGraph:
         seen: set[str] = set()
         while name not in seen:
             seen.add(name)
-            if name in self.initializers:
-                return int(self.initializers[name].data_type)
+            if name in self.tensors:
+                return int(self.tensors[name].data_type)
             declared = self._declared.get(name)
             if declared is not None and declared.elem_type:
                 return int(declared.elem_type)
@@ -174,8 +160,7 @@ class QdqBuilder(NodeReplacement):
         """Return the rows that a Gather takes from a quantized table."""
         self.bypassed.append(node)
         table = self.dequantize_by(node.input[0], scale, zero_point)
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        return self("Gather", table, node.input[1], output=output, **attributes)
+        return self("Gather", table, node.input[1], output=output, **attributes_of(node))
 
     def dequantize_bias(self, bias: str, x_scale: str, w_scale: str) -> str:
         """Return x_scale w_scale bias, for an int32 bias without a zero point; "" for no bias.
@@ -187,7 +172,7 @@ class QdqBuilder(NodeReplacement):
         scales = self._scales(bias, x_scale, None).reshape(()) * self._scales(bias, w_scale, 0)
         axis = None
         if scales.size > 1:
-            dims = self.graph.initializers[bias].dims if bias in self.graph.initializers else ()
+            dims = self.graph.tensors[bias].dims if bias in self.graph.tensors else ()
             if not dims or dims[-1] != scales.size:
                 raise NotConvertibleError(
                     f"its bias {bias!r} is not an initializer with an entry for each of the"

@@ -107,7 +107,7 @@ def _scaled_output(op: QdqBuilder) -> tuple[str, list[str]]:
 
     The nodes are Cast, and one Mul by the product of the scales or two by a scale each.
     """
-    cast = op.graph.only_use(op.node.output[0])
+    cast = op.graph.only_reader(op.node.output[0])
     targets = [a.i for a in cast.attribute if a.name == "to"] if cast is not None else []
     if cast is None or cast.op_type != "Cast" or targets != [onnx.TensorProto.FLOAT]:
         raise NotConvertibleError("its output does not go into one Cast to float32")
@@ -115,7 +115,7 @@ def _scaled_output(op: QdqBuilder) -> tuple[str, list[str]]:
     y = cast.output[0]
     scales: list[str] = []
     while len(scales) < 2:
-        multiply = op.graph.only_use(y)
+        multiply = op.graph.only_reader(y)
         if multiply is None or multiply.op_type != "Mul":
             raise NotConvertibleError("its output is not multiplied by two scales")
         factor = next((name for name in multiply.input if name != y), "")
@@ -135,7 +135,7 @@ def _computed_scale(op: QdqBuilder, name: str) -> str | None:
 
     The scale is one number, as DynamicQuantizeLinear always computes one.
     """
-    if name in op.graph.initializers or op.graph.gather_of_initializer(name) is not None:
+    if name in op.graph.tensors or op.graph.gather_of_initializer(name) is not None:
         return None
     node = op.graph.origin(name, _MOVING)
     if node is not None and node.op_type == "DynamicQuantizeLinear" and len(node.output) == 3:

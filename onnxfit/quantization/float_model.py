@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import SettingError, listed_names
+from onnxfit.graph.index import GraphIndex
 from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.quantization.integer_weight import IntegerWeight
-from onnxfit.quantization.operators import SUFFIX, TRANSPOSED, constants_of
+from onnxfit.quantization.operators import SUFFIX, TRANSPOSED
 from onnxfit.quantization.parameters import FLOATS, Array
 
 # The distance from 1 to the next number of each float type
@@ -36,7 +37,7 @@ def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[
     """
     tensors = {
         name: tensor
-        for name, tensor in constants_of(load_model(source).graph).items()
+        for name, tensor in GraphIndex(load_model(source).graph).constants.items()
         if tensor.data_type in FLOATS
     }
     arrays = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}

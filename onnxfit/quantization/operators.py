@@ -71,16 +71,6 @@ def is_quantized(node: onnx.NodeProto) -> bool:
     return is_conversion(node) or computes_with_integers(node)
 
 
-def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Return the initializers and the tensors of Constant nodes, by name."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            tensors = [a.t for a in node.attribute if a.name == "value"]
-            constants.update(zip(node.output, tensors))
-    return constants
-
-
 def numbers_of(tensor: onnx.TensorProto) -> Array:
     """Return the numbers of a tensor; integers have 64 bits."""
     array = np.asarray(ir_tensor(tensor).numpy())

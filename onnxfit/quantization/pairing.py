@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import onnx
 
 from onnxfit.errors import ModelError, listed_names, nearest_name
+from onnxfit.graph.index import GraphIndex, NodeIndex
 from onnxfit.graph.shared_tensors import array_of
-from onnxfit.quantization.operators import CLIPPING, QUANTIZERS, constants_of, is_dequantize
+from onnxfit.quantization.operators import CLIPPING, QUANTIZERS, is_dequantize
 from onnxfit.quantization.parameters import FLOATS, Array, QuantizationParameters
 from onnxfit.quantization.quantized_graph import Origin, QuantizedGraph
 
@@ -110,19 +111,13 @@ def pair_layers(float_model: onnx.ModelProto, integer_model: onnx.ModelProto) ->
 
 class _Pairer:
     def __init__(self, graph: onnx.GraphProto, quantized: QuantizedGraph) -> None:
-        self.graph = graph
+        self.floats = GraphIndex(graph)
         self.quantized = quantized
-        self.tensors = constants_of(graph)
-        self.inputs = {value.name for value in graph.input} - set(self.tensors)
-        self.producers = {
-            name: i for i, node in enumerate(graph.node) for name in node.output if name
-        }
+        self.values = dict.fromkeys((*self.floats.inputs, *self.floats.positions))
         self.rounded_values = quantized.rounded_values()
         # a value of the integer model, with its parameters -> the value after the rounding
         self.rounded = {(o.name, o.parameters): n for n, o in self.rounded_values.items()}
         self.rounded_by_name = {o.name: name for name, o in self.rounded_values.items()}
-        self.float_readers = readers_of(graph)
-        self.readers = readers_of(quantized.graph)
         self.float_names = self._float_names()
         self.known: dict[tuple[str, tuple[QuantizationParameters, ...]], QuantizedActivation] = {}
 
@@ -144,7 +139,7 @@ class _Pairer:
                     read_by[index].append(reads[index, position])
         outputs = {
             value.name: self._activation(origin)
-            for value in self.graph.output
+            for value in self.floats.graph.output
             if (origin := self.quantized.origin(value.name)).parameters and origin.integers is None
         }
         pairing = Pairing([], reads, outputs)
@@ -158,7 +153,7 @@ class _Pairer:
             )
             layer = PairedLayer(
                 index,
-                name=self.graph.node[index].name or self.graph.node[index].output[0],
+                name=self.floats.nodes[index].name or self.floats.nodes[index].output[0],
                 operator=node.op_type,
                 output=output,
                 integer_output=integer_output,
@@ -200,7 +195,7 @@ class _Pairer:
         """
         behind = name
         while behind not in self.rounded_by_name:
-            clipped = behind_clipping(behind, self.readers)
+            clipped = behind_clipping(behind, self.quantized)
             if clipped is None:
                 return name
             behind = clipped
@@ -215,8 +210,8 @@ class _Pairer:
         - `rounded`: the value of the integer model, after its rounding.
         """
         while True:
-            clipped = behind_clipping(name, self.float_readers)
-            partner = behind_clipping(rounded, self.readers)
+            clipped = behind_clipping(name, self.floats)
+            partner = behind_clipping(rounded, self.quantized)
             if clipped is None or partner is None:
                 return name, rounded
             name, rounded = clipped, self.rounded_by_name.get(partner, partner)
@@ -240,24 +235,24 @@ class _Pairer:
 
     def _activation(self, origin: Origin) -> QuantizedActivation:
         tensor = self._float_name(origin.name)
-        if tensor not in self.producers and tensor not in self.inputs:
-            names = [*self.inputs, *self.producers]
-            raise ModelError(_stranger("quantizes the value", tensor, names))
+        if tensor not in self.values:
+            raise ModelError(_stranger("quantizes the value", tensor, self.values))
         rounded = self.rounded.get((origin.name, origin.parameters), origin.name)
         used, _ = self._behind_relu(tensor, rounded)
         activation = QuantizedActivation(tensor, origin.parameters, used)
         return self.known.setdefault((tensor, origin.parameters), activation)
 
     def _constant(self, index: int, position: int, origin: Origin) -> QuantizedConstant:
-        node = self.graph.node[index]
+        node = self.floats.nodes[index]
         name = node.input[position] if position < len(node.input) else ""
         described = f"{node.op_type} {node.name or node.output[0]!r}"
-        if name not in self.tensors or self.tensors[name].data_type not in FLOATS:
+        tensor = self.floats.constants.get(name)
+        if tensor is None or tensor.data_type not in FLOATS:
             raise ModelError(
                 f"{described} has constant integers {origin.name!r} in the integer model, but no"
                 f" constant floats at this input in the float model. {FIX}"
             )
-        floats = array_of(self.tensors[name])
+        floats = array_of(tensor)
         assert origin.integers is not None
         if floats.shape != origin.integers.shape:
             raise ModelError(
@@ -277,7 +272,7 @@ class _Pairer:
         return {
             origin.name: name
             for name, origin in self.rounded_values.items()
-            if name in self.producers and origin.name not in (*self.producers, *self.inputs)
+            if name in self.floats.positions and origin.name not in self.values
         }
 
     def _float_name(self, name: str) -> str:
@@ -285,12 +280,12 @@ class _Pairer:
 
     def _pairs(self) -> dict[int, onnx.NodeProto]:
         """Return a mapping from the float model's node indices to partners, where there is one."""
-        by_name = _unique_names(self.graph.node)
+        by_name = _unique_names(self.floats.nodes)
         partners_by_name = _unique_names(self.quantized.layers)
         pairs: dict[int, onnx.NodeProto] = {}
         for node in self.quantized.layers:
             index = by_name.get(node.name) if node.name in partners_by_name else None
-            if index is None or self.graph.node[index].op_type != node.op_type:
+            if index is None or self.floats.nodes[index].op_type != node.op_type:
                 index = self._index_by_output(node)
             if index is None:
                 self._require_float(node)
@@ -300,30 +295,28 @@ class _Pairer:
 
     def _index_by_output(self, node: onnx.NodeProto) -> int | None:
         """Return the index of the node with the same output, before activations that clip."""
-        index = self.producers.get(self._float_name(node.output[0]))
+        index = self.floats.positions.get(self._float_name(node.output[0]))
         while index is not None:
-            candidate = self.graph.node[index]
+            candidate = self.floats.nodes[index]
             if candidate.op_type == node.op_type:
                 return index
             if candidate.op_type not in CLIPPING:
                 return None
-            index = self.producers.get(candidate.input[0])
+            index = self.floats.positions.get(candidate.input[0])
         return None
 
     def _require_float(self, node: onnx.NodeProto) -> None:
         """Raise ModelError for a quantized node without a partner."""
         if any(self.quantized.origin(name).parameters for name in node.input):
-            names = [n.name or n.output[0] for n in self.graph.node if n.op_type == node.op_type]
+            names = [n.name or n.output[0] for n in self.floats.nodes if n.op_type == node.op_type]
             given = node.name or node.output[0]
             raise ModelError(_stranger(f"has a quantized {node.op_type}", given, names))
 
     def _require_same_ends(self) -> None:
         """Raise ModelError for models whose inputs or outputs differ in name."""
-        graph = self.quantized.graph
-        tensors = set(self.quantized.tensors)
         for kind, ours, theirs in (
-            ("inputs", self.inputs, {v.name for v in graph.input} - tensors),
-            ("outputs", {v.name for v in self.graph.output}, {v.name for v in graph.output}),
+            ("inputs", self.floats.inputs, self.quantized.inputs),
+            ("outputs", self.floats.outputs, self.quantized.outputs),
         ):
             if ours != theirs:
                 raise ModelError(
@@ -336,7 +329,7 @@ class _Pairer:
         removable = CLIPPING | WITHOUT_EFFECT | {*QUANTIZERS}
         missing = [
             node
-            for index, node in enumerate(self.graph.node)
+            for index, node in enumerate(self.floats.nodes)
             if index not in pairs and node.op_type not in removable
         ]
         if missing:
@@ -367,18 +360,9 @@ def _unique_names(nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
     return {n.name: i for i, n in enumerate(nodes) if n.name and counts[n.name] == 1}
 
 
-def readers_of(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Return a mapping from each value to the nodes that read it."""
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    return readers
-
-
-def behind_clipping(name: str, readers: Mapping[str, list[onnx.NodeProto]]) -> str | None:
+def behind_clipping(name: str, index: NodeIndex) -> str | None:
     """Return the output of the clipping activation that alone reads a value; None for none."""
-    nodes = readers.get(name, [])
+    nodes = index.readers[name]
     if len(nodes) == 1 and nodes[0].op_type in CLIPPING:
         return str(nodes[0].output[0])
     return None

@@ -7,9 +7,10 @@ from collections.abc import Collection
 import onnx
 
 from onnxfit.errors import ModelError, listed_names
+from onnxfit.graph.index import NodeIndex
 from onnxfit.quantization.operators import is_dequantize, is_quantize
 from onnxfit.quantization.packed_weights import packed_weights, unpack
-from onnxfit.quantization.pairing import behind_clipping, readers_of
+from onnxfit.quantization.pairing import behind_clipping
 from onnxfit.quantization.qoperators import remaining_qoperators, to_qdq
 
 # onnxruntime's quantizer names the integers of a value `<value>_quantized`.
@@ -52,14 +53,14 @@ def _restore_names(graph: onnx.GraphProto, floats: onnx.GraphProto) -> None:
     A layer has absorbed the Relu behind it if no other node computes the output of the Relu. Its
     output then is that of the Relu.
     """
-    readers = readers_of(floats)
+    index = NodeIndex(floats.node)
     known = {name for node in floats.node for name in node.output}
     used = {name for node in graph.node for name in (*node.input, *node.output)}
     computed = {n for node in graph.node if not is_dequantize(node) for n in node.output}
     names = {}
     for node in filter(is_quantize, graph.node):
         new = node.output[0].removesuffix(SUFFIX)
-        while (behind := behind_clipping(new, readers)) and behind not in computed:
+        while (behind := behind_clipping(new, index)) and behind not in computed:
             new = behind
         if node.output[0].endswith(SUFFIX) and new in known - used and node.input[0] not in known:
             names[node.input[0]] = new

@@ -136,10 +136,8 @@ def _nodes_with(graph: onnx.GraphProto, builders: dict[str, QdqBuilder]) -> list
     replaced = {_key(node) for builder in builders.values() for node in builder.replaced}
     for builder in builders.values():
         for node in builder.bypassed:
-            uses = builder.graph.uses[_key(node)]
-            if builder.graph.outputs.isdisjoint(node.output) and replaced.issuperset(
-                map(_key, uses)
-            ):
+            readers = {_key(reader) for reader in builder.graph.readers[_key(node)]}
+            if builder.graph.outputs.isdisjoint(node.output) and readers <= replaced:
                 replaced.add(_key(node))
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:

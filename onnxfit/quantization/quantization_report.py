@@ -13,11 +13,11 @@ from tqdm import tqdm
 
 from onnxfit.data import Batch, DataAdapter, Source
 from onnxfit.errors import DataError, ModelError, SettingError
+from onnxfit.graph.index import GraphIndex
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.reading import ModelSource, load_model, to_ir
 from onnxfit.graph.tensors import is_large
 from onnxfit.quantization.loss_meter import LossMeter
-from onnxfit.quantization.operators import constants_of
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation, pair_layers
 from onnxfit.quantization.parameters import FLOATS, Array
 from onnxfit.quantization.preparation import optimize_float_model
@@ -121,7 +121,7 @@ def _folded(floats: onnx.ModelProto, integers: onnx.ModelProto) -> onnx.ModelPro
     Folded are BatchNormalization, and nodes that read only constants, such as the Transpose of a
     weight.
     """
-    constants = constants_of(floats.graph)
+    constants = GraphIndex(floats.graph).constants
     kept = {name for node in integers.graph.node for name in node.output}
     kinds = {node.op_type for node in integers.graph.node}
     for node in floats.graph.node:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.index import GraphIndex
 from onnxfit.quantization.operators import (
-    constants_of,
     integer_type,
     is_conversion,
     is_dequantize,
@@ -36,25 +36,14 @@ class Origin:
     integers: Array | None = None
 
 
-@dataclass(eq=False)
-class QuantizedGraph:
+class QuantizedGraph(GraphIndex):
     """A graph, and the origins of its values."""
-
-    graph: onnx.GraphProto
-    tensors: Mapping[str, onnx.TensorProto] = field(init=False)
-    producers: Mapping[str, onnx.NodeProto] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tensors = constants_of(self.graph)
-        self.producers = {name: node for node in self.graph.node for name in node.output if name}
 
     @property
     def layers(self) -> list[onnx.NodeProto]:
         """The nodes that compute, in the order of the graph."""
         return [
-            node
-            for node in self.graph.node
-            if node.op_type != "Constant" and not is_conversion(node)
+            node for node in self.nodes if node.op_type != "Constant" and not is_conversion(node)
         ]
 
     def rounded_values(self) -> dict[str, Origin]:
@@ -62,7 +51,7 @@ class QuantizedGraph:
         origins = {
             name: self.origin(name)
             for name, node in self.producers.items()
-            if is_dequantize(node) and node.input[0] not in self.tensors
+            if is_dequantize(node) and node.input[0] not in self.constants
         }
         return {n: o for n, o in origins.items() if o.parameters and o.integers is None}
 
@@ -76,8 +65,8 @@ class QuantizedGraph:
         if dequantize is None or not is_dequantize(dequantize):
             return Origin(name)
         source = dequantize.input[0]
-        if source in self.tensors:
-            tensor = self.tensors[source]
+        if source in self.constants:
+            tensor = self.constants[source]
             parameters = self._parameters(dequantize, tensor.data_type)
             integers = numbers_of(tensor)
             _require_fit(dequantize, parameters, integers)
@@ -87,8 +76,8 @@ class QuantizedGraph:
             return Origin(name)  # another node computes these integers
         parameters = self._parameters(quantize)
         value = quantize.input[0]
-        if value in self.tensors:  # a weight in floats that is quantized when the graph runs
-            floats = numbers_of(self.tensors[value])
+        if value in self.constants:  # a weight in floats that is quantized when the graph runs
+            floats = numbers_of(self.constants[value])
             _require_fit(quantize, parameters, floats)
             return Origin(value, (parameters,), parameters.quantized(floats))
         before = self.origin(value)
@@ -107,7 +96,7 @@ class QuantizedGraph:
         zero_point, own_type = None, 0
         if len(node.input) > 2 and node.input[2]:
             zero_point = self._parameter(node, 2, LIMITS)
-            own_type = self.tensors[node.input[2]].data_type
+            own_type = self.constants[node.input[2]].data_type
         element_type = integer_type(own_type, numbers, default_type)
         if element_type not in LIMITS:
             raise wrong_type(node, element_type)
@@ -115,12 +104,12 @@ class QuantizedGraph:
 
     def _parameter(self, node: onnx.NodeProto, position: int, types: Container[int]) -> Array:
         name = node.input[position]
-        if name not in self.tensors:
+        if name not in self.constants:
             raise ModelError(
                 f"{node.op_type} {node.name!r} reads {name!r}, which is computed at run time."
                 " Expected a constant scale and zero point, as static quantization writes them."
             )
-        tensor = self.tensors[name]
+        tensor = self.constants[name]
         if tensor.data_type not in types:
             raise wrong_type(node, tensor.data_type)
         return numbers_of(tensor)
