@@ -5,6 +5,7 @@ onnx-ir keeps the producer and the uses of each value itself. Protobuf messages 
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,6 +19,12 @@ from onnxfit.graph.subgraphs import read_by
 def tensors_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """Return the initializers of a graph by name."""
     return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def required_inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    """Return the inputs of a graph that have no default value, by name."""
+    defaults = {tensor.name for tensor in graph.initializer}
+    return {value.name: value for value in graph.input if value.name not in defaults}
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
@@ -83,6 +90,29 @@ class NodeIndex:
             for node in self.nodes
         ]
 
+    def order(self, priorities: Sequence[int] | None = None) -> list[int]:
+        """Return the positions of the nodes in an order in which each comes before its followers.
+
+        - `priorities`: of the nodes that may come next, the first is the one of least priority, or
+          the one listed first among equals. None: their own order.
+        """
+        missing = [0] * len(self.nodes)  # nodes before each that are not yet in order
+        for followers in self.followers:
+            for i in followers:
+                missing[i] += 1
+        ranks = range(len(missing)) if priorities is None else priorities
+        ready = [(ranks[i], i) for i, count in enumerate(missing) if not count]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            _, i = heapq.heappop(ready)
+            order.append(i)
+            for j in self.followers[i]:
+                missing[j] -= 1
+                if not missing[j]:
+                    heapq.heappush(ready, (ranks[j], j))
+        return order
+
 
 class GraphIndex(NodeIndex):
     """The nodes, the constants and the ends of a graph by name.
@@ -115,8 +145,8 @@ class GraphIndex(NodeIndex):
 
     @cached_property
     def inputs(self) -> set[str]:
-        """The inputs without a default value, which an initializer would be."""
-        return {value.name for value in self.graph.input} - self.tensors.keys()
+        """The inputs that have no default value."""
+        return {*required_inputs(self.graph)}
 
     @cached_property
     def outputs(self) -> set[str]:

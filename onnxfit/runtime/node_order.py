@@ -9,7 +9,6 @@ the whole backward pass.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from onnxfit.graph.subgraphs import subgraph_protos
+from onnxfit.graph.index import NodeIndex
 
 # In smaller graphs, sorting takes longer than it saves.
 MIN_NODES_TO_SORT = 1000
@@ -87,41 +86,13 @@ def _bytes(tensor: onnx.TypeProto.Tensor) -> float:
 
 def _order(nodes: list[onnx.NodeProto], *, updates_last: bool) -> list[int]:
     """Return the positions of the nodes in the new order."""
-    producers = {name: i for i, node in enumerate(nodes) for name in node.output}
-    producers.pop("", None)  # the name of an absent output
-    readers: list[list[int]] = [[] for _ in nodes]
-    missing = [0] * len(nodes)  # inputs not yet listed
-    for i, node in enumerate(nodes):
-        before = {producers[name] for name in _reads(node) if name in producers}
-        missing[i] = len(before)
-        for j in before:
-            readers[j].append(i)
+    index = NodeIndex(nodes)
     distances = [0] * len(nodes)  # to the end of the graph, in nodes
     for i in reversed(range(len(nodes))):
-        if readers[i]:
-            distances[i] = 1 + max(map(distances.__getitem__, readers[i]))
-    ready = [(distances[i], i) for i in range(len(nodes)) if not missing[i]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, i = heapq.heappop(ready)
-        order.append(i)
-        for j in readers[i]:
-            missing[j] -= 1
-            if not missing[j]:
-                heapq.heappush(ready, (distances[j], j))
+        if index.followers[i]:
+            distances[i] = 1 + max(map(distances.__getitem__, index.followers[i]))
+    order = index.order(distances)
     if not updates_last:
         return order
-    last = [i for i in range(len(nodes)) if not readers[i]]
-    return [i for i in order if readers[i]] + last
-
-
-def _reads(node: onnx.NodeProto) -> list[str]:
-    """Return the names of the values that a node or one of its subgraphs reads."""
-    names = list(node.input)
-    for attribute in node.attribute:
-        for graph in subgraph_protos(attribute):
-            names += [value.name for value in graph.output]
-            for inner in graph.node:
-                names += _reads(inner)
-    return names
+    last = [i for i in range(len(nodes)) if not index.followers[i]]
+    return [i for i in order if index.followers[i]] + last

@@ -8,10 +8,11 @@ only a path in the graph says which node runs first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import onnx
 
+from onnxfit.graph.index import NodeIndex
 from onnxfit.graph.subgraphs import read_by
 
 # Operators whose kernels read each element, at the latest, when they write the element at the same
@@ -37,33 +38,25 @@ def overwritable_tensors(graph: onnx.GraphProto, updates: Mapping[str, str]) -> 
     - `updates`: input -> the output with its next value, which has the same type and shape. If an
       input is a part of another input's memory, only the larger one may be among them.
     """
-    nodes = list(graph.node)
-    writers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    readers = _readers(nodes)
+    index = NodeIndex(list(graph.node))
     return {
         name
         for name, output in updates.items()
-        if output in writers
-        and _is_read_first(name, writers[output], nodes, readers, writers)
-        and not _is_joined(name, nodes[writers[output]], nodes, writers)
+        if output in index.positions
+        and _is_read_first(name, index.positions[output], index)
+        and not _is_joined(name, index.producers[output], index)
     }
 
 
-def _is_read_first(
-    name: str,
-    writer: int,
-    nodes: Sequence[onnx.NodeProto],
-    readers: Mapping[str, Sequence[int]],
-    writers: Mapping[str, int],
-) -> bool:
+def _is_read_first(name: str, writer: int, index: NodeIndex) -> bool:
     """Return whether each node that reads an input runs before its writer, or is the writer."""
-    first = min(readers.get(name, [writer]))
-    before = _nodes_before(writer, first, nodes, writers)
+    first = min(index.reading[name], default=writer)
+    before = _nodes_before(writer, first, index)
     waiting = [name]
     while waiting:
         value = waiting.pop()
-        for i in readers.get(value, ()):
-            node = nodes[i]
+        for i in index.reading[value]:
+            node = index.nodes[i]
             if i == writer:
                 fits = ELEMENTWISE.get(node.op_type) == len(node.input)
                 if not fits or node.domain or value != name:
@@ -75,53 +68,39 @@ def _is_read_first(
     return True
 
 
-def _is_joined(
-    name: str, writer: onnx.NodeProto, nodes: Sequence[onnx.NodeProto], writers: Mapping[str, int]
-) -> bool:
+def _is_joined(name: str, writer: onnx.NodeProto, index: NodeIndex) -> bool:
     """Return whether the writer may become one node with a product of an input."""
     waiting = [writer]
     while waiting:
         node = waiting.pop()
         if node.op_type in PRODUCTS:
-            if any(_is_same_numbers(factor, name, nodes, writers) for factor in node.input):
+            if any(_is_same_numbers(factor, name, index) for factor in node.input):
                 return True
         elif node.op_type in JOINED_AFTER | VIEWS:
-            waiting += [nodes[writers[value]] for value in node.input if value in writers]
+            waiting += [index.producers[each] for each in node.input if each in index.producers]
     return False
 
 
-def _is_same_numbers(
-    value: str, name: str, nodes: Sequence[onnx.NodeProto], writers: Mapping[str, int]
-) -> bool:
+def _is_same_numbers(value: str, name: str, index: NodeIndex) -> bool:
     """Return whether a value consists of the numbers of an input, in another order or scaled."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
         if value == name:
             return True
-        node = nodes[writers[value]] if value in writers else None
+        node = index.producers.get(value)
         if node is not None and node.op_type in JOINED_BEFORE | VIEWS:
             waiting += node.input
     return False
 
 
-def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
-    readers: dict[str, list[int]] = {}
-    for i, node in enumerate(nodes):
-        for name in read_by(node):
-            readers.setdefault(name, []).append(i)
-    return readers
-
-
-def _nodes_before(
-    last: int, first: int, nodes: Sequence[onnx.NodeProto], writers: Mapping[str, int]
-) -> set[int]:
+def _nodes_before(last: int, first: int, index: NodeIndex) -> set[int]:
     """Return the nodes from position `first` on from which a path leads to the node `last`."""
     found: set[int] = set()
     waiting = [last]
     while waiting:
-        for name in read_by(nodes[waiting.pop()]):
-            i = writers.get(name, -1)
+        for name in read_by(index.nodes[waiting.pop()]):
+            i = index.positions.get(name, -1)
             if i >= first and i not in found:
                 found.add(i)
                 waiting.append(i)

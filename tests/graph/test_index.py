@@ -87,6 +87,20 @@ class TestIndex:
             expected = [i for i, n in enumerate(graph.node) if results & {*reads(n)}]
             assert followers == expected
 
+    def test_order_keeps_sorted_nodes(self, seed: int) -> None:
+        index = NodeIndex(random_graph(seed).node)
+        assert index.order() == list(range(len(index.nodes)))
+
+    def test_order_sorts_nodes_by_priority(self, seed: int) -> None:
+        index = NodeIndex(random_graph(seed).node[::-1])
+        priorities = np.random.default_rng(seed).integers(0, 3, len(index.nodes)).tolist()
+        waiting, expected = {*range(len(index.nodes))}, []
+        while waiting:
+            blocked = {i for node in waiting for i in index.followers[node]}
+            expected.append(min(waiting - blocked, key=lambda i: (priorities[i], i)))
+            waiting.remove(expected[-1])
+        assert index.order(priorities) == expected
+
     def test_the_only_reader_reads_once_and_nothing_else_does(self, seed: int) -> None:
         graph = random_graph(seed)
         index = GraphIndex(graph)

@@ -7,7 +7,6 @@ program on one block of elements after the other, which stays in the cache in be
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -76,10 +75,9 @@ def fuse_elementwise(
     if not trains(nodes):
         return nodes
     search = NodeSearch(graph, nodes, types)
-    readers = _readers(nodes)
-    groups = _groups(nodes, types, readers)
+    groups = _groups(search)
     groups = [group for group in groups if _is_small(group.in_order(nodes), types)]
-    _recompute(groups, nodes, types, readers, search)
+    _recompute(groups, search)
     groups = [group for group in groups if len(group.positions) > 1]
     if not groups:
         return nodes
@@ -100,7 +98,7 @@ def fuse_elementwise(
             continue
         replaced.update((i, []) for i in group.nodes)
         needed = needed_nodes(group.in_order(nodes), outputs)
-        pieces = _pieces(needed, group, readers, search)
+        pieces = _pieces(needed, group, search)
         replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, types, pieces)
     return sort_nodes([new for i, node in enumerate(nodes) for new in replaced.get(i, [node])])
 
@@ -121,7 +119,6 @@ def _outputs(
 def _pieces(
     needed: Sequence[onnx.NodeProto],
     group: Group,
-    readers: Mapping[str, Sequence[int]],
     search: NodeSearch,
 ) -> dict[str, list[str]]:
     """Return {vector: the values that a Concat joins to it} for an input that only this group
@@ -141,26 +138,13 @@ def _pieces(
         is_vector = len(search.types[name].shape) == 1
         if not is_vector or len(tensors) == 1 or len(concat.input) == 1:
             continue
-        only_here = name not in search.outputs and set(group.positions).issuperset(readers[name])
-        if only_here and not any(map(search.is_state, concat.input)):
+        only_here = {*group.positions}.issuperset(search.reading[name])
+        if only_here and name not in search.outputs and not any(map(search.is_state, concat.input)):
             return {name: [search.operands(n, "Reshape")[0] or n for n in concat.input]}
     return {}
 
 
-def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
-    """Return value -> the positions of the nodes that read it."""
-    readers: dict[str, list[int]] = defaultdict(list)
-    for i, node in enumerate(nodes):
-        for name in read_by(node):
-            readers[name].append(i)
-    return readers
-
-
-def _groups(
-    nodes: Sequence[onnx.NodeProto],
-    types: Mapping[str, ResultType],
-    readers: Mapping[str, Sequence[int]],
-) -> list[Group]:
+def _groups(search: NodeSearch) -> list[Group]:
     """Return groups of nodes, between which values flow from higher to lower numbers alone.
 
     Nodes are visited from the last to the first. A node joins the group with the highest number
@@ -168,12 +152,11 @@ def _groups(
     twice the number of its group; outside, it is one more than the depth of the group it leads to.
     """
     groups: list[Group] = []
-    depths = [0] * len(nodes)
-    for i in reversed(range(len(nodes))):
-        node = nodes[i]
-        reading = [j for name in node.output for j in readers.get(name, ())]
-        deepest = max((depths[j] for j in reading), default=0)
-        result = _result_type(node, types)
+    depths = [0] * len(search.nodes)
+    for i in reversed(range(len(search.nodes))):
+        node = search.nodes[i]
+        deepest = max((depths[j] for j in search.followers[i]), default=0)
+        result = _result_type(node, search.types)
         if result is None:
             depths[i] = deepest | 1 if deepest else 0
             continue
@@ -187,18 +170,13 @@ def _groups(
     return groups
 
 
-def _recompute(
-    groups: Sequence[Group],
-    nodes: Sequence[onnx.NodeProto],
-    types: Mapping[str, ResultType],
-    readers: Mapping[str, Sequence[int]],
-    search: NodeSearch,
-) -> None:
+def _recompute(groups: Sequence[Group], search: NodeSearch) -> None:
     """Let a group compute results of other groups again where it then reads no more than before.
 
     The gradient of Gelu(x) reads a multiple of x. With x in its place, it takes no longer, and the
     forward pass need not write the multiple.
     """
+    nodes, types = search.nodes, search.types
     owners = {i: group for group in groups for i in group.nodes}
     producers = {name: i for i in owners for name in nodes[i].output}
     for group in groups:
@@ -210,7 +188,7 @@ def _recompute(
             # An update may overwrite a tensor of the state after its last reader.
             is_state = any(map(search.is_state, needed))
             needed = {each for each in needed if not types[each].is_scalar} - tensors
-            only_here = {*group.nodes, *owners[last].nodes}.issuperset(readers[name])
+            only_here = {*group.nodes, *owners[last].nodes}.issuperset(search.reading[name])
             more = sorted({*group.recomputed, *again})
             program = [nodes[i] for i in sorted({*group.nodes, *more})]
             is_slow = any(nodes[i].op_type in SLOW for i in again)

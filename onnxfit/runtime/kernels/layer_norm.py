@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfit.graph.index import attributes_of
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes
-from onnxfit.runtime.kernels.search import NodeSearch, attributes, trains, with_kernel_nodes
+from onnxfit.runtime.kernels.search import NodeSearch, trains, with_kernel_nodes
 from onnxfit.runtime.kernels.types import ResultType
 
 
@@ -69,7 +70,7 @@ class _LayerNormSearch(NodeSearch):
             if not is_norm or len(node.output) not in (1, 3):
                 continue
             shape, *others = map(self.shape, filter(None, node.input))
-            axis = attributes(node).get("axis", -1)
+            axis = attributes_of(node).get("axis", -1)
             fits = shape and all(node.output) and axis in (-1, len(shape) - 1)
             if fits and all(other == shape[-1:] for other in others):
                 yield node
@@ -82,7 +83,7 @@ class _LayerNormSearch(NodeSearch):
 
     def forward(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Return the kernel of a normalization."""
-        epsilon = attributes(node).get("epsilon", 1e-5)
+        epsilon = attributes_of(node).get("epsilon", 1e-5)
         inputs = [name for name in node.input if name]
         return helper.make_node(
             "LayerNorm", inputs, node.output, node.name, domain=DOMAIN, epsilon=epsilon
@@ -185,7 +186,7 @@ class _LayerNormSearch(NodeSearch):
                         yield left, result
 
     def _is_row_of_ones(self, name: str) -> bool:
-        tensor = self.constants.get(name)
+        tensor = self.tensors.get(name)
         if tensor is None or len(tensor.dims) != 1:
             return False
         return bool((numpy_helper.to_array(tensor) == 1).all())

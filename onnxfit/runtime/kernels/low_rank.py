@@ -18,9 +18,10 @@ from typing import NamedTuple
 import onnx
 from onnx import helper
 
+from onnxfit.graph.index import attributes_of
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes
-from onnxfit.runtime.kernels.search import NodeSearch, attributes, with_kernel_nodes
+from onnxfit.runtime.kernels.search import NodeSearch, with_kernel_nodes
 from onnxfit.runtime.kernels.types import ResultType
 
 # Measured on one thread (onnxruntime 1.19.2, AVX2), with 128 to 3,072 columns on each side: the
@@ -162,7 +163,7 @@ class _LowRankSearch(NodeSearch):
 def _attributes(gemm: onnx.NodeProto) -> dict[str, float]:
     """Return the attributes of a Gemm that are not the default, or matter for a third input."""
     defaults = {"transA": 0, "transB": 0, "alpha": 1.0}
-    values = attributes(gemm)
+    values = attributes_of(gemm)
     if len(gemm.input) < 3:
         values.pop("beta", None)
     return {name: value for name, value in values.items() if value != defaults.get(name)}

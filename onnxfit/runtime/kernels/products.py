@@ -16,8 +16,9 @@ from dataclasses import replace
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfit.graph.index import attributes_of
 from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
-from onnxfit.runtime.kernels.search import NodeSearch, attributes, trains
+from onnxfit.runtime.kernels.search import NodeSearch, trains
 from onnxfit.runtime.kernels.strided_products import (
     MAX_ADDENDS,
     Result,
@@ -67,7 +68,7 @@ def _transposed_parts(
             continue
         (result,) = transpose.output
         order = _order(transpose, len(search.shape(concat.output[0])))
-        axis = order.index(attributes(concat)["axis"] % len(order))
+        axis = order.index(attributes_of(concat)["axis"] % len(order))
         parts = {f"{result}/part_{i}": name for i, name in enumerate(concat.input)}
         for part, name in parts.items():
             element, shape = search.types[name]
@@ -122,7 +123,7 @@ class _ProductSearch(NodeSearch):
         if node.domain or node.op_type not in ("MatMul", "Gemm"):
             return None
         shape, left = self.shape(node.output[0]), self.shape(node.input[0])
-        steps = left[:1] if attributes(node).get("transA") else left[-1:]
+        steps = left[:1] if attributes_of(node).get("transA") else left[-1:]
         sizes = (*shape, *steps)
         if len(shape) < 2 or not steps or not is_faster(*sizes, is_alone=False):
             return None
@@ -145,7 +146,7 @@ class _ProductSearch(NodeSearch):
         views = self._views(node.input[index])
         if node.op_type == "MatMul":
             return views
-        given = attributes(node)
+        given = attributes_of(node)
         if given.get(("transA", "transB")[index]):
             views = [view.permuted((1, 0)) for view in views]
         return views if index else [view.scaled(given.get("alpha", 1.0)) for view in views]
@@ -198,14 +199,14 @@ class _ProductSearch(NodeSearch):
             return view.reshaped(shape)
         if node.op_type == "Slice":
             return self._sliced(node, view, shape)
-        axis = attributes(node).get("axis", 0) % len(shape)
+        axis = attributes_of(node).get("axis", 0) % len(shape)
         before = [self.shape(name) for name in node.output[: list(node.output).index(result)]]
         if not all(before):
             return None
         return view.sliced(axis, sum(each[axis] for each in before), shape[axis])
 
     def _sliced(self, node: onnx.NodeProto, view: View, shape: Sequence[int]) -> View | None:
-        known = [self.constants.get(name) for name in node.input[1:]]
+        known = [self.tensors.get(name) for name in node.input[1:]]
         if len(known) < 3 or None in known:  # starts, ends, axes, perhaps steps
             return None
         starts, _, axes, *steps = (numpy_helper.to_array(each).tolist() for each in known if each)
@@ -226,7 +227,7 @@ class _ProductSearch(NodeSearch):
         product = Result(name, View.whole(name, shape))
         result: Result | None = product
         if len(node.input) > 2:
-            has_factor = attributes(node).get("beta", 1.0) != 1.0
+            has_factor = attributes_of(node).get("beta", 1.0) != 1.0
             result = None if has_factor else self._with_addend(product, node.input[2], shape)
         results: list[Result] = []
         while result is not None:
@@ -274,4 +275,4 @@ class _ProductSearch(NodeSearch):
 
 def _order(transpose: onnx.NodeProto, rank: int) -> list[int]:
     default = list(range(rank))[::-1]
-    return list(attributes(transpose).get("perm", default))
+    return list(attributes_of(transpose).get("perm", default))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfit.graph.index import tensors_of
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
 from onnxfit.runtime.kernels.program import CODES
@@ -54,7 +55,7 @@ def replace_scans(
     """
     if not any(node.op_type == "Scan" for node in nodes):
         return nodes
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = tensors_of(graph)
     prepared: list[onnx.NodeProto] = []
     for node in nodes:
         prepared += _with_splits_outside(node, types, constants)
@@ -160,7 +161,7 @@ class _Loop:
             raise _UnsupportedError
         self._scan = scan
         self._types = {**types, **declared_types(body)}
-        self._constants = {**constants, **{tensor.name: tensor for tensor in body.initializer}}
+        self._constants = {**constants, **tensors_of(body)}
         self._inner = {tensor.name for tensor in body.initializer}
         self._is_reverse = _direction(attributes)
         self._columns: dict[str, int] = {}  # of each buffer

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import onnx
 from onnx import helper
 
+from onnxfit.graph.index import attributes_of
 from onnxfit.runtime.kernels.program import OPERATORS
-from onnxfit.runtime.kernels.search import NodeSearch, attributes
+from onnxfit.runtime.kernels.search import NodeSearch
 from onnxfit.runtime.kernels.types import ResultType
 
 # Measured: an LSTM whose inputs have the batch first, and 32 columns, trains in 0.84 to 0.97 of its
@@ -135,7 +136,7 @@ class LoopSearch(NodeSearch):
             return None
         if any(name in self.outputs or len(self.readers[name]) > 1 for name in (result, rows)):
             return None
-        given = attributes(gemm)
+        given = attributes_of(gemm)
         is_transposed = given.pop("transB", 0) == 1
         if not is_plain_product(given):
             return None
@@ -180,7 +181,7 @@ class LoopSearch(NodeSearch):
         if any(len(shape) != 3 for shape in shapes | results):
             return False
         if node.op_type in ("Concat", "Split"):
-            has_sizes = all(name in self.constants for name in node.input[1:])
+            has_sizes = all(name in self.tensors for name in node.input[1:])
             return is_along_columns(node, 2) and (node.op_type == "Concat" or has_sizes)
         return is_elementwise(node) and shapes == results
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxfit.graph import names, scopes
-from onnxfit.graph.subgraphs import read_by
+from onnxfit.graph.index import GraphIndex
 from onnxfit.runtime.kernels.order import sort_nodes
 from onnxfit.runtime.kernels.types import ResultType
 from onnxfit.runtime.overwriting import VIEWS
@@ -28,11 +26,6 @@ _INPUTS = {
     "Transpose": 1,
     "Where": 3,
 }
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the values of the attributes that a node has."""
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
 def trains(nodes: Sequence[onnx.NodeProto]) -> bool:
@@ -57,8 +50,8 @@ def with_kernel_nodes(
     return sort_nodes([*kernels, *(node for node in nodes if results.isdisjoint(node.output))])
 
 
-class NodeSearch:
-    """The nodes of a graph around a value. "" is the name of no value."""
+class NodeSearch(GraphIndex):
+    """The nodes of a graph around a value."""
 
     def __init__(
         self,
@@ -66,15 +59,8 @@ class NodeSearch:
         nodes: Sequence[onnx.NodeProto],
         types: Mapping[str, ResultType],
     ) -> None:
-        self.nodes = nodes
+        super().__init__(graph, nodes)
         self.types = types
-        self.constants = {tensor.name: tensor for tensor in graph.initializer}
-        self.producers = {name: node for node in nodes for name in node.output if name}
-        self.readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-        for node in nodes:
-            for name in read_by(node):
-                self.readers[name].append(node)
-        self.outputs = {value.name for value in graph.output}
         # An update may have the memory of its tensor, which no node may read any more then.
         self.updates = self.outputs & {names.updated(value.name) for value in graph.input}
 
@@ -110,7 +96,7 @@ class NodeSearch:
 
     def number(self, name: str) -> float | None:
         """Return the number in a constant with one element, which may be cast."""
-        tensor = self.constants.get(name) or self.constants.get(self.operands(name, "CastLike")[0])
+        tensor = self.tensors.get(name) or self.tensors.get(self.operands(name, "CastLike")[0])
         if tensor is None or math.prod(tensor.dims) != 1:
             return None
         return float(numpy_helper.to_array(tensor).item())
@@ -127,9 +113,9 @@ class NodeSearch:
         """Return the value that a node of this type reduces, and the axes in their order."""
         operand, axes = self.operands(result, op_type)
         rank = len(self.shape(operand))
-        if not rank or axes not in self.constants:
+        if not rank or axes not in self.tensors:
             return "", []
-        numbers = numpy_helper.to_array(self.constants[axes]) % rank
+        numbers = numpy_helper.to_array(self.tensors[axes]) % rank
         return operand, sorted(numbers.tolist())
 
     def row_reduced(self, result: str, op_type: str) -> str:

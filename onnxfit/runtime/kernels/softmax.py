@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 from onnx import helper
 
+from onnxfit.graph.index import attributes_of
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes
-from onnxfit.runtime.kernels.search import NodeSearch, attributes, with_kernel_nodes
+from onnxfit.runtime.kernels.search import NodeSearch, with_kernel_nodes
 from onnxfit.runtime.kernels.types import ResultType
 
 # From this number of columns, the kernel takes 0.4 to 0.8 of the time of the operators. For 4
@@ -85,7 +86,7 @@ class _SoftmaxSearch(NodeSearch):
     def _is_over_rows(self, node: onnx.NodeProto) -> bool:
         """Return whether a node is a Softmax over the last axis, of float32 rows of known sizes."""
         shape = self.shape(node.output[0])
-        axis = attributes(node).get("axis", -1)
+        axis = attributes_of(node).get("axis", -1)
         is_softmax = node.op_type == "Softmax" and not node.domain
         return is_softmax and bool(shape) and axis in (-1, len(shape) - 1)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from onnxfit.gradients.update import initial_slots
 from onnxfit.graph import names
+from onnxfit.graph.index import attributes_of
 from onnxfit.optimizers import SGD, Adam, Optimizer
 from onnxfit.registry import registry
 from onnxfit.runtime.kernels import with_kernels
 from onnxfit.runtime.kernels.program import CODES
-from onnxfit.runtime.kernels.search import attributes
 from tests.runtime.kernels.sessions import kernel_types, parsed, run
 
 OPTIMIZERS = {
@@ -64,7 +64,7 @@ def test_adam_and_momentum_need_one_instruction_for_each_result() -> None:
     for name, instructions in expected.items():
         nodes = with_kernels(OPTIMIZERS[name].build_onnx_function((3, 5))).graph.node
         kernel = next(node for node in nodes if node.op_type == "Elementwise")
-        program = attributes(kernel)["program"]
+        program = attributes_of(kernel)["program"]
         lengths = {"SUB_SCALED": 5, "SCALE_ADD": 5, "NORMALIZED_STEP": 7}
         for instruction in instructions:
             assert program[0] == CODES[instruction]

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import helper
 
+from onnxfit.graph.index import attributes_of
 from onnxfit.runtime.kernels import with_kernels
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.program import CODES, OPERATORS, PATTERNS
-from onnxfit.runtime.kernels.search import attributes
 from tests.runtime.kernels.sessions import assert_same, parsed, run
 
 TYPES = {"float": np.float32, "double": np.float64}
@@ -102,8 +102,8 @@ def test_several_operators_are_one_instruction(name: str, kind: str, kernels: Pa
     text = "g (T[n] a, T[n] b, T[n] c, T s, T t) => (T[n] y) { tree }"
     model = parsed(text.replace("T", kind).replace("tree", TREES[name]))
     (node,) = with_kernels(model).graph.node
-    assert attributes(node)["program"][0] == CODES[name]
-    assert len(attributes(node)["program"]) == 2 + len(PATTERNS[name][1])
+    assert attributes_of(node)["program"][0] == CODES[name]
+    assert len(attributes_of(node)["program"]) == 2 + len(PATTERNS[name][1])
     rng = np.random.default_rng(0)
     for n in (1, 2, 511, 512, 513, 8193, 20001):
         feeds = {k: rng.standard_normal(n).astype(TYPES[kind]) for k in "abc"}
