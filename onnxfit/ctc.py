@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfit.errors import DataError, SettingError
-from onnxfit.registry import shortened
+from onnxfit.registry import is_integer, shortened
 
 __all__ = ["Reading", "beam_search_decode", "greedy_decode"]
 
@@ -99,7 +99,7 @@ def beam_search_decode(
         ("beam_width", beam_width, None),
         ("top_paths", top_paths, beam_width),
     ):
-        if not _is_whole(value) or value < 1 or (most is not None and value > most):
+        if not is_integer(value) or value < 1 or (most is not None and value > most):
             bound = "at least 1" if most is None else f"from 1 to beam_width={most}"
             raise SettingError(f"{name} must be {bound}, got {shortened(value)}.")
     scores, blank, lengths = _checked(outputs, blank, input_lengths)
@@ -163,7 +163,7 @@ def _checked(
             f" {scores.shape} and dtype {scores.dtype}."
         )
     rows, time, classes = scores.shape
-    if not _is_whole(blank) or not -1 <= blank < classes:
+    if not is_integer(blank) or not -1 <= blank < classes:
         raise SettingError(
             f"blank must be a class from 0 to {classes - 1}, or -1 for the last one, got"
             f" {shortened(blank)}."
@@ -197,7 +197,3 @@ def _log_probabilities(scores: Array, from_logits: bool | None) -> Array:
         kind = "logits" if from_logits else "probabilities"
         raise DataError(f"The outputs of row {broken.argmax()} are no {kind}.")
     return np.asarray(log_p)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

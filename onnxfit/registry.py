@@ -95,6 +95,11 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer of Python or NumPy, but no bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def is_float(value: Any) -> bool:
     """Return whether `value` is a real number that a float can hold, infinities included."""
     return is_number(value) and (is_finite(value) or abs(value) == math.inf)

@@ -20,6 +20,7 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.functions import inline_functions
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.model import as_tensors, with_references, with_tensors
 from onnxfit.graph.shared_tensors import ComputedTensors, Contents, array_of
 from onnxfit.graph.trainable import TrainableModel
@@ -54,7 +55,7 @@ class AdaptedModel(TrainableModel):
         """Return a mapping from each initializer of the file to its value, with adapters merged."""
         rest = dict(arrays)
         merged: dict[str, Callable[[], Array]] = {}
-        tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
+        tensors = tensors_of(self.file.graph)
         for adapter in self.adapters:
             if not adapter.weight.is_packed:
                 own = {name: rest.pop(name) for name in adapter.names}
@@ -109,7 +110,7 @@ class AdaptedModel(TrainableModel):
         """Return the file with the weights that train beside the adapters, without these."""
         own = {name for adapter in self.adapters for name in adapter.names}
         others = {name: array for name, array in arrays.items() if name not in own}
-        tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
+        tensors = tensors_of(self.file.graph)
         # Copies with raw data, so that a host can find the position of their bytes in the file.
         bases = {
             one.weight.name: partial(array_of, tensors[one.weight.name]) for one in self.adapters
@@ -118,7 +119,7 @@ class AdaptedModel(TrainableModel):
 
     def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
         """Write W + s A B for each weight W, as `to_file` computes it."""
-        tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
+        tensors = tensors_of(self.file.graph)
         for one in self.adapters:
             op.output(one.weight.name, one.add_merged(op, array_of(tensors[one.weight.name])))
         return tuple(one.weight.name for one in self.adapters)
@@ -166,7 +167,7 @@ class AdaptedModel(TrainableModel):
 
     def saved(self, arrays: Mapping[str, Array]) -> dict[str, Matrices]:
         """Return a mapping from each module to its adapter's matrices, for a file of adapters."""
-        tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
+        tensors = tensors_of(self.file.graph)
         return {
             one.weight.module: one.saved(arrays, tensors[one.weight.name]) for one in self.adapters
         }
@@ -224,7 +225,7 @@ def adapt(file: onnx.ModelProto, adapters: LoRA | Sequence[LoRA], seed: int) -> 
     _require_opset(base)
     matched = match_adapters(base, settings)
     _refuse_taken_names(base, matched)
-    tensors = {tensor.name: tensor for tensor in base.graph.initializer}
+    tensors = tensors_of(base.graph)
     begun = [adapter.begun(seed, tensors[adapter.weight.name]) for adapter in matched]
     chosen = [adapter for adapter, _ in begun]
     arrays = {name: array for _, first in begun for name, array in first.items()}
@@ -238,7 +239,7 @@ def adapt(file: onnx.ModelProto, adapters: LoRA | Sequence[LoRA], seed: int) -> 
 
 def _frozen(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> onnx.ModelProto:
     """Return the model with the weights that stay frozen under the adapters."""
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     residuals = {
         one.weight.name: one.residual(array_of(tensors[one.weight.name]))
         for one in adapters
@@ -262,7 +263,7 @@ def _merged(adapter: Adapter, weight: onnx.TensorProto, own: Mapping[str, Array]
 
 
 def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> None:
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     others = [one.weight.module for one in adapters if not one.is_beside(tensors[one.weight.name])]
     if others:
         warn_user(

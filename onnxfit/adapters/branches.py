@@ -25,6 +25,7 @@ from onnxfit.adapters.layers import Reader
 from onnxfit.adapters.magnitude import take_bias, write_scale
 from onnxfit.adapters.nodes import NodeWriter
 from onnxfit.graph.completion import FIRST_IR_WITH_OWN_INITIALIZERS
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.model import as_tensors
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.shared_tensors import array_of
@@ -64,7 +65,7 @@ class _BranchWriter:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
         self.op = NodeWriter(model)
-        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.tensors = tensors_of(model.graph)
         # position of a layer -> the nodes of its branch before the sum, and from the sum on
         self.branches: dict[int, tuple[list[onnx.NodeProto], list[onnx.NodeProto]]] = {}
         self.inputs: dict[tuple[str, bool, float], str] = {}  # the inputs of earlier branches

@@ -12,14 +12,15 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxfit.graph.completion import MICROSOFT
+from onnxfit.graph.index import GraphIndex, attributes_of
 from onnxfit.graph.records import NO_PARAMETER, folded_from
 from onnxfit.graph.sharing import MODULES
 from onnxfit.graph.subgraphs import read_by
@@ -117,26 +118,6 @@ class AdaptableWeight:
         return matrix.T if self.is_flipped else matrix
 
 
-@dataclass
-class _Graph:
-    """The values of a graph, and the nodes that read them.
-
-    `elsewhere` holds the graph's outputs and the values that subgraphs read.
-    """
-
-    proto: onnx.GraphProto
-    readers: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    elsewhere: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.tensors = {tensor.name: tensor for tensor in self.proto.initializer}
-        for index, node in enumerate(self.proto.node):
-            for position, name in enumerate(node.input):
-                self.readers[name].append((index, position))
-            self.elsewhere |= read_by(node).difference(node.input)
-        self.elsewhere |= {value.name for value in self.proto.output}
-
-
 def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
     """Return the weights that can have adapters, in the model's order.
 
@@ -144,7 +125,7 @@ def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
 
     - `model`: a model without functions.
     """
-    graph = _Graph(model.graph)
+    graph = GraphIndex(model.graph)
     notes = _notes(model.graph)
     found = []
     for name, tensor in graph.tensors.items():
@@ -156,7 +137,8 @@ def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
         shape: tuple[int, ...] = tuple(tensor.dims)
         if first.op_type == "MatMulNBits":
             element_type = graph.tensors[first.input[2]].data_type
-            shape = (_attribute(first, "K", 0), _attribute(first, "N", 0))
+            given = attributes_of(first)
+            shape = given.get("K", 0), given.get("N", 0)
         nodes = [model.graph.node[reader.index] for reader in readers]
         noted = notes.get(name) or notes.get(PACKED_END.sub("", name), {})
         module = _module(name, noted, nodes)
@@ -197,7 +179,7 @@ def output_layers(model: onnx.ModelProto, weights: list[AdaptableWeight]) -> set
     }
 
 
-def _readers(graph: _Graph, name: str) -> list[Reader] | None:
+def _readers(graph: GraphIndex, name: str) -> list[Reader] | None:
     """Return the readers of an initializer; None if it cannot have an adapter."""
     tensor = graph.tensors[name]
     is_float = _element_type(graph, name) in FLOATS
@@ -205,10 +187,11 @@ def _readers(graph: _Graph, name: str) -> list[Reader] | None:
     waiting = [(name, False)]
     while waiting:
         value, flipped = waiting.pop()
-        if value in graph.elsewhere:
-            return None
-        for index, position in graph.readers[value]:
-            node = graph.proto.node[index]
+        uses = list(_uses(graph, value))
+        if value in graph.outputs or len({index for index, _ in uses}) < len(graph.reading[value]):
+            return None  # it leaves the graph, or a subgraph reads it
+        for index, position in uses:
+            node = graph.nodes[index]
             if (value, position) == (name, 0) and _dequantizes(graph, node):
                 waiting.append((node.output[0], flipped))
                 continue
@@ -223,18 +206,26 @@ def _readers(graph: _Graph, name: str) -> list[Reader] | None:
     return readers or None
 
 
-def _element_type(graph: _Graph, name: str) -> int:
+def _uses(graph: GraphIndex, name: str) -> Iterator[tuple[int, int]]:
+    """Yield the positions of each node that reads a value itself, and of the input."""
+    for index in graph.reading[name]:
+        for position, read in enumerate(graph.nodes[index].input):
+            if read == name:
+                yield index, position
+
+
+def _element_type(graph: GraphIndex, name: str) -> int:
     """Return the element type of an initializer; its scale's for a DequantizeLinear."""
     own: int = graph.tensors[name].data_type
     types = {own}
-    for index, position in graph.readers[name]:
-        node = graph.proto.node[index]
+    for index, position in _uses(graph, name):
+        node = graph.nodes[index]
         if position == 0 and _dequantizes(graph, node):
             types.add(graph.tensors[node.input[1]].data_type)
     return next((kind for kind in types if kind in FLOATS), own)
 
 
-def _dequantizes(graph: _Graph, node: onnx.NodeProto) -> bool:
+def _dequantizes(graph: GraphIndex, node: onnx.NodeProto) -> bool:
     """Return whether a node is a DequantizeLinear with a constant scale."""
     return is_dequantize(node) and node.input[1] in graph.tensors
 
@@ -244,39 +235,32 @@ def _moves_a_matrix(node: onnx.NodeProto, tensor: TensorProto) -> bool:
     if node.domain or len(tensor.dims) != 2:
         return False
     return node.op_type == "Identity" or (
-        node.op_type == "Transpose" and list(_attribute(node, "perm", [1, 0])) == [1, 0]
+        node.op_type == "Transpose" and list(attributes_of(node).get("perm", [1, 0])) == [1, 0]
     )
 
 
 def _reader(
-    graph: _Graph, tensor: TensorProto, index: int, position: int, flipped: bool, is_float: bool
+    graph: GraphIndex, tensor: TensorProto, index: int, position: int, flipped: bool, is_float: bool
 ) -> Reader | None:
     """Return how a node reads a weight at an input; None if an adapter cannot follow it there."""
-    node = graph.proto.node[index]
+    node = graph.nodes[index]
     if node.op_type == "MatMulNBits" and node.domain == MICROSOFT:
         scales = graph.tensors.get(node.input[2])
         known = scales is not None and scales.data_type in FLOATS
         return Reader(index, node.op_type) if position == 1 and known else None
     if node.domain or not is_float or 0 in tensor.dims:
         return None
-    rank = len(tensor.dims)
+    given, rank = attributes_of(node), len(tensor.dims)
     if node.op_type == "MatMul" and (position, rank) == (1, 2):
         return Reader(index, node.op_type, flipped)
-    if node.op_type == "Gemm" and (position, rank) == (1, 2) and not _attribute(node, "transA", 0):
-        flipped = flipped != bool(_attribute(node, "transB", 0))
-        return Reader(index, node.op_type, flipped, float(_attribute(node, "alpha", 1.0)))
-    if node.op_type == "Gather" and (position, rank) == (0, 2) and not _attribute(node, "axis", 0):
+    if node.op_type == "Gemm" and (position, rank) == (1, 2) and not given.get("transA"):
+        flipped = flipped != bool(given.get("transB"))
+        return Reader(index, node.op_type, flipped, float(given.get("alpha", 1.0)))
+    if node.op_type == "Gather" and (position, rank) == (0, 2) and not given.get("axis"):
         return Reader(index, node.op_type, flipped)
-    if node.op_type == "Conv" and position == 1 and rank > 2 and _attribute(node, "group", 1) == 1:
+    if node.op_type == "Conv" and position == 1 and rank > 2 and given.get("group", 1) == 1:
         return Reader(index, node.op_type)
     return None
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return helper.get_attribute_value(attribute)
-    return default
 
 
 # Names

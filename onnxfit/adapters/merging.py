@@ -15,6 +15,7 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.constant_nodes import lower_constants
 from onnxfit.graph.functions import inline_functions
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.model import as_tensors, with_tensors
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.shared_tensors import array_of
@@ -74,7 +75,7 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     """
     file = read_model(model_onnx)
     model = inline_functions(file)
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     matched = match_adapters(model, _loaded(adapter))
     for one in matched:
         _require_reversible(one)

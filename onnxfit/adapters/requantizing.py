@@ -9,6 +9,7 @@ import onnx
 
 from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.errors import SettingError, listed_names
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.quantization.packed_weights import OPERATOR, SCALE, WEIGHT, ZERO_POINT
 from onnxfit.quantization.packing import repacked
@@ -25,7 +26,7 @@ def repacked_weights(
 
     Raises SettingError for integers that cannot be packed again.
     """
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     changed: dict[str, onnx.TensorProto] = {}
     for one in adapters:
         nodes = [model.graph.node[reader.index] for reader in one.weight.readers]

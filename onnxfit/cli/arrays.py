@@ -26,6 +26,7 @@ from onnxfit.data.npy import READ_ERRORS, read_header
 from onnxfit.errors import DataError, listed_names
 from onnxfit.files import write_atomically
 from onnxfit.graph.caches import without_caches
+from onnxfit.graph.index import required_inputs
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
 
@@ -60,8 +61,7 @@ Data = tuple[dict[str, Array], "dict[str, Array] | None", "Array | None"]
 def inputs_of(model: onnx.ModelProto) -> list[TensorSpec]:
     """Return the model's inputs without caches. DataError: an input is not a tensor."""
     graph = without_caches(model).graph
-    initializers = {tensor.name for tensor in graph.initializer}
-    return [_spec_of(value) for value in graph.input if value.name not in initializers]
+    return [_spec_of(value) for value in required_inputs(graph).values()]
 
 
 def _spec_of(value: onnx.ValueInfoProto) -> TensorSpec:

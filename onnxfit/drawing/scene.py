@@ -25,6 +25,7 @@ from onnxfit.drawing.labels import (
 )
 from onnxfit.errors import ModelError
 from onnxfit.graph import names, scopes
+from onnxfit.graph.constant_nodes import is_constant
 from onnxfit.graph.reading import read_model
 from onnxfit.graph.weights import all_weights
 
@@ -119,7 +120,7 @@ def _read_graph(
     constants = _read_constants(graph, weights, types)
     nodes = []
     for node in graph.node:
-        if _is_constant(node):
+        if is_constant(node):
             continue
         bodies = tuple(
             (name, _read_graph(body, set(), opsets, functions))
@@ -130,10 +131,6 @@ def _read_graph(
     inputs = _read_inputs(graph, nodes, constants, weights, types)
     outputs = tuple(Tensor(v.name, "output", types[v.name]) for v in graph.output)
     return Scene(graph.name, len(graph.node), inputs, outputs, tuple(nodes), types)
-
-
-def _is_constant(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
 
 
 def _read_constants(
@@ -148,7 +145,7 @@ def _read_constants(
         types[sparse.values.name] = f"sparse {tensor_type(sparse.values.data_type, sparse.dims)}"
         constants[sparse.values.name] = ""
     for node in graph.node:
-        if _is_constant(node):
+        if is_constant(node):
             name = node.output[0]
             constants[name] = "" if name in weights else literal_of_constant(node)
             types.setdefault(name, "constant")

@@ -12,17 +12,12 @@ import onnx_ir as ir
 
 from onnxfit.data.convert import as_array, in_dtype
 from onnxfit.errors import DataError, SettingError, UnknownNameError
+from onnxfit.graph.index import required_inputs
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.registry import shortened
 
 Array = npt.NDArray[Any]
-
-
-def required_inputs(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Return the graph inputs that have no default value, by name."""
-    defaults = {tensor.name for tensor in model.graph.initializer}
-    return {value.name: value for value in model.graph.input if value.name not in defaults}
 
 
 def input_spec(value: onnx.ValueInfoProto) -> TensorSpec:
@@ -50,7 +45,7 @@ def with_fixed_inputs(model: onnx.ModelProto, fixed: Mapping[str, Any] | None) -
         )
     if not fixed:
         return model
-    inputs = required_inputs(model)
+    inputs = required_inputs(model.graph)
     for name in fixed:
         if name not in inputs:
             raise UnknownNameError("input of the model", name, inputs)

@@ -18,7 +18,7 @@ from onnxfit.graph.class_names import read_class_names, write_class_names
 from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
 from onnxfit.graph.records import FOLDED_FROM, KIND
-from onnxfit.registry import shortened
+from onnxfit.registry import is_integer, shortened
 
 __all__ = ["replace_head"]
 
@@ -152,13 +152,9 @@ def _remove_class_names(model: onnx.ModelProto, output: str) -> None:
 
 
 def _check_number(name: str, number: int, least: int, most: float = np.inf) -> None:
-    if not _is_whole(number) or not least <= number <= most:
+    if not is_integer(number) or not least <= number <= most:
         bounds = f"{least} or more" if most == np.inf else f"{least} to {int(most):,}"
         raise SettingError(f"{name} must be a whole number, {bounds}, got {shortened(number)}.")
-
-
-def _is_whole(number: object) -> bool:
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def _kept_classes(keep: bool | Sequence[int], head: Head, classes: int) -> list[int]:
@@ -172,7 +168,7 @@ def _kept_classes(keep: bool | Sequence[int], head: Head, classes: int) -> list[
             )
         return list(range(head.classes)) if keep else []
     is_list = isinstance(keep, (Sequence, np.ndarray)) and not isinstance(keep, str)
-    if not is_list or not all(_is_whole(i) and 0 <= i < head.classes for i in keep):
+    if not is_list or not all(is_integer(i) and 0 <= i < head.classes for i in keep):
         raise SettingError(
             "keep must be True, False or a list of old classes, whole numbers from 0 to"
             f" {head.classes - 1}, got {shortened(keep)}."

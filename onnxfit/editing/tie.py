@@ -10,6 +10,7 @@ import onnx
 from onnxfit.editing import protos
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.constant_nodes import lift_constants, lower_constants
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.sharing import TIED
 
@@ -48,7 +49,7 @@ def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
         )
     model = load_model(model_onnx)
     lift_constants(model)
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     transposed = {
         name: _is_transposed(tensors, name, other, pairs) for name, other in pairs.items()
     }

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxfit.editing import protos
 from onnxfit.errors import UnknownNameError
 from onnxfit.graph.constant_nodes import lift_constants, lower_constants
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.reading import ModelSource, load_model, to_ir
 from onnxfit.graph.records import KIND
 from onnxfit.graph.sharing import (
@@ -119,7 +120,7 @@ class _Copies:
         self.work = work
         self.nodes = protos.node_locations(model, work)
         self.used = protos.used_names(model)
-        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.tensors = tensors_of(model.graph)
 
     def make(self, selected: dict[str, list[LayerUses]]) -> None:
         new_names: set[str] = set()

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.given_axes import Axes, axes_by_name, checked_axes, require_consistent
+from onnxfit.graph.index import required_inputs
 from onnxfit.graph.inferred_axes import BATCH, inferred_outputs
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import Dim, TensorSpec
@@ -372,8 +373,7 @@ def layout_of(model: onnx.ModelProto, batch_axes: Any = None) -> BatchLayout:
     UnknownNameError or SettingError: an axis does not exist, or contradicts the file.
     """
     graph, given = model.graph, axes_by_name(batch_axes)
-    defaults = {tensor.name for tensor in graph.initializer}
-    inputs = _specs(value for value in graph.input if value.name not in defaults)
+    inputs = _specs(required_inputs(graph).values())
     outputs = _specs(graph.output)
     read = {spec.name for spec in inputs}
     layout = batch_layout(inputs, outputs, {n: axis for n, axis in given.items() if n in read})

@@ -15,14 +15,14 @@ from typing import Union
 import numpy as np
 import onnx
 
+from onnxfit.graph.index import GraphIndex, required_inputs
 from onnxfit.graph.replacement import NodeReplacement, replace_nodes
-from onnxfit.graph.subgraphs import nodes_of, read_by
+from onnxfit.graph.subgraphs import nodes_of
 
 LEAST_RANK = 3  # of a cache: (batch times heads, length, size), in any order
 
 # A size of an empty cache: a number, or the input and the axis that have the same size
 Size = Union[int, "tuple[str, int]"]
-Readers = dict[str, list[onnx.NodeProto]]  # value -> the nodes that read it
 COPIES = ("Concat", "Identity")  # operators that return a single input unchanged
 
 
@@ -47,16 +47,12 @@ def concatenated_caches(graph: onnx.GraphProto) -> list[ConcatenatedCache]:
 
     `caches_of` says what a cache is.
     """
-    readers: Readers = {}
-    for node in graph.node:
-        for name in read_by(node):
-            readers.setdefault(name, []).append(node)
-    initializers = {tensor.name for tensor in graph.initializer}
-    candidates = [value for value in graph.input if value.name not in initializers]
+    index = GraphIndex(graph)
+    candidates = required_inputs(graph).values()
     grown = {
         value.name: found
         for value in candidates
-        if (found := _concatenated(graph, value, readers)) is not None
+        if (found := _concatenated(index, value)) is not None
     }
     others = [value for value in candidates if value.name not in grown]
     caches = []
@@ -64,7 +60,7 @@ def concatenated_caches(graph: onnx.GraphProto) -> list[ConcatenatedCache]:
         if value.name in grown:
             present, axis, copies = grown[value.name]
             shape = _empty_shape(value, axis, others)
-            shapes = [node for node in _read(copies, readers) if node.op_type == "Shape"]
+            shapes = [node for node in _read(copies, index) if node.op_type == "Shape"]
             if all(None not in shape[_span(node)] for node in shapes):
                 caches.append(ConcatenatedCache(value.name, present, axis, copies, shape))
     return caches
@@ -101,19 +97,18 @@ def without_concatenated(model: onnx.ModelProto) -> None:
 
 
 def _concatenated(
-    graph: onnx.GraphProto, value: onnx.ValueInfoProto, readers: Readers
+    index: GraphIndex, value: onnx.ValueInfoProto
 ) -> tuple[str, int, frozenset[str]] | None:
     """Return the graph output that extends a cache, the axis of tokens and the cache's copies.
 
     None if the value is not a cache.
     """
     dims = value.type.tensor_type.shape.dim
-    outputs = {one.name for one in graph.output}
-    copies = _equal_values(value.name, readers)
-    if len(dims) < LEAST_RANK or not outputs.isdisjoint(copies):
+    copies = _equal_values(value.name, index)
+    if len(dims) < LEAST_RANK or not index.outputs.isdisjoint(copies):
         return None
     axes, presents, is_used = set(), [], False
-    for node in _read(copies, readers):
+    for node in _read(copies, index):
         if node.domain or node.op_type not in (*COPIES, "Shape"):
             return None
         if node.op_type == "Concat" and len(node.input) > 1:
@@ -121,31 +116,31 @@ def _concatenated(
                 return None
             (axis,) = (a.i for a in node.attribute if a.name == "axis")
             axes.add(axis % len(dims))
-            longer = _equal_values(node.output[0], readers)
-            presents += [name for name in longer if name in outputs]
-            is_used |= any(reader.op_type not in COPIES for reader in _read(longer, readers))
+            longer = _equal_values(node.output[0], index)
+            presents += [name for name in longer if name in index.outputs]
+            is_used |= any(reader.op_type not in COPIES for reader in _read(longer, index))
     if len(presents) != 1 or len(axes) != 1 or not is_used:
         return None
     (axis,) = axes
     return None if dims[axis].HasField("dim_value") else (presents[0], axis, frozenset(copies))
 
 
-def _equal_values(name: str, readers: Readers) -> list[str]:
+def _equal_values(name: str, index: GraphIndex) -> list[str]:
     """Return the names of all values equal to the value of this name, itself included."""
     names = [name]
     for one in names:
         names += [
             node.output[0]
-            for node in readers.get(one, ())
+            for node in index.readers[one]
             if not node.domain and node.op_type in COPIES and len(node.input) == 1
         ]
     return names
 
 
-def _read(names: Iterable[str], readers: Readers) -> Iterator[onnx.NodeProto]:
+def _read(names: Iterable[str], index: GraphIndex) -> Iterator[onnx.NodeProto]:
     """Yield the nodes that read values of these names."""
     for name in names:
-        yield from readers.get(name, ())
+        yield from index.readers[name]
 
 
 def _empty_shape(

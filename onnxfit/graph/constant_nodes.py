@@ -65,7 +65,7 @@ def lift_constants(model: onnx.ModelProto) -> None:
     for graph in graphs:
         is_main = graph is graphs[0]
         for node in graph.node:
-            if not _is_constant(node) or node.output[0].startswith(PLACE):
+            if not is_constant(node) or node.output[0].startswith(PLACE):
                 continue
             name = node.output[0]
             kinds = readers.get(name)
@@ -132,7 +132,7 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def place_of(node: onnx.NodeProto) -> str | None:
     """Return the initializer that is the tensor of a node without its own; None for other nodes."""
-    if not _is_constant(node) or not node.output[0].startswith(PLACE):
+    if not is_constant(node) or not node.output[0].startswith(PLACE):
         return None
     if len(node.attribute) != 1 or node.attribute[0].name not in ATTRIBUTES:
         return None
@@ -175,7 +175,8 @@ def lifted_names(model: ir.Model) -> set[str]:
     return noted | {name.removeprefix(PLACE) for name in outputs if name.startswith(PLACE)}
 
 
-def _is_constant(node: onnx.NodeProto) -> bool:
+def is_constant(node: onnx.NodeProto) -> bool:
+    """Return whether a node is a Constant of ONNX."""
     return node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1
 
 
@@ -251,7 +252,7 @@ def _sort_constants(graph: onnx.GraphProto) -> None:
     read: set[str] = set()
     late = []
     for node in graph.node:
-        if _is_constant(node) and node.output[0] in read:
+        if is_constant(node) and node.output[0] in read:
             late.append(node)
         read |= read_by(node)
     for node in late:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.names import unused
 from onnxfit.graph.shared_tensors import array_of
@@ -65,7 +66,7 @@ def makes_long_vectors(graph: onnx.GraphProto) -> bool:
     """Return whether a constant makes the output of an operator such as Expand very long."""
     constants: dict[str, onnx.TensorProto] = {}
     for inner in graph_protos(graph):
-        constants.update({tensor.name: tensor for tensor in inner.initializer})
+        constants.update(tensors_of(inner))
         for node in inner.node:
             tensors = [a.t for a in node.attribute if a.HasField("t")]
             constants.update(zip(node.output, tensors if node.op_type == "Constant" else ()))

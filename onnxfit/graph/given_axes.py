@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.registry import shortened
+from onnxfit.registry import is_integer, shortened
 
 Axes = Mapping[str, int | None]  # name -> axis, or None for a value without a batch
 
@@ -18,7 +17,7 @@ def axes_by_name(given: Any) -> dict[str, int | None]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(
-        isinstance(name, str) and (axis is None or _is_whole(axis)) for name, axis in given.items()
+        isinstance(name, str) and (axis is None or is_integer(axis)) for name, axis in given.items()
     ):
         raise SettingError(
             "batch_axes must map names of inputs and outputs to the axis of the batch, or to None"
@@ -103,7 +102,3 @@ def _contradiction(
             where = f"the input {other} has {other.rows} rows, on axis {other.batch_axis}"
             return f"{where}. Pass axes of the same size"
     return ""
-
-
-def _is_whole(axis: object) -> bool:
-    return isinstance(axis, Integral) and not isinstance(axis, bool)

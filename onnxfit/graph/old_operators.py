@@ -17,6 +17,7 @@ import onnx.version_converter
 from onnx import helper, numpy_helper
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.index import tensors_of
 
 # From this opset on, a Cast has a number as its type, a Tile one input of repeats, and a Reshape an
 # input. Shape inference knows the elementwise operators of this opset.
@@ -111,7 +112,7 @@ def _tile_by_repeats(model: onnx.ModelProto, version: int) -> None:
     if not tiles:
         return
     ranks = _ranks(model)
-    numbers = {tensor.name: tensor for tensor in model.graph.initializer}
+    numbers = tensors_of(model.graph)
     for node in tiles:
         rank = ranks.get(node.input[0])
         if rank is None or not {*node.input[1:]} <= {*numbers}:

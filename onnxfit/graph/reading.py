@@ -24,6 +24,7 @@ from onnxfit.graph.completion import checkable, complete, complete_outputs
 from onnxfit.graph.constant_nodes import lift_constants
 from onnxfit.graph.external_data import load_external_data
 from onnxfit.graph.functions import inline_functions
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.lean_reading import with_shared, without_contents
 from onnxfit.graph.packed_sizes import has_packed_weights, require_packed_sizes
 from onnxfit.graph.shared_tensors import Contents, ir_tensor, shared_arrays, shared_bytes
@@ -321,7 +322,7 @@ def restore_initializers(graph: ir.Graph, model: onnx.ModelProto) -> None:
 
     The initializers come in the model's order and share its memory.
     """
-    tensors = {t.name: t for t in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     for value in [v for v in graph.inputs if v.name in tensors]:
         graph.inputs.remove(value)
         value.const_value = ir_tensor(tensors[value.name or ""])
@@ -375,7 +376,7 @@ def _separate_batch_norms(model: onnx.ModelProto) -> None:
     then update both as one.
     """
     graph = model.graph
-    initializers = {t.name: t for t in graph.initializer}
+    initializers = tensors_of(graph)
     norms = [n for n in graph.node if n.op_type == "BatchNormalization" and n.domain == ""]
     _copy_behind_identities(graph, norms, initializers)
     positions: dict[str, set[int]] = {}  # of the inputs where each parameter is used

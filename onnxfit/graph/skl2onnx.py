@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
+
+from onnxfit.graph.index import NodeIndex
 
 FLOAT = onnx.TensorProto.FLOAT
 MIN_EXPONENT = -87  # e^87 and its derivative are finite in float32
@@ -17,7 +21,7 @@ def bound_exponents(graph: onnx.GraphProto) -> None:
     Then e^(-x) and its derivative stay finite. Below the bound, the sigmoid is nearly 0 in both
     cases.
     """
-    producers = {name: node for node in graph.node for name in node.output}
+    producers = NodeIndex(list(graph.node)).producers
     numbers = {
         t.name: onnx.numpy_helper.to_array(t).item()
         for t in graph.initializer
@@ -43,7 +47,7 @@ def bound_exponents(graph: onnx.GraphProto) -> None:
 
 def _negation_in_sigmoid(
     reciprocal: onnx.NodeProto,
-    producers: dict[str, onnx.NodeProto],
+    producers: Mapping[str, onnx.NodeProto],
     numbers: dict[str, float],
 ) -> onnx.NodeProto | None:
     """Return the node of -x if `reciprocal` is the last one of 1 / (1 + e^(-x)), else None."""

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import safetensors
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.shared_tensors import (
     ComputedArray,
     Contents,
@@ -230,7 +231,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 def initializer_arrays(model: onnx.ModelProto, names: Collection[str]) -> dict[str, Array]:
     """Return writable copies of the named initializers."""
-    tensors = {t.name: t for t in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     return {name: np.array(array_of(tensors[name])) for name in names}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.index import NodeIndex
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.integer_weights import integer_names, integer_weights
@@ -82,7 +83,7 @@ def _dequantized_layers(
     graph: onnx.GraphProto,
 ) -> Iterator[tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
     """Yield each layer whose input, weight and bias are dequantized, with these three nodes."""
-    makers = {name: node for node in graph.node if is_dequantize(node) for name in node.output}
+    makers = NodeIndex([node for node in graph.node if is_dequantize(node)]).producers
     for node in graph.node:
         if node.op_type in LAYERS and len(node.input) == 3 and makers.keys() >= {*node.input}:
             yield node, [makers[name] for name in node.input]

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import DivergenceError, ModelError
+from onnxfit.graph.index import GraphIndex
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import integer_type, is_dequantize, is_quantize, numbers_of
@@ -75,9 +76,9 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
     through two scales.
     """
     graph = model.graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output}
-    _require_one_scale(graph, weights.values(), makers)
+    index = GraphIndex(graph)
+    tensors = index.tensors
+    _require_one_scale(index, weights.values())
     found: dict[tuple[str, str], Grid] = {}
     for node in quantizers(graph):
         scale, zero_point = [*node.input, ""][1:3]
@@ -89,19 +90,17 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
             continue  # floats of 8 bits
         numbers = array_of(tensors[scale])
         zeros = numbers_of(tensors[zero_point]) if zero_point else np.zeros((), np.int64)
-        grid = Grid(scale, zero_point, data_type, numbers, zeros, _weight_of(node, weights, makers))
+        grid = Grid(scale, zero_point, data_type, numbers, zeros, _weight_of(node, weights, index))
         found.setdefault((scale, zero_point), grid)
     return list(found.values())
 
 
 def _weight_of(
-    node: onnx.NodeProto,
-    weights: Mapping[str, IntegerWeight],
-    makers: Mapping[str, onnx.NodeProto],
+    node: onnx.NodeProto, weights: Mapping[str, IntegerWeight], index: GraphIndex
 ) -> str:
     """Return the weight that a QuantizeLinear rounds, with or without its shift; "" for none."""
     value = node.input[0]
-    maker = makers.get(value)
+    maker = index.producers.get(value)
     if maker is not None and maker.op_type == "Add":
         weight, shift = maker.input
         value = weight if weight in weights and weights[weight].shift == shift else value
@@ -154,17 +153,13 @@ def _refuse_numbers(name: str, array: Array, valid: npt.NDArray[np.bool_]) -> No
         )
 
 
-def _require_one_scale(
-    graph: onnx.GraphProto,
-    weights: Collection[IntegerWeight],
-    makers: Mapping[str, onnx.NodeProto],
-) -> None:
+def _require_one_scale(index: GraphIndex, weights: Collection[IntegerWeight]) -> None:
     """Raise ModelError for integers that DequantizeLinears read through several scales."""
     own = {weight.name: [weight.scale_name, weight.zero_point_name] for weight in weights}
-    for node in graph.node:
-        if not is_dequantize(node) or node.input[0] not in makers:
+    for node in index.nodes:
+        if not is_dequantize(node) or node.input[0] not in index.producers:
             continue
-        name = makers[node.input[0]].input[0] if makers[node.input[0]].input else ""
+        name = next(iter(index.producers[node.input[0]].input), "")
         if name in own and [*node.input, ""][1:3] != own[name]:
             raise ModelError(
                 f"The integers {name!r} are read through two scales, {own[name][0]!r} and"

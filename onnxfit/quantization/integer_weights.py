@@ -10,6 +10,7 @@ import onnx
 
 from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph.completion import MICROSOFT, opset_of
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.quantization.integer_weight import IntegerWeight
@@ -91,7 +92,7 @@ def integer_weights(model: onnx.ModelProto, names: Collection[str]) -> list[Inte
     """
     if not names:
         return []
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     chosen = {*names}
     reads = _reads(model.graph, chosen)
     _check_scales(model.graph, tensors)

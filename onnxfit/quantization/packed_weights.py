@@ -26,6 +26,7 @@ import onnx_ir as ir
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, listed_names
 from onnxfit.graph.completion import MICROSOFT, opset_of
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.packed_sizes import PackedInput, require_sizes
 from onnxfit.graph.replacement import NodeReplacement, replace_nodes
@@ -219,7 +220,7 @@ class _Unpacking:
         self.shifts: dict[str, Shift] = {}
         self._model = model
         self._graph = model.graph
-        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._tensors = tensors_of(model.graph)
         self._layouts = {
             node.output[0]: layout_of(node, self._tensors)
             for node in model.graph.node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 import onnx
@@ -12,6 +11,7 @@ from onnxfit.editing import protos
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.functions import inline_functions
+from onnxfit.graph.index import NodeIndex, required_inputs
 from onnxfit.graph.operator_versions import lower_opset, set_opset
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import ModelSource, load_model
@@ -86,8 +86,7 @@ def _lower_opset(model: onnx.ModelProto) -> None:
 
 def _remove_initializers_from_inputs(model: onnx.ModelProto) -> None:
     """Make the weights constants, in place. Old files also list them as inputs."""
-    names = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in names]
+    inputs = list(required_inputs(model.graph).values())
     del model.graph.input[:]
     model.graph.input.extend(inputs)
 
@@ -132,11 +131,8 @@ def _surviving(
     A node that was fused with the next ones, such as a convolution with its BatchNormalization,
     corresponds to the node that computes their result.
     """
-    makers = {name: node for node in optimized.graph.node for name in node.output}
-    readers = defaultdict(list)
-    for node in model.graph.node:
-        for name in node.input:
-            readers[name].append(node)
+    makers = NodeIndex(optimized.graph.node).producers
+    readers = NodeIndex(model.graph.node).readers
     surviving = set()
     waiting = [name for node in nodes for name in node.output]
     seen: set[str] = set()
@@ -178,7 +174,7 @@ def read_floats(quantized: onnx.ModelProto, names: Collection[str]) -> None:
 
     Otherwise onnxruntime would compute these nodes with integers.
     """
-    makers = {name: node for node in quantized.graph.node for name in node.output}
+    makers = NodeIndex(quantized.graph.node).producers
     for node in quantized.graph.node:
         for i, name in enumerate(node.input if node.name in names else ()):
             rounding = makers.get(makers[name].input[0]) if name in makers else None

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.shared_tensors import array_of
 
 # Operators with weights -> the inputs that may be weights
@@ -45,7 +46,7 @@ def explicit_axes(
 
 def require_finite_weights(model: onnx.ModelProto, excluded: Collection[str]) -> None:
     """Raise ModelError for a weight with infinity or NaN, which have no scale."""
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = tensors_of(model.graph)
     for name in channel_axes(model, excluded):
         if not np.isfinite(array_of(tensors[name])).all():
             raise ModelError(

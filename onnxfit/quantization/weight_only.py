@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.editing import protos
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.quantization.operators import DEQUANTIZE, SUFFIX
@@ -25,7 +26,7 @@ def quantize_weights_only(
     - `per_channel`: whether each output channel of a weight has its own scale.
     - `excluded`: names of nodes whose weights stay in float.
     """
-    tensors = {tensor.name: tensor for tensor in optimized.graph.initializer}
+    tensors = tensors_of(optimized.graph)
     nodes = []
     dequantized: dict[str, str] = {}
     for name, axis in channel_axes(optimized, excluded).items():

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable
 import onnx
 
 from onnxfit.graph import names
+from onnxfit.graph.index import tensors_of
 from onnxfit.graph.replacement import replace_nodes
 
 
@@ -29,7 +30,7 @@ def share_packed_weights(
     - `products`: nodes of the graph whose second input, a packed weight, becomes an input, too.
     """
     graph = model.graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors = tensors_of(graph)
     replaced = {
         node.output[0]: node.input[1]
         for node in graph.node

@@ -14,6 +14,7 @@ from onnxfit.data.padding import MASK, TOKENS
 from onnxfit.data.text import TextLoader
 from onnxfit.errors import SettingError
 from onnxfit.graph.caches import Cache, caches_of
+from onnxfit.graph.index import required_inputs
 from onnxfit.graph.model import initializers_to_inputs
 from onnxfit.graph.reading import to_ir
 from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, include_shared, to_proto
@@ -99,8 +100,7 @@ def empty_caches(file: onnx.ModelProto, inputs: TextInputs) -> list[EmptyCache] 
     caches have sizes that no other input has.
     """
     caches = {cache.past: cache for cache in caches_of(file)}
-    initializers = {tensor.name for tensor in file.graph.initializer}
-    names = {value.name for value in file.graph.input} - initializers
+    names = required_inputs(file.graph).keys()
     is_fixed = any(isinstance(size, int) for size in inputs.sizes)
     if not caches or is_fixed or not names <= {*inputs.names, *caches}:
         return None

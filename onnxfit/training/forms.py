@@ -18,6 +18,7 @@ from onnxfit.graph.batch_axis import layout_of
 from onnxfit.graph.batch_view import batch_first
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.given_axes import axes_by_name
+from onnxfit.graph.index import required_inputs
 from onnxfit.graph.reading import ModelSource, load_model, share_tensors
 from onnxfit.graph.tensors import without_numbers
 from onnxfit.graph.trainable import TrainableModel
@@ -52,7 +53,7 @@ def source_of(source: ModelSource, settings: Mapping[str, Any]) -> ModelSource:
     if not settings["dynamic_batch"]:
         return source
     given = axes_by_name(settings["batch_axes"])
-    inputs = required_inputs(load_model(source)) if given else {}
+    inputs = required_inputs(load_model(source).graph) if given else {}
     return dynamic_batch(source, axes={n: given[n] for n in inputs if n in given})
 
 
