@@ -15,7 +15,7 @@ from onnxfit.graph.class_names import ClassNames, read_class_names, write_class_
 from onnxfit.graph.probabilities import decide_logits
 from onnxfit.graph.reading import to_ir
 from onnxfit.losses import ClassLoss
-from onnxfit.step.objectives import OutputTarget
+from onnxfit.step.objectives import LabelTarget, OutputTarget
 from onnxfit.trainer import Trainer
 
 Array = npt.NDArray[Any]
@@ -50,9 +50,7 @@ def encode_as_stored(trainer: Trainer, data: Data) -> Data:
     return encode(data, training.recipe.targets, read_class_names(training.trainable.file))
 
 
-def learn_classes(
-    data: Data, targets: Mapping[str, OutputTarget], stored: ClassNames
-) -> ClassNames:
+def learn_classes(data: Data, targets: Mapping[str, LabelTarget], stored: ClassNames) -> ClassNames:
     """Return the classes of the text labels of training data, by output.
 
     The classes are those stored in the file, or else the labels in sorted order, as scikit-learn's
@@ -65,21 +63,22 @@ def learn_classes(
     """
     learned: ClassNames = {}
     for output, labels in _text_labels(data).items():
-        most = _number_of_classes(targets[output])
+        target = _output_target(output, targets[output])
+        most = _number_of_classes(target)
         names = stored.get(output, [])
         if not names or (most is not None and len(names) > most):
             names = [str(name) for name in np.unique(labels)]
         if most is not None and len(names) > most:
             raise DataError(
                 f"The labels of {output!r} have {len(names)} classes ({listed_names(names)}), but"
-                f" the output {targets[output].output} has room for {most}. `onnxfit replace-head"
+                f" the output {target.output} has room for {most}. `onnxfit replace-head"
                 f" MODEL OUTPUT --classes {len(names)}` writes a model with a new last layer."
             )
         learned[output] = names
     return learned
 
 
-def encode(data: Data, targets: Mapping[str, OutputTarget], classes: ClassNames) -> Data:
+def encode(data: Data, targets: Mapping[str, LabelTarget], classes: ClassNames) -> Data:
     """Return data whose text labels are replaced by the indices of their classes.
 
     - `classes`: the classes by output, of the training data or the file.
@@ -87,10 +86,10 @@ def encode(data: Data, targets: Mapping[str, OutputTarget], classes: ClassNames)
     DataError: the loss needs numbers, or the classes do not contain a label.
     """
     x, y, weights = data
-    codes = {
-        output: _codes(output, labels, targets[output], classes.get(output, []))
-        for output, labels in _text_labels(data).items()
-    }
+    codes = {}
+    for output, labels in _text_labels(data).items():
+        target = _output_target(output, targets[output])
+        codes[output] = _codes(output, labels, target, classes.get(output, []))
     return x, y and {**y, **codes}, weights
 
 
@@ -100,6 +99,16 @@ def _text_labels(data: Data) -> dict[str, Array]:
         for output, labels in (data[1] or {}).items()
         if labels.dtype.kind in "US"
     }
+
+
+def _output_target(name: str, target: LabelTarget) -> OutputTarget:
+    """Return the target of an output. DataError: the loss declares labels of its own."""
+    if isinstance(target, OutputTarget):
+        return target
+    raise DataError(
+        f"The labels {name!r} are text, but their loss declares numbers. Encode the labels as"
+        " numbers."
+    )
 
 
 def _number_of_classes(target: OutputTarget) -> int | None:

@@ -173,10 +173,11 @@ class _Pairer:
 
         `quantize_static` writes QOperator files without a Relu whose input has other readers.
         """
-        node = self.graph.node[index]
+        floats = self.floats
+        node = floats.nodes[index]
         name = node.input[position] if position < len(node.input) else ""
-        while name != tensor and name in self.producers:
-            maker = self.graph.node[self.producers[name]]
+        while name != tensor and name in floats.producers:
+            maker = floats.producers[name]
             if maker.op_type in CLIPPING:
                 raise ModelError(
                     f"The integer model lacks {maker.op_type} {maker.name or name!r}:"

@@ -12,7 +12,7 @@ import onnx
 from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.data.convert import as_array
 from onnxfit.editing.dynamic_batch import dynamic_batch
-from onnxfit.editing.fixed_inputs import required_inputs, with_fixed_inputs
+from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import SettingError
 from onnxfit.graph.batch_axis import layout_of
 from onnxfit.graph.batch_view import batch_first
