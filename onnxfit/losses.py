@@ -10,8 +10,8 @@ number), False as probabilities. None, the default, lets the graph decide: a Sof
 its end, also before operators that only move or scale numbers, means probabilities; an Add, Gemm,
 MatMul, Conv or LogSoftmax means logits. The activation may be spelled in other operators, such as
 Exp, ReduceSum and Div, or 1 / (1 + Exp). A HardSigmoid, or a Clip to numbers from 0 to 1, means
-probabilities, too. For any other graph, CrossEntropy, CTC and Focal expect logits,
-BinaryCrossEntropy and KLDivergence probabilities, as in Keras. `Trainer.summary()` shows the
+probabilities, too. For any other graph, CrossEntropy, CTC and Focal expect logits;
+BinaryCrossEntropy, KLDivergence, Dice and Tversky expect probabilities. `Trainer.summary()` shows the
 decision, and the nodes. A setting that contradicts the graph is followed, with a UserWarning. Where
 the graph does not show what the output is, `fit` and `evaluate` compare the numbers of the first
 batch with the setting, and warn once: of scores that are all from 0 to 1 and sum to 1 in each row
@@ -99,6 +99,7 @@ __all__ = [
     "CausalLM",
     "CosineSimilarity",
     "CrossEntropy",
+    "Dice",
     "Elastic",
     "Focal",
     "Function",
@@ -118,6 +119,7 @@ __all__ = [
     "Quantile",
     "SquaredHinge",
     "TripletMargin",
+    "Tversky",
     "get_loss",
 ]
 
@@ -1248,6 +1250,71 @@ class BinaryCrossEntropy(Loss):
         self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
     ) -> Value:
         return _binary_divergence(self, op, y_pred, y_teacher, temperature)
+
+
+@dataclass(frozen=True)
+class Tversky(Loss):
+    r"""One minus the Tversky index, $1 - \frac{I + s}{I + \alpha F + \beta M + s}$, of a mask and
+    probabilities: $I = \sum y q$, false positives $F = \sum (1 - y) q$, misses $M = \sum y (1 - q)$
+    (Salehi, Erdogmus, Gholipour 2017, arXiv:1706.05721).
+
+    Labels lie in [0, 1] and have the output's shape. The sums run over all axes but the batch.
+
+    - `from_logits`: as in `BinaryCrossEntropy`, with $q = 1/(1 + e^{-s})$ for any number $s$.
+    - `alpha` $\alpha \ge 0$, `beta` $\beta \ge 0$, the costs of false positives and of misses.
+    - `smooth` $s > 0$: an empty mask without predictions costs 0.
+    - `reduction` is as in `Loss`.
+
+    >>> get_loss("tversky")
+    Tversky(reduction='mean', from_logits=None, alpha=0.5, beta=0.5, smooth=1e-05)
+    """
+
+    label_range = (0.0, 1.0)
+    task: ClassVar[str] = "binary"
+    assumes_logits: ClassVar[bool] = False
+
+    from_logits: bool | None = None
+    alpha: float = 0.5
+    beta: float = 0.5
+    smooth: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "alpha", at_least=0)
+        check_number(self, "beta", at_least=0)
+        check_number(self, "smooth", above=0)
+
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        q = op.Sigmoid(y_pred) if _takes_logits(self, y_pred) else y_pred
+
+        def total(x: Value) -> Value:
+            return op.ReduceSum(x, list(range(1, x.rank)), keepdims=0) if x.rank > 1 else x
+
+        both = total(y_true * q) + self.smooth
+        wrong = self.alpha * total((1 - y_true) * q) + self.beta * total(y_true * (1 - q))
+        return wrong / (both + wrong)  # 1 - both / (both + wrong), without its cancellation
+
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        return _binary_divergence(self, op, y_pred, y_teacher, temperature)
+
+
+@dataclass(frozen=True)
+class Dice(Tversky):
+    r"""One minus the Dice coefficient $\frac{2 \sum y q + 2 s}{\sum y + \sum q + 2 s}$ of a mask
+    and probabilities: `Tversky` with $\alpha = \beta = 1/2$.
+
+    `from_logits`, `smooth`, labels and `reduction` are as in `Tversky`.
+
+    >>> get_loss("dice").smooth
+    1e-05
+    """
+
+    aliases: ClassVar[tuple[str, ...]] = ("dice_loss",)
+
+    alpha: float = field(default=0.5, init=False, repr=False)
+    beta: float = field(default=0.5, init=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from onnxfit.losses import (
     ClassLoss,
     CosineSimilarity,
     CrossEntropy,
+    Dice,
     Elastic,
     Focal,
     GaussianNLL,
@@ -47,6 +48,7 @@ from onnxfit.losses import (
     Poisson,
     Quantile,
     SquaredHinge,
+    Tversky,
     get_loss,
 )
 from onnxfit.registry import from_config, registry, snake_case, to_config
@@ -77,6 +79,8 @@ VARIANTS = [
     Focal(gamma=0.5, alpha=(0.1, 0.2, 0.3, 0.4)),
     Focal(gamma=0.0, from_logits=False, ignore_index=3),
     KLDivergence(from_logits=True),
+    Dice(from_logits=True),
+    Tversky(alpha=0.3, beta=0.7),
     CTC(-1, ignore_index=-100, zero_infinity=True),
     CTC(2, divide_by_length=True),
     CTC(from_logits=False, ignore_index=0),
@@ -236,6 +240,14 @@ def _cosine(loss, y, p):
     return -np.sum(y * p, -1) / np.linalg.norm(y, axis=-1) / np.linalg.norm(p, axis=-1)
 
 
+def _tversky(loss, y, p):
+    q = special.expit(p) if takes_logits(loss) else p
+    rest = tuple(range(1, p.ndim))
+    both, false, missed = (np.sum(a, rest) for a in (y * q, (1 - y) * q, y * (1 - q)))
+    both += loss.smooth
+    return 1 - both / (both + loss.alpha * false + loss.beta * missed)
+
+
 def _gaussian(loss, y, p):
     mean, spread = np.split(p, 2, axis=-1)
     variance = np.exp(spread) if loss.log_variance else spread
@@ -276,6 +288,7 @@ FORMULAS = {
     "BinaryCrossEntropyWithLogits": _binary_cross_entropy,
     "CosineSimilarity": _cosine,
     "CrossEntropy": _cross_entropy,
+    "Dice": _tversky,
     "Elastic": lambda loss, y, p: loss.l1_weight * np.abs(y - p) + loss.l2_weight * (y - p) ** 2,
     "Focal": _focal,
     "GaussianNLL": _gaussian,
@@ -293,6 +306,7 @@ FORMULAS = {
     "Poisson": lambda loss, y, p: np.exp(p) - y * p if loss.log_input else p - special.xlogy(y, p),
     "Quantile": lambda loss, y, p: np.where(y > p, loss.quantile, loss.quantile - 1) * (y - p),
     "SquaredHinge": lambda loss, y, p: np.maximum(0, 1 - y * p) ** 2,
+    "Tversky": _tversky,
 }
 
 
@@ -788,10 +802,21 @@ def _torch_losses():
             lambda n: n.NLLLoss(weight=_tensor(*weights), ignore_index=3),
         ),
         (
+            Dice(from_logits=True, smooth=0.5),
+            lambda n: lambda p, y: _torch_dice(p.sigmoid(), y, 0.5),
+        ),
+        (
             KLDivergence(from_logits=True),
             lambda n: lambda p, y: n.KLDivLoss(reduction="batchmean")(p.log_softmax(-1), y),
         ),
     ]
+
+
+def _torch_dice(q, y, smooth):
+    """The Dice loss of each row, as papers on segmentation write it; their mean."""
+    rest = tuple(range(1, q.ndim))
+    both, all_of_both = (q * y).sum(rest), q.sum(rest) + y.sum(rest)
+    return (1 - (2 * both + 2 * smooth) / (all_of_both + 2 * smooth)).mean()
 
 
 def _tensor(*values):

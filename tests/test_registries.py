@@ -293,7 +293,8 @@ def of_two_tokens() -> onnx.ModelProto:
 
 
 def end_of(cls: type) -> str:
-    return "Sigmoid" if issubclass(cls, losses.BinaryCrossEntropy) else "Softmax"
+    binary = (losses.BinaryCrossEntropy, losses.Tversky)
+    return "Sigmoid" if issubclass(cls, binary) else "Softmax"
 
 
 def labels_of(cls: type) -> np.ndarray:

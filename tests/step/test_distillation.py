@@ -30,6 +30,7 @@ from onnxfit.losses import (
     Loss,
     MeanSquaredError,
     SoftTargets,
+    Tversky,
     get_loss,
 )
 from onnxfit.optimizers import SGD
@@ -72,7 +73,7 @@ def distance(loss: Loss, arrays: dict[str, Array], temperature: float) -> Array:
     """The distance of the outputs, by the textbook's formula."""
     s, t = arrays["y_pred"], arrays["y_teacher"]
     by_class = isinstance(loss, (ClassLoss, KLDivergence, CTC))
-    if not by_class and not isinstance(loss, BinaryCrossEntropy):
+    if not by_class and not isinstance(loss, (BinaryCrossEntropy, Tversky)):
         square = (s - t) ** 2
         if isinstance(loss, CosineSimilarity):
             return square.mean(-1)
@@ -86,7 +87,8 @@ def distance(loss: Loss, arrays: dict[str, Array], temperature: float) -> Array:
     if not takes_logits(loss):
         s, t = special.logit(s), special.logit(t)
     p, q = special.expit(s / temperature), special.expit(t / temperature)
-    return temperature**2 * (q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p)))
+    divergence = temperature**2 * (q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p)))
+    return divergence.mean(1) if isinstance(loss, Tversky) else divergence
 
 
 @every_loss
