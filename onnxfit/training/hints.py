@@ -13,10 +13,28 @@ _MODE = "There is no mode to set: fit trains; predict and evaluate run in infere
 _DEVICE = "Trainer(..., device='cuda') chooses the device."
 _EVALUATE = "evaluate(x, y) returns the loss and the metrics."
 _CLASSES = "predict(x) returns the outputs; onnxfit.sklearn.OnnxClassifier returns classes."
+_COUNT = "summary() counts the weights; sum(w.size for w in get_weights().values()) is the number."
+_FROZEN = (
+    "frozen = ['encoder.*'] freezes weights by name or pattern, and frozen = [] unfreezes all."
+)
+_MODEL = "model is the ONNX model, with its nodes, inputs and outputs; settings are the arguments."
+_PRECISION = (
+    "Trainer(..., precision='bf16') computes a step in half precision; weights stay float32."
+)
+_SKLEARN = "onnxfit.sklearn.OnnxClassifier and OnnxRegressor have the methods of scikit-learn."
+_OPTIMIZER = "Pass Trainer(..., optimizer=...), with a schedule as its learning_rate."
+_HOOK = "predict(x) returns the outputs of the model; callbacks are called in fit(callbacks=[...])."
+_RATE = "learning_rate is the learning rate of the next update, and can be set."
+_DATA = "Pass the data to fit(x, y), evaluate(x, y) and predict(x); they take loaders, too."
+_EXPORT = (
+    "export(path) writes the trained model; Trainer(path) reads a model, Trainer.load a checkpoint."
+)
 
 T = TypeVar("T")
 
-# How similar a name is to that of an attribute to count as misspelt, from 0 to 1.
+# How similar a name is to that of an attribute to be suggested, and to count as misspelt when it is
+# set, from 0 to 1.
+SIMILAR = 0.7
 MISSPELT = 0.85
 
 # Attribute of a model or trainer of another library -> its equivalent in onnxfit
@@ -33,7 +51,32 @@ OTHER_WORDS = {
     "add_callback": "fit(x, y, callbacks=[...]) takes the callbacks.",
     "callbacks": "fit(x, y, callbacks=[...]) takes the callbacks.",
     "compile": "Pass its arguments to Trainer(model, loss=..., optimizer=..., metrics=...).",
-    "lr": "learning_rate is the learning rate of the next update, and can be set.",
+    **dict.fromkeys(("count_params", "num_parameters"), _COUNT),
+    **dict.fromkeys(("trainable_variables", "trainable_parameters", "variables"), _WEIGHTS),
+    **dict.fromkeys(("non_trainable_weights", "freeze", "unfreeze", "requires_grad_"), _FROZEN),
+    **dict.fromkeys(("get_config", "to_json", "to_yaml", "get_layer", "named_modules"), _MODEL),
+    **dict.fromkeys(("from_pretrained", "save_pretrained", "load_model", "from_config"), _EXPORT),
+    **dict.fromkeys(
+        ("load_checkpoint", "load_from_checkpoint", "save_params", "load_params"), _FILES
+    ),
+    **dict.fromkeys(("half", "bfloat16", "double"), _PRECISION),
+    **dict.fromkeys(("get_params", "set_params", "fit_transform", "decision_function"), _SKLEARN),
+    **dict.fromkeys(("configure_optimizers", "create_optimizer", "lr_scheduler"), _OPTIMIZER),
+    **dict.fromkeys(("register_hook", "register_forward_hook"), _HOOK),
+    **dict.fromkeys(("evaluate_generator", "predict_generator", "train_dataloader"), _DATA),
+    **dict.fromkeys(("reset_metrics", "add_metric"), "Pass Trainer(..., metrics=[...])."),
+    **dict.fromkeys(("add_loss", "loss_fn", "criterion"), "Pass Trainer(..., loss=...)."),
+    **dict.fromkeys(("lr", "get_lr", "set_lr", "param_groups"), _RATE),
+    "current_epoch": "epoch is the number of the epoch, from 0 on.",
+}
+
+# Attribute of an optimizer of another library -> its equivalent in onnxfit
+WORDS_OF_OPTIMIZERS = {
+    **dict.fromkeys(("param_groups", "get_lr", "set_lr"), _RATE),
+    **dict.fromkeys(("state_dict", "load_state_dict", "get_weights", "variables"), _FILES),
+    **dict.fromkeys(("step", "zero_grad", "minimize", "apply_gradients"), _STEP),
+    "iterations": "trainer.global_step is the number of updates.",
+    "get_config": "settings is the optimizer as it was given, a dataclass.",
 }
 
 
@@ -43,7 +86,7 @@ def missing_attribute(owner: type, name: str) -> MissingAttributeError:
     if name in OTHER_WORDS:
         return MissingAttributeError(f"{message} {OTHER_WORDS[name]}")
     known = [own for own in dir(owner) if not own.startswith("_")]
-    near = nearest_name(name, known, cutoff=0.6)
+    near = nearest_name(name, known, cutoff=SIMILAR)
     if near:
         message += f" Did you mean {near!r}?"
     return MissingAttributeError(f"{message} It has {listed_names(known, name)}.")

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxfit.errors import SettingError
+from onnxfit.errors import MissingAttributeError, SettingError
 from onnxfit.optimizers import Optimizer
+from onnxfit.training.hints import WORDS_OF_OPTIMIZERS
 from onnxfit.training.state import TrainingState
 
 
@@ -51,7 +52,12 @@ class OptimizerView:
             rate = LearningRate(self._state.learning_rate)
             rate._state = self._state
             return rate
-        return getattr(self.__dict__["_optimizer"], name)
+        optimizer = self.__dict__["_optimizer"]
+        if name in WORDS_OF_OPTIMIZERS and not hasattr(optimizer, name):
+            raise MissingAttributeError(
+                f"{type(optimizer).__name__} has no attribute {name!r}. {WORDS_OF_OPTIMIZERS[name]}"
+            )
+        return getattr(optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("learning_rate", "lr"):
