@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -191,7 +192,7 @@ class DataAdapter:
         """First input whose batch dimension is a number, or None."""
         return next((spec for spec in self.inputs if isinstance(spec.rows, int)), None)
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         """Whether arrays cannot be divided into batches, because no input has rows."""
         sized = [spec for spec in self.inputs if spec.shape != ()]
@@ -302,10 +303,10 @@ class DataAdapter:
         DataError: the numbers differ, or there are no rows.
         """
         pairs = [(name, array) for name, array in arrays if length_of(array) is not None]
-        by_name = {str(name): array for name, array in pairs}
-        sizes = {name: len(array) for name, array in by_name.items()}
 
         def hint(rows: int) -> str:
+            by_name = {str(name): array for name, array in pairs}
+            sizes = {name: len(array) for name, array in by_name.items()}
             wrong = [n for n in self.targets if sizes.get(_label_name(n), rows) != rows]
             advice: Any = getattr(self.targets[wrong[0]], "hint", None) if wrong else None
             if advice is None:
