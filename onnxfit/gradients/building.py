@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from onnxfit.gradients.blocker import TYPED
 from onnxfit.gradients.table import NoGradientError
+from onnxfit.graph.index import constant_of
 from onnxfit.graph.values import GraphBuilder, Value
 
 Ints = Sequence[int]
@@ -53,16 +53,15 @@ def known(value: Value | None) -> npt.NDArray[Any] | None:
     """Return the elements of a constant, or of a Cast of one; None for any other value."""
     if value is None:
         return None
-    tensor = ir.convenience.get_const_tensor(value.ir)
-    if tensor is not None:
-        return tensor.numpy()
+    array = constant_of(value.ir)
+    if array is not None:
+        return array
     node = value.ir.producer()
     if node is None or node.domain or node.op_type not in ("Cast", "CastLike"):
         return None
-    source = node.inputs[0]
-    tensor = None if source is None else ir.convenience.get_const_tensor(source)
+    array = constant_of(node.inputs[0])
     is_typed = value.ir.dtype is not None
-    return tensor.numpy().astype(value.dtype) if tensor is not None and is_typed else None
+    return array.astype(value.dtype) if array is not None and is_typed else None
 
 
 def known_int(value: Value) -> int | None:

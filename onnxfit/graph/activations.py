@@ -14,6 +14,7 @@ from typing import Union
 
 import onnx_ir as ir
 
+from onnxfit.graph.index import constant_of
 from onnxfit.graph.match import Match, Pattern
 
 SIGMOID, SOFTMAX, LOG_SOFTMAX = "Sigmoid", "Softmax", "LogSoftmax"
@@ -141,13 +142,11 @@ def number_of(value: ir.Value | None) -> float | None:
     if node is not None and node.op_type == "ConstantOfShape":
         fill = node.attributes.get("value")
         return 0.0 if fill is None else float(fill.as_tensor().numpy().item())
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    if tensor is None or not 0 < tensor.size <= MAX_COMPARED:
+    array = constant_of(value, MAX_COMPARED)
+    if array is None or not array.size or array.dtype.kind not in "iuf":
         return None
-    array = tensor.numpy().reshape(-1)
-    if array.dtype.kind not in "iuf" or array[0] != array[-1] or not (array == array[0]).all():
-        return None
-    return float(array[0])
+    first = array.flat[0]
+    return float(first) if first == array.flat[-1] and (array == first).all() else None
 
 
 def _is_copy(node: ir.Node) -> bool:
@@ -361,8 +360,8 @@ def _axes(node: ir.Node) -> tuple[int, ...] | None:
         return tuple(node.attributes["axes"].as_ints())
     value = node.inputs[1] if len(node.inputs) > 1 else None
     if value is not None:
-        tensor = ir.convenience.get_const_tensor(value)
-        return None if tensor is None else tuple(int(axis) for axis in tensor.numpy().reshape(-1))
+        array = constant_of(value)
+        return None if array is None else tuple(int(axis) for axis in array.flat)
     source = node.inputs[0]
     if node.attributes.get_int("noop_with_empty_axes", 0) or source is None or source.shape is None:
         return None

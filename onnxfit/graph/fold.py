@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from onnxfit.graph.index import tensors_of
+from onnxfit.graph.index import constant_of, tensors_of
 from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.names import unused
 from onnxfit.graph.shared_tensors import array_of
@@ -309,8 +309,7 @@ def _replace_by_constants(graph: ir.Graph, node: ir.Node, values: list[Array]) -
 
 def constant_array(value: ir.Value) -> Array | None:
     """Return the array of a constant, None if it is large or the value is computed."""
-    tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None or tensor.size > MAX_FOLDED_ELEMENTS else tensor.numpy()
+    return constant_of(value, MAX_FOLDED_ELEMENTS)
 
 
 def computed_values(

@@ -28,6 +28,7 @@ from onnxfit.graph.filter_values import (
     is_windowed_bank,
 )
 from onnxfit.graph.fold import evaluate
+from onnxfit.graph.index import constant_of
 from onnxfit.graph.subgraphs import subgraphs_of
 
 MAGNITUDES = {"Abs", "Log", "Pow", "ReduceL2", "ReduceLogSum", "ReduceSumSquare", "Sqrt"}
@@ -246,7 +247,7 @@ class _Walk:
         for node in reversed(nodes):
             feeds: dict[str, npt.NDArray[Any]] = {}
             for one in node.inputs:
-                known = None if one is None else arrays.get(one, _tensor(one))
+                known = None if one is None else arrays.get(one, constant_of(one, MAX_ELEMENTS))
                 if one is not None and known is None:
                     return None
                 if one is not None and known is not None:
@@ -257,7 +258,7 @@ class _Walk:
             except Exception:
                 return None
             arrays.update(zip(node.outputs, found))
-        array = arrays.get(value, _tensor(value))
+        array = arrays.get(value, constant_of(value, MAX_ELEMENTS))
         if array is None or not 0 < array.size <= MAX_ELEMENTS:
             return None
         return np.asarray(array, np.float64)
@@ -267,11 +268,6 @@ def _is_small(value: ir.Value) -> bool:
     """Return whether a computed value is known to fit into memory."""
     sizes = [0] if value.shape is None else [n if isinstance(n, int) else 0 for n in value.shape]
     return 0 < math.prod(sizes) <= MAX_ELEMENTS
-
-
-def _tensor(value: ir.Value) -> npt.NDArray[Any] | None:
-    tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None or tensor.size > MAX_ELEMENTS else tensor.numpy()
 
 
 def _kind(node: ir.Node, index: int, array: Array, place: _Stage) -> str | None:

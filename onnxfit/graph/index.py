@@ -6,14 +6,19 @@ onnx-ir keeps the producer and the uses of each value itself. Protobuf messages 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 
 from onnxfit.graph.subgraphs import read_by
+
+Array = npt.NDArray[Any]
 
 
 def tensors_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
@@ -30,6 +35,15 @@ def required_inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """Return the values of the attributes that a node has."""
     return {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+
+
+def constant_of(value: ir.Value | None, max_elements: float = math.inf) -> Array | None:
+    """Return the array of an initializer or a Constant; None for any other value.
+
+    - `max_elements`: larger arrays are None, too.
+    """
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None or tensor.size > max_elements else tensor.numpy()
 
 
 class NodeIndex:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxfit.graph.activations import ONLY_MOVING
 from onnxfit.graph.front_ends import short_name
+from onnxfit.graph.index import constant_of
 
 COMBINING = {"Add", "Div", "Mul", "Sub"}
 PASSING = ONLY_MOVING | {"Cast", "Clip"}
@@ -102,7 +103,5 @@ def _is_of_colors(constant: ir.Value) -> bool:
 
 def _numbers(constant: ir.Value) -> npt.NDArray[np.float64] | None:
     """Return the numbers of a constant with one number for each channel or column."""
-    tensor = ir.convenience.get_const_tensor(constant)
-    if tensor is None or not 0 < tensor.size <= MAX_ELEMENTS:
-        return None
-    return tensor.numpy().astype(np.float64)
+    array = constant_of(constant, MAX_ELEMENTS)
+    return None if array is None or not array.size else array.astype(np.float64)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxfit.graph.index import attributes_of
 from onnxfit.graph.names import unused
 
 Array = npt.NDArray[Any]
@@ -29,7 +30,7 @@ class NodeReplacement:
         self.node = node
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
-        self.attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self.attributes = attributes_of(node)
         self._prefix = node.name or node.output[0]
         self._names = names
 

@@ -387,7 +387,7 @@ def _by_neighbours(group: Sequence[Use]) -> list[LayerUses]:
 
     seen: dict[tuple[str, frozenset[str]], int] = {}
     for i, use in enumerate(group):
-        for side, neighbours in (("after", _readers), ("before", _makers)):
+        for side, neighbours in (("after", ir.Node.successors), ("before", ir.Node.predecessors)):
             matrices = _matrices_near(use.node, neighbours)
             if matrices:
                 j = seen.setdefault((side, matrices), i)
@@ -415,19 +415,6 @@ def _matrices_near(
             if not names:
                 waiting.append(near)
     return frozenset(found)
-
-
-def _readers(node: ir.Node) -> Iterator[ir.Node]:
-    for output in node.outputs:
-        for usage in output.uses():
-            yield usage.node
-
-
-def _makers(node: ir.Node) -> Iterator[ir.Node]:
-    for value in node.inputs:
-        maker = value.producer() if value is not None else None
-        if maker is not None:
-            yield maker
 
 
 def _matrices(node: ir.Node) -> set[str]:

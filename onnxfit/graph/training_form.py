@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError
+from onnxfit.graph.index import constant_of
 from onnxfit.graph.random import BITS, normal, uniform
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.values import GraphBuilder, Value
@@ -186,8 +187,8 @@ def unmeasured_batch_norms(model: ir.Model, measured: Collection[str]) -> list[s
 
 
 def _consists_of(value: ir.Value | None, number: float) -> bool:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return tensor is not None and bool((tensor.numpy() == number).all())
+    array = constant_of(value)
+    return array is not None and bool((array == number).all())
 
 
 def constant_batch_norms(op: GraphBuilder, weights: Sequence[str], batch_norm: str) -> list[str]:
@@ -368,13 +369,13 @@ def _kept_share(op: GraphBuilder, node: ir.Node) -> Value:
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     if ratio is None:
         return op.constant(np.float32(0.5))
-    tensor = ir.convenience.get_const_tensor(ratio)
-    if tensor is None:
+    array = constant_of(ratio)
+    if array is None:
         return 1 - op.cast(op.wrap(ratio), np.float32)
-    share = np.float32(1) - tensor.numpy().astype(np.float32)
+    share = np.float32(1) - array.astype(np.float32)
     if not 0 <= share <= 1:
         raise ModelError(
-            f"The Dropout {node.name!r} has the ratio {tensor.numpy()}; expected a number from 0"
+            f"The Dropout {node.name!r} has the ratio {array}; expected a number from 0"
             " to 1. Correct the ratio in the model."
         )
     return op.constant(share)
@@ -399,8 +400,8 @@ def _smallest_normal(dtype: np.dtype[Any]) -> float:
 def _drops_nothing(node: ir.Node) -> bool:
     """Return whether a Dropout has the constant ratio 0, as some exporters write it."""
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    tensor = ir.convenience.get_const_tensor(ratio) if ratio is not None else None
-    return tensor is not None and not tensor.numpy().any()
+    array = constant_of(ratio)
+    return array is not None and not array.any()
 
 
 def _random_uniform(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:

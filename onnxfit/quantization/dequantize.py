@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
 from onnxfit.graph.functions import inline_functions
+from onnxfit.graph.index import constant_of
 from onnxfit.graph.names import unused
 from onnxfit.graph.reading import load_model, to_ir
 from onnxfit.graph.subgraphs import nodes_of
@@ -17,7 +18,6 @@ from onnxfit.graph.values import values_of
 from onnxfit.quantization.operators import (
     SUFFIX,
     computes_with_integers,
-    constant_of,
     is_conversion,
     is_dequantize,
     is_dynamic_quantize,

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.completion import MICROSOFT
+from onnxfit.graph.index import constant_of
 from onnxfit.graph.quantized import WEIGHT_INPUTS
 from onnxfit.graph.shared_tensors import ir_tensor
 from onnxfit.quantization.parameters import LIMITS, Array, QuantizationParameters
@@ -75,12 +76,6 @@ def numbers_of(tensor: onnx.TensorProto) -> Array:
     """Return the numbers of a tensor; integers have 64 bits."""
     array = np.asarray(ir_tensor(tensor).numpy())
     return array.astype(np.int64) if tensor.data_type in LIMITS else array
-
-
-def constant_of(value: ir.Value | None) -> Array | None:
-    """Return the array of an initializer or a Constant; None for any other value."""
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    return None if tensor is None else tensor.numpy()
 
 
 def wrong_type(node: onnx.NodeProto, element_type: int) -> ModelError:

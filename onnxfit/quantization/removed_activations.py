@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.quantization.operators import CLIPPING, constant_of, parameters_of
+from onnxfit.graph.index import constant_of
+from onnxfit.quantization.operators import CLIPPING, parameters_of
 from onnxfit.quantization.parameters import Array, integer_limits
 
 # Operators whose result is never negative

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 import onnx
-from onnx import helper
 
 from onnxfit.graph import names
+from onnxfit.graph.index import attributes_of
 
 Sizes = tuple[int, ...]  # one for each spatial axis
 Shape = tuple[int, ...]
@@ -183,7 +183,7 @@ def _convolution(node: onnx.NodeProto, shapes: Shapes) -> Convolution | None:
     x, w, y = (shapes.get(name, ()) for name in (*node.input[:2], node.output[0]))
     if not 2 < len(x) == len(w) == len(y):
         return None
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     return Convolution(node, x, w, y, attributes)
 
 

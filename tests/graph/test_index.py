@@ -6,10 +6,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
+import onnx.parser
+import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxfit.graph.index import GraphIndex, NodeIndex, attributes_of, tensors_of
+from onnxfit.graph.index import (
+    GraphIndex,
+    NodeIndex,
+    attributes_of,
+    constant_of,
+    required_inputs,
+    tensors_of,
+)
 
 SEEDS = range(20)
 
@@ -134,3 +143,26 @@ def test_other_nodes_may_take_the_place_of_the_graphs_own() -> None:
 def test_attributes_have_python_values() -> None:
     node = helper.make_node("Op", [], [], a=1, b=[1.5], c="text")
     assert attributes_of(node) == {"a": 1, "b": [1.5], "c": b"text"}
+
+
+def test_inputs_with_a_default_value_are_not_required() -> None:
+    graph = random_graph(0)
+    graph.input.append(helper.make_empty_tensor_value_info("b"))
+    assert list(required_inputs(graph)) == ["x", "y"]
+    assert required_inputs(graph)["y"] is graph.input[1]
+
+
+def test_constants_have_arrays_up_to_a_size() -> None:
+    graph = ir.from_proto(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y)'
+            " <float[2] w = {1, 2}> { c = Constant <value = float[3] {3, 4, 5}> ()"
+            " y = Sum(x, w, c) }"
+        )
+    ).graph
+    x, w, c = graph.node(-1).inputs
+    assert constant_of(x) is None
+    assert constant_of(None) is None
+    assert constant_of(w).tolist() == [1, 2]
+    assert constant_of(c, 3).tolist() == [3, 4, 5]
+    assert constant_of(c, 2) is None

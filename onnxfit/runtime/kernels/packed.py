@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfit.graph import names
+from onnxfit.graph.index import attributes_of
 from onnxfit.graph.tensors import MAX_PACKED_BYTES
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.notes import paired_notes
@@ -57,7 +58,7 @@ def product_kernels(
     if sum(_bytes(types.get(node.input[1])) for node in products) <= MAX_PACKED_BYTES:
         return
     for node in products:
-        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        attributes = attributes_of(node)
         a, b, scales, zeros, g_idx, bias = (*node.input, "", "", "")[:6]
         rounds = attributes.pop("accuracy_level", 0) not in FLOAT_LEVELS
         if g_idx or (rounds and keep_rounding):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxfit.graph.index import tensors_of
+from onnxfit.graph.index import attributes_of, tensors_of
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.order import needed_nodes, sort_nodes
 from onnxfit.runtime.kernels.program import CODES
@@ -154,7 +154,7 @@ class _Loop:
         types: Mapping[str, ResultType],
         constants: Mapping[str, onnx.TensorProto],
     ) -> None:
-        attributes = {a.name: helper.get_attribute_value(a) for a in scan.attribute}
+        attributes = attributes_of(scan)
         body: onnx.GraphProto = attributes.pop("body")
         states = len(scan.input) - attributes.pop("num_scan_inputs")
         if len(scan.input) != len(body.input) or not states:
@@ -309,7 +309,7 @@ class _Loop:
         """Add the instructions of a node of the body."""
         if node.domain:
             raise _UnsupportedError
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         if node.op_type == "Split":
             self._values.update(self._split(node))
         elif node.op_type in ("MatMul", "Gemm"):

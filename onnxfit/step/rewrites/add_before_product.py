@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
+from onnxfit.graph.index import constant_of
+from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of, replace_node
 
 __all__ = ["add_before_product"]
 
@@ -193,32 +194,26 @@ def _product(value: ir.Value, *, unscaled: bool = False) -> Product | None:
 def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
     """Return the value that is multiplied by a constant number, and the number."""
     value = _without_identity(value)
-    node = value.producer()
-    if node is None or node.op_type != "Mul" or node.domain != "":
-        return value, 1.0
-    for x, number in (node.inputs, node.inputs[::-1]):
-        tensor = ir.convenience.get_const_tensor(number) if number is not None else None
-        if x is not None and tensor is not None and tensor.size == 1 and x.shape == value.shape:
-            return _without_identity(x), float(tensor.numpy().item())
+    node = producer_of(value, "Mul")
+    for x, number in () if node is None else (node.inputs, node.inputs[::-1]):
+        factor = constant_of(number, 1)
+        if x is not None and factor is not None and factor.size and x.shape == value.shape:
+            return _without_identity(x), float(factor.item())
     return value, 1.0
 
 
 def _without_identity(value: ir.Value) -> ir.Value:
     """Return the input of the Identity that copies a value, or else the value itself."""
-    node = value.producer()
-    while node is not None and node.op_type == "Identity" and node.domain == "":
+    while (node := producer_of(value, "Identity")) is not None:
         assert node.inputs[0] is not None
         value = node.inputs[0]
-        node = value.producer()
     return value
 
 
 def _transposed(matrix: ir.Value) -> ir.Value | None:
     """Return the matrix that a Transpose turns into this one."""
-    node = matrix.producer()
-    if node is None or node.op_type != "Transpose" or node.domain != "":
-        return None
-    source = node.inputs[0]
-    if source is None or source.shape is None or len(source.shape) != 2:
+    node = producer_of(matrix, "Transpose")
+    source = None if node is None else node.inputs[0]
+    if node is None or source is None or source.shape is None or len(source.shape) != 2:
         return None
     return source if list(node.attributes.get_ints("perm", [1, 0])) == [1, 0] else None

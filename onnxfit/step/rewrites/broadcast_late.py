@@ -12,7 +12,7 @@ from typing import Union
 
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
+from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of, replace_node
 
 __all__ = ["broadcast_late"]
 
@@ -96,8 +96,8 @@ def _node(
 
 def _before_expand(value: ir.Value | None) -> ir.Value | None:
     """Return the input of the Expand that computes a value, or else the value itself."""
-    node = value.producer() if value is not None else None
-    if value is None or node is None or node.op_type != "Expand" or node.domain != "":
+    node = producer_of(value, "Expand")
+    if value is None or node is None:
         return value
     source = node.inputs[0]
     if source is None or source.shape is None or value.shape is None:

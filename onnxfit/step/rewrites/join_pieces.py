@@ -7,12 +7,12 @@ If the pieces cover the value, the sum of these tensors is the concatenation of 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
+from onnxfit.graph.index import constant_of
+from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of, replace_node
 
 __all__ = ["join_pieces"]
 
@@ -58,11 +58,11 @@ def _pieces(node: ir.Node) -> list[Piece] | None:
 
 def _piece(value: ir.Value | None) -> Piece | None:
     """Return the piece that a Pad with zeros along one axis makes larger."""
-    node = value.producer() if value is not None else None
-    if node is None or node.op_type != "Pad" or node.domain != "":
+    node = producer_of(value, "Pad")
+    if node is None:
         return None
     source, pads, fill, axes = (*node.inputs, None, None)[:4]
-    padding, number, named_axes = map(_constant, (pads, fill, axes))
+    padding, number, named_axes = map(constant_of, (pads, fill, axes))
     if source is None or source.shape is None or padding is None:
         return None
     is_filled = fill is not None and (number is None or number.any())
@@ -83,9 +83,3 @@ def _piece(value: ir.Value | None) -> Piece | None:
     if not isinstance(size, int):
         return None
     return Piece(source, axis, start, start + size, start + size + rest)
-
-
-def _constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
-    """Return a value's numbers if they are known."""
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    return None if tensor is None else tensor.numpy()

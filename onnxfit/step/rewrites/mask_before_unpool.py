@@ -12,7 +12,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxfit.graph import scopes
-from onnxfit.step.rewrites.replacement import nodes_of_type
+from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of
 
 __all__ = ["mask_before_unpool"]
 
@@ -56,7 +56,7 @@ def _masked_gradient(product: ir.Node) -> MaskedGradient | None:
         return None
     a, b = product.inputs
     for spread, factor in ((a, b), (b, a)):
-        slope = _producer(factor, "HardSigmoid")
+        slope = producer_of(factor, "HardSigmoid")
         reader = _unpool_reader(spread)
         pool = None if slope is None or reader is None else _pool_of(spread, slope.inputs[0])
         if slope is not None and reader is not None and pool is not None:
@@ -66,11 +66,11 @@ def _masked_gradient(product: ir.Node) -> MaskedGradient | None:
 
 def _unpool_reader(spread: ir.Value | None) -> ir.Node | None:
     """Return the node that reads the gradient of a pool's result, to spread it."""
-    flat = _producer(spread, "Reshape")  # also the result of a MaxUnpool of one row
-    unpool = _producer(flat.inputs[0] if flat is not None else spread, "MaxUnpool")
+    flat = producer_of(spread, "Reshape")  # also the result of a MaxUnpool of one row
+    unpool = producer_of(flat.inputs[0] if flat is not None else spread, "MaxUnpool")
     if unpool is None:
         return None
-    row = _producer(unpool.inputs[0], "Reshape") if flat is not None else None
+    row = producer_of(unpool.inputs[0], "Reshape") if flat is not None else None
     links = [spread, *(node.outputs[0] for node in (unpool, row) if node is not None)]
     if any(v is None or len(v.uses()) != 1 or v.is_graph_output() for v in links):
         return None
@@ -85,8 +85,3 @@ def _pool_of(spread: ir.Value | None, x: ir.Value | None) -> ir.Node | None:
     pools = (node for node, _ in x.uses() if node.op_type == "MaxPool" and node.domain == "")
     scope = (producer.name or "").rpartition("/")[0]
     return next((pool for pool in pools if scope == f"{scopes.GRADIENT}/{pool.name}"), None)
-
-
-def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == op_type and node.domain == "" else None

@@ -13,12 +13,16 @@ def nodes_of_type(graph: ir.Graph, *op_types: str) -> list[ir.Node]:
     return [node for node in graph if node.op_type in wanted and node.domain == ""]
 
 
+def producer_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node of this type that computes a value."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type and node.domain == "" else None
+
+
 def only_producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node of this type that computes a value, if the value is used once."""
-    node = value.producer() if value is not None else None
-    if value is None or node is None or node.op_type != op_type or node.domain != "":
-        return None
-    return None if value.is_graph_output() or len(value.uses()) != 1 else node
+    is_read_once = value is not None and len(value.uses()) == 1 and not value.is_graph_output()
+    return producer_of(value, op_type) if is_read_once else None
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
+from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of, replace_node
 
 __all__ = ["sum_before_scaling"]
 
@@ -29,8 +29,8 @@ def sum_before_scaling(graph: ir.Graph) -> None:
     """
     for node in nodes_of_type(graph, "ReduceSum"):
         axes = _axes_of(node)
-        total = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if axes is None or total is None or total.op_type != "Add" or total.domain != "":
+        total = producer_of(node.inputs[0], "Add")
+        if axes is None or total is None:
             continue
         terms = [_scaled(value, axes) for value in total.inputs]
         for term, other in (terms, terms[::-1]):
@@ -49,8 +49,8 @@ def sum_before_scaling(graph: ir.Graph) -> None:
 
 def _scaled(value: ir.Value | None, axes: Axes) -> tuple[ir.Value, ir.Value] | None:
     """Return the factors of a product if the second one has size 1 along the axes."""
-    node = value.producer() if value is not None else None
-    if value is None or node is None or node.op_type != "Mul" or node.domain != "":
+    node = producer_of(value, "Mul")
+    if value is None or node is None:
         return None
     a, b = node.inputs
     for large, factor in ((a, b), (b, a)):
@@ -65,8 +65,8 @@ def _scaled(value: ir.Value | None, axes: Axes) -> tuple[ir.Value, ir.Value] | N
 
 def _is_centred(value: ir.Value, axes: Axes) -> bool:
     """Return whether a value is x - mean(x) over the axes."""
-    node = value.producer()
-    if node is None or node.op_type != "Sub" or node.domain != "":
+    node = producer_of(value, "Sub")
+    if node is None:
         return False
     x, mean = node.inputs
     reduction = mean.producer() if mean is not None else None
