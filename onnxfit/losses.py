@@ -11,11 +11,11 @@ its end, also before operators that only move or scale numbers, means probabilit
 MatMul, Conv or LogSoftmax means logits. The activation may be spelled in other operators, such as
 Exp, ReduceSum and Div, or 1 / (1 + Exp). A HardSigmoid, or a Clip to numbers from 0 to 1, means
 probabilities, too. For any other graph, CrossEntropy, CTC and Focal expect logits;
-BinaryCrossEntropy, KLDivergence, Dice and Tversky expect probabilities. `Trainer.summary()` shows
-the decision, and the nodes. A setting that contradicts the graph is followed, with a UserWarning.
-Where the graph does not show what the output is, `fit` and `evaluate` compare the numbers of the first
-batch with the setting, and warn once: of scores that are all from 0 to 1 and sum to 1 in each row
-of classes, and of probabilities outside of 0 to 1.
+BinaryCrossEntropy, KLDivergence, Dice and Tversky expect probabilities, as in Keras.
+`Trainer.summary()` shows the decision, and the nodes. A setting that contradicts the graph is
+followed, with a UserWarning. Where the graph does not show what the output is, `fit` and `evaluate`
+compare the numbers of the first batch with the setting, and warn once: of scores that are all from
+0 to 1 and sum to 1 in each row of classes, and of probabilities outside of 0 to 1.
 
 If the graph shows the Sigmoid or Softmax that computes probabilities, the loss computes from its
 input, as in Keras. So a probability that is rounded to 0 or 1 has the same loss and gradient as its

@@ -253,3 +253,31 @@ def test_a_function_takes_its_reduction() -> None:
     square = Function(lambda op, t, p: (p - t) ** 2, reduction="sum")
     total = (trainer().predict(X) ** 2).sum()
     assert trainer(square).evaluate(X, y, batch_size=3)["loss"] == pytest.approx(total, rel=1e-5)
+
+
+def test_loaders_and_files_have_several_arrays_of_labels(tmp_path) -> None:
+    one = trainer()
+    expected = one.evaluate(X, Y, batch_size=4)
+    loader = onnxfit.DataLoader(X, Y, batch_size=4)
+    columns = {name: list(array) for name, array in Y.items()}
+    assert one.evaluate(onnxfit.Prefetch(loader)) == expected
+    assert one.evaluate(onnxfit.Pad({"x": list(X)}, columns, batch_size=4)) == expected
+    np.savez(tmp_path / "y.npz", **Y)
+    assert one.evaluate(X, tmp_path / "y.npz", batch_size=4) == expected
+
+
+def test_class_weights_read_one_declared_array() -> None:
+    scaled = Function(
+        lambda op, count, y: op.cast(count, y.dtype) * op.ReduceMean(y * y, [1, 2], keepdims=0),
+        labels="int64[b]",
+    )
+    by_class, by_row = trainer(scaled), trainer(scaled)
+    weights = np.where(Y["count"] == 1, 2.0, 1.0)
+    by_class.fit(X, Y["count"], class_weight={1: 2.0}, verbose=0)
+    by_row.fit(X, Y["count"], weights, verbose=0)
+    np.testing.assert_array_equal(by_class.get_weights()["w"], by_row.get_weights()["w"])
+
+
+def test_weights_of_labels_must_fit_the_entries_of_the_loss() -> None:
+    with pytest.raises(SettingError, match=r"loss of shape \(10,\)"):
+        trainer().fit(X, Y, np.ones((ROWS, BOXES)), verbose=0)
