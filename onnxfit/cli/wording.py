@@ -172,22 +172,27 @@ def _option(option: click.Option, value: ast.expr) -> str:
     """Return an option with its value, once for each item of a dict or list."""
     name = name_of(option)
     if isinstance(value, ast.Constant) and value.value is ...:
-        metavar = re.sub(r"\[.*?\]", "", option.metavar or "VALUE")
-        return name if option.is_flag else f"{name} {metavar}"
+        return name if option.is_flag else f"{name} {_placeholder(option)}"
     if option.is_flag:
         return name if isinstance(value, ast.Constant) and value.value is True else f"no {name}"
     choices = getattr(option.type, "choices", ())
     if isinstance(value, ast.Constant) and value.value is None and "none" not in choices:
         return f"no {name}"
     if isinstance(value, ast.Dict):
-        pairs = [(_value(k), _value(v)) for k, v in zip(value.keys, value.values) if k is not None]
-        texts = [f"{key}={item}" for key, item in pairs]
+        placeholder = _placeholder(option).rpartition("=")[2]
+        items = [(k, _value(v, placeholder)) for k, v in zip(value.keys, value.values) if k]
+        texts = [f"{_value(key)}={item}" for key, item in items]
     elif isinstance(value, (ast.List, ast.Tuple)) and option.multiple:
         texts = list(map(_value, value.elts))
     else:
         settings = _settings_of(value)
         texts = [_value(value) if settings is None else settings]
     return " ".join(f"{name} {shlex.quote(text)}" for text in texts) or name
+
+
+def _placeholder(option: click.Option) -> str:
+    """Return what the help of an option shows for its value, such as NAME=VALUE."""
+    return re.sub(r"\[.*?\]", "", option.metavar or "VALUE")
 
 
 def _settings_of(value: ast.expr) -> str | None:
@@ -197,12 +202,15 @@ def _settings_of(value: ast.expr) -> str | None:
     return ",".join(f"{keyword.arg}={_value(keyword.value)}" for keyword in value.keywords)
 
 
-def _value(value: ast.expr) -> str:
-    """Return a value as an option takes it. A variable is a placeholder in capitals."""
+def _value(value: ast.expr, placeholder: str = "...") -> str:
+    """Return a value as an option takes it. A variable is a placeholder in capitals.
+
+    - `placeholder`: the text for an ellipsis.
+    """
     if isinstance(value, ast.Constant):
         constant = value.value
         if constant is ...:
-            return "..."
+            return placeholder
         if constant is None or isinstance(constant, bool):
             return str(constant).lower()
         return str(constant)

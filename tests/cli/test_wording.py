@@ -152,7 +152,7 @@ def test_a_choice_of_none_is_a_value() -> None:
         ("fit m.onnx -d d.npz -l cross_entropy --lora rank=2 --quantization scales=learned", "with --lora these integers stay frozen"),
         ("fit m.onnx -d d.npz -l cross_entropy --freeze-rows fc0.weight=99", "--freeze-rows has row 99"),
         ("fit m.onnx -d d.npz -l cross_entropy --device cuda", "--device cuda needs onnxruntime's"),
-        ("fit two.onnx -d d.npz -l cross_entropy", "Give each output its loss: --loss a=..."),
+        ("fit two.onnx -d d.npz -l cross_entropy", "Give each output its loss: --loss a=NAME."),
         ("quantize m.onnx", "or use --activations none to quantize only the weights"),
     ],
 )  # fmt: skip
