@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
 from onnxfit.step.objectives import Losses, Metrics, OutputMetric
 from onnxfit.step.recipe import Recipe
+from onnxfit.step.reuse import RECIPES
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint, export, forms, generation, saving
 from onnxfit.training.carried import require_order
@@ -225,9 +227,14 @@ class Trainer(CheckedAttributes):
         model, tensors = read_shared(forms.source_of(model_onnx, settings))
         trainable = forms.trainable_form(model, settings)
         distillation = None if quantization is None else quantization.distillation()
-        recipe = Recipe.build(
-            trainable, checked, needs_loss=backend_class.needs_loss, distillation=distillation
+        build = partial(
+            Recipe.build,
+            trainable,
+            checked,
+            needs_loss=backend_class.needs_loss,
+            distillation=distillation,
         )
+        recipe = RECIPES.recipe(trainable, checked, build)
         arrays = initializer_arrays(trainable.model, recipe.state)
         settings = forms.stored_settings(settings)
         world = world_of(distribute)

@@ -1015,3 +1015,19 @@ def test_wrong_validation_data_is_refused(given: Any, message: str) -> None:
         OnnxRegressor(epochs=1).fit(X, Y, **given)
     with pytest.raises(SettingError, match="unknown class"):
         OnnxClassifier(epochs=1).fit(X, CLASSES, X_val=X, y_val=CLASSES + 1)
+
+
+# ---------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize(
+    ("estimator", "threads"),
+    [
+        (OnnxRegressor(), 1), (OnnxRegressor(threads=2), 2), (OnnxRegressor(hidden_layer_sizes=(2000, 200)), None), (OnnxRegressor(line(1)), None),
+        (OnnxRegressor(hidden_layer_sizes=(300,), batch_size=1000), None),
+    ],
+)  # fmt: skip
+def test_small_default_networks_use_one_thread(estimator: Any, threads: Any) -> None:
+    estimator.set_params(epochs=1).fit(X, Y)
+    assert estimator.trainer_.settings["threads"] == threads
+    assert clone(estimator).threads == estimator.threads

@@ -12,6 +12,10 @@ import numpy.typing as npt
 import onnx
 import onnx.helper as make
 
+# The name of the graph and the producer of every dense network.
+NETWORK = "network"
+PRODUCER = "onnxfit"
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -75,9 +79,9 @@ def dense_network(
         ]
     features = make.make_tensor_value_info("X", elem_type, ["batch", sizes[0]])
     predictions = make.make_tensor_value_info("predictions", elem_type, ["batch", sizes[-1]])
-    graph = make.make_graph(nodes, "network", [features], [predictions], initializers)
+    graph = make.make_graph(nodes, NETWORK, [features], [predictions], initializers)
     return make.make_model(
-        graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8, producer_name="onnxfit"
+        graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8, producer_name=PRODUCER
     )
 
 

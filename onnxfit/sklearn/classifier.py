@@ -183,18 +183,19 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             self._sparse_labels = scipy.sparse.issparse(y)
             self.classes_ = np.arange(y.shape[1]) if self._multilabel else self._classes(y, classes)
         if self._multilabel:
-            return self._encoded(y), len(self.classes_)
+            return self._indicator(y, kind), len(self.classes_)
         known = len(self.classes_)
         if known < 2:
             raise SettingError(
                 f"OnnxClassifier needs at least 2 classes, got 1 class: {self.classes_[0]!r}."
             )
-        return self._encoded(y), 1 if known == 2 else known
+        return self._numbers(y, kind), 1 if known == 2 else known
 
     def _kind_of(self, y: Any) -> str:
         """Return scikit-learn's name for the kind of targets. SettingError: it is unsupported."""
-        check_classification_targets(y)
         kind = str(type_of_target(y, input_name="y"))
+        if kind not in ("binary", "multiclass", MULTILABEL):
+            check_classification_targets(y)
         if kind == "multiclass-multioutput":
             raise SettingError(
                 f"OnnxClassifier takes one class a row, or a matrix of zeros and ones, got y of"
@@ -213,8 +214,9 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         SettingError: `y` has an unknown class, or other columns than the first `y`.
         """
         kind = self._kind_of(y)
-        if self._multilabel:
-            return self._indicator(y, kind)
+        return self._indicator(y, kind) if self._multilabel else self._numbers(y, kind)
+
+    def _numbers(self, y: Any, kind: str) -> Array:
         if kind == MULTILABEL:
             raise SettingError(
                 f"y is a matrix of shape {y.shape}, but OnnxClassifier was first fitted with one"

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ from onnxfit.trainer import Trainer
 
 Array = npt.NDArray[Any]
 ROWS_PER_PREDICTION = 4096
+AUTOMATIC_BATCH_SIZE = 200
+# Multiplications of the forward pass of a batch that are faster without a second thread.
+MAX_PRODUCTS_OF_ONE_THREAD = 2**20
 
 
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -218,18 +222,38 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return [features, *hidden, outputs]
 
     def _new_trainer(self, model: onnx.ModelProto, seed: int) -> Trainer:
-        work = normalize(model)
-        floats = {n: spec for n, spec in tensor_outputs(work).items() if spec.dtype.kind == "f"}
+        floats, probabilities = self._outputs(model)
         name, loss = only_output(self.loss, floats)
-        value = next(v for v in work.graph.outputs if v.name == name)
-        probabilities = probability_operator(value) is not None
         settings = self._settings()
         self._output = name
-        self._loss = self._objective(loss, floats[name], probabilities)
+        self._loss = self._objective(loss, floats[name], name in probabilities)
         self._used = (settings, self.loss)
         self._loss_unit = self._unit_of_loss(self._loss)
         weights = {name: 1 / self._loss_unit}
         return Trainer(model, loss={name: self._loss}, loss_weights=weights, seed=seed, **settings)
+
+    def _outputs(self, model: onnx.ModelProto) -> tuple[dict[str, TensorSpec], set[str]]:
+        """Return the float outputs by name, and the names of outputs that are probabilities."""
+        if self._input is None:  # a default network
+            output = model.graph.output[0]
+            width = output.type.tensor_type.shape.dim[-1].dim_value
+            return {output.name: TensorSpec(output.name, self._dtype, ("batch", width))}, set()
+        work = normalize(model)
+        floats = {n: spec for n, spec in tensor_outputs(work).items() if spec.dtype.kind == "f"}
+        values = [value for value in work.graph.outputs if value.name in floats]
+        return floats, {v.name or "" for v in values if probability_operator(v) is not None}
+
+    def _threads(self) -> int | None:
+        """Return the threads of an operator: one for a small default network, unless chosen.
+
+        Threads that wait between short steps take time from other fits, as of a grid search.
+        """
+        if self.threads is not None or self._input is not None:
+            return self.threads
+        rows = self.batch_size if isinstance(self.batch_size, int) else AUTOMATIC_BATCH_SIZE
+        sizes = self._sizes(self.n_features_in_, 1)
+        products = rows * sum(a * b for a, b in pairwise(sizes))
+        return 1 if products <= MAX_PRODUCTS_OF_ONE_THREAD else None
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments of the Trainer except the model, the loss and the seed."""
@@ -239,9 +263,9 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             optimizer = get_optimizer(self.optimizer)
         if self.learning_rate is not None:
             optimizer = dataclasses.replace(optimizer, learning_rate=self.learning_rate)
-        names = ["weights", "penalty", "backend", "gradient", "device", "threads"]
-        names += ["quantization", "adapters"]
-        return {"optimizer": optimizer, **{name: getattr(self, name) for name in names}}
+        names = ["weights", "penalty", "backend", "gradient", "device", "quantization", "adapters"]
+        own = {name: getattr(self, name) for name in names}
+        return {"optimizer": optimizer, "threads": self._threads(), **own}
 
     def _train(
         self,
@@ -267,7 +291,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             callbacks.append(
                 EarlyStopping("val_loss", patience=self.n_iter_no_change, restore_best_weights=True)
             )
-        automatic = min(200, training[0].shape[0])
+        automatic = min(AUTOMATIC_BATCH_SIZE, training[0].shape[0])
         epochs_before = len(self.trainer_.train_losses_)
         history = self.trainer_.fit(
             *training,

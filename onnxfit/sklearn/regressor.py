@@ -72,8 +72,9 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     - `random_state`: a seed for the initial weights, the order of rows, the rows held out, and
       dropout.
     - `verbose`: 0 for silence, 1 for a progress bar, as in `Trainer.fit`.
-    - `backend`, `gradient`, `device`, `threads`, `quantization`, `adapters`: as in
-      `Trainer`.
+    - `threads`: as in `Trainer`, but None is one thread for a default network with at most a
+      million multiplications a batch, so that the fits of a search do not wait for each other.
+    - `backend`, `gradient`, `device`, `quantization`, `adapters`: as in `Trainer`.
 
     Sample weights are relative to their mean: a weight of 2 counts like a repeated row. After `fit`
     the estimator has `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import onnx
@@ -56,6 +56,9 @@ from onnxfit.step.precision import FLOAT32, StepPrecision, get_precision
 from onnxfit.step.providers import forms_of_device, kind_of_device
 from onnxfit.step.settings import TrainerSettings
 
+if TYPE_CHECKING:
+    from onnxfit.step.reuse import BuiltGraphs
+
 Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
 ReportedNorms = Literal["none", "global", "per_weight"]
 
@@ -97,6 +100,8 @@ class Recipe:
     teacher: Teacher | None = None
     # whether graphs add up the metrics that they can; else all metrics read the outputs
     sums_metrics: bool = True
+    # the graphs that trainers of equal networks share
+    built: BuiltGraphs | None = field(default=None, compare=False, repr=False)
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
     # whether the tensors exceed the size limit of one graph
@@ -181,10 +186,7 @@ class Recipe:
         own = trainable.bounds
         penalties = penalties_for(settings.penalty, [name for name in weights if name not in own])
         _check_settings_fit(dtypes, optimizer, penalties)
-        slots = {
-            name: initial_slots_to_read(optimizer, name, _array_of(initializers[name]))
-            for name in weights
-        }
+        slots = _initial_slots(optimizer, initializers, weights)
         keep_batch_norms(normalized, settings.batch_norm)
         recipe = cls(
             model=normalized,
@@ -214,12 +216,25 @@ class Recipe:
             check_gradient(recipe)
         return recipe
 
+    def with_numbers(self, trainable: TrainableModel, optimizer: Optimizer) -> Recipe:
+        """Return the recipe of a file that differs only in the numbers of its tensors.
+
+        - `optimizer`: the optimizer of this recipe, perhaps with another learning rate.
+        """
+        model = normalize(trainable.model)
+        initializers = model.graph.initializers
+        dtypes = {name: spec_of(initializers[name]).dtype for name in self.weights}
+        _check_settings_fit(dtypes, optimizer, self.penalties)
+        slots = _initial_slots(optimizer, initializers, self.weights)
+        return replace(self, model=model, optimizer=optimizer, slots=slots, layout=trainable.layout)
+
     def for_device(self, device: str) -> Recipe:
         """Return the recipe whose graphs have the forms for a kind of device.
 
         - `device`: "cpu", "cuda" or "webgpu".
         """
-        return replace(self, device=device, gradient=gradient_source(self.gradient.name, device))
+        gradient = gradient_source(self.gradient.name, device)
+        return replace(self, device=device, gradient=gradient, built=None)
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """Return the values of an initializer, without a copy where possible."""
@@ -350,6 +365,16 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
     """Return an initializer's values, without a copy where possible."""
     assert initializer.const_value is not None
     return initializer.const_value.numpy()
+
+
+def _initial_slots(
+    optimizer: Optimizer, initializers: Mapping[str, ir.Value], weights: Sequence[str]
+) -> dict[str, Mapping[str, np.ndarray[Any, Any]]]:
+    """Return each weight's slots before the first update."""
+    return {
+        name: initial_slots_to_read(optimizer, name, _array_of(initializers[name]))
+        for name in weights
+    }
 
 
 def _gradient_source(settings: TrainerSettings, precision: StepPrecision) -> GradientSource:

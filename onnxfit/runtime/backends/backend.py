@@ -35,6 +35,7 @@ from onnxfit.step.graphs import (
     update_graph,
 )
 from onnxfit.step.recipe import Recipe, ReportedNorms
+from onnxfit.step.reuse import built_once
 from onnxfit.step.tracker import StepResult
 from onnxfit.step.update import limits_of
 
@@ -67,8 +68,7 @@ class Backend(ABC):
     - `arrays`: the initial weights and running statistics.
     - `device`: the device of state and sessions.
     - `threads`: threads that share an operator; None lets onnxruntime choose the number.
-    - `accumulate`: batches in a window, whose gradients are averaged for one update. It may be set
-      later, unless it was initially 1.
+    - `accumulate`: batches averaged for one update. It may be set later, unless it was initially 1.
     - `world`: the ranks that share every batch. They have the same weights after every update.
 
     `evaluate`, `predict` and `deployed` may be called from several threads. Everything else that
@@ -459,7 +459,8 @@ class Backend(ABC):
         """Compile the graph of a kind for batches of these shapes."""
         if kind == "predict":
             self.inference.make_room(kind)
-        return self.bind(kind, self.graph(kind, shapes), busy_wait=kind == "train")
+        graph = built_once(self.recipe, (kind, self.world.size), shapes, self.graph)
+        return self.bind(kind, graph, busy_wait=kind == "train")
 
     def batchless_session(self, kind: str) -> BoundSession:
         """Return the compiled graph of a kind that reads no batch, but may read gradients."""
