@@ -140,7 +140,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             logarithms: Array = np.log(self.predict_proba(X))
         return logarithms
 
-    @available_if(_has_scores)  # type: ignore[misc]  # scikit-learn has no types
+    @available_if(_has_scores)  # type: ignore[untyped-decorator]  # scikit-learn has no types
     def decision_function(self, X: Any) -> Array:
         """Return a score of each class for the rows `X`, which grows with its probability.
 
