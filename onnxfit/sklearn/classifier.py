@@ -230,7 +230,8 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
                 f" classes {listed_names(self.classes_.tolist())}. Pass all classes to the first"
                 " call: partial_fit(..., classes=...)."
             )
-        return np.searchsorted(self.classes_, y)
+        codes: Array = np.searchsorted(self.classes_, y)
+        return codes
 
     def _indicator(self, y: Any, kind: str) -> Array:
         dense: Array = y.toarray() if scipy.sparse.issparse(y) else y

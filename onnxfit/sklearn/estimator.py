@@ -248,8 +248,9 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
         Threads that wait between short steps take time from other fits, as of a grid search.
         """
-        if self.threads is not None or self._input is not None:
-            return self.threads
+        threads: int | None = self.threads
+        if threads is not None or self._input is not None:
+            return threads
         rows = self.batch_size if isinstance(self.batch_size, int) else AUTOMATIC_BATCH_SIZE
         sizes = self._sizes(self.n_features_in_, 1)
         products = rows * sum(a * b for a, b in pairwise(sizes))

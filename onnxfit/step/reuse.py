@@ -8,6 +8,7 @@ time of such a fit. Only descriptions are reused: every trainer has its own stat
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
@@ -98,6 +99,10 @@ class RecipeCache:
     """The recipes that were used last. It may be used from several threads."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all recipes, without waiting for another thread."""
         self._lock = Lock()
         # The rules of gradients are kept, because keys have their ids.
         self._recipes: OrderedDict[Hashable, tuple[Recipe, list[Any]]] = OrderedDict()
@@ -181,3 +186,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 RECIPES = RecipeCache()
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent process may hold the lock, and does not exist in the child.
+    os.register_at_fork(after_in_child=RECIPES.clear)

@@ -4,6 +4,7 @@ bit for bit, and what differs is built anew.
 
 from __future__ import annotations
 
+import os
 import threading
 from copy import copy
 from typing import Any
@@ -245,3 +246,15 @@ def test_the_optimizer_of_a_recipe_is_that_of_the_trainer() -> None:
     chosen: list[Optimizer] = [one._training.recipe.optimizer for one in trainers]
     assert [one.learning_rate for one in chosen] == rates
     assert [one.learning_rate for one in trainers] == rates
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent() -> None:
+    reuse.RECIPES._lock.acquire()
+    try:
+        process = os.fork()
+        if not process:
+            os._exit(0 if reuse.RECIPES._lock.acquire(timeout=1) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    finally:
+        reuse.RECIPES._lock.release()
