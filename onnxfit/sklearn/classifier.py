@@ -135,7 +135,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         return _shares(probabilities) if binary else probabilities
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Return the logarithms of `predict_proba`. The logarithm of a probability of 0 is -inf."""
+        """Return the logarithms of `predict_proba` for `X`. The logarithm of 0 is -inf."""
         with np.errstate(divide="ignore"):
             logarithms: Array = np.log(self.predict_proba(X))
         return logarithms

@@ -83,7 +83,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.__dict__.update(arguments)
 
     def set_params(self, **params: Any) -> Any:
-        """Set arguments of the constructor by name, and return the estimator.
+        """Set arguments of the constructor, `params`, by name, and return the estimator.
 
         ArgumentError: an argument belongs to an estimator of scikit-learn or another library; the
         message says its name here.

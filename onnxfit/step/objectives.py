@@ -110,14 +110,14 @@ class OutputTarget:
         declares it wrongly. Labels for one row then often are an array of the output's own shape.
 
         - `rows`: the rows of the inputs.
-        - `shape`: the shape of the labels. If one of its sizes is the number of rows, or none, the
-          advice has the axis.
+        - `shape`: the shape of the labels. If one of its other sizes is the number of rows, or
+          none, the advice has the axis.
         """
         found, name = self.batch, self.output.name
         if found is None or (rows > 1 and found.evidence not in ("position", "assumed")):
             return ""
         place = "No axis" if found.axis is None else f"Axis {found.axis}"
-        axes = [axis for axis, size in enumerate(shape) if size == rows]
+        axes = [n for n, size in enumerate(shape) if size == rows and n != found.axis]
         axis = "axis" if len(axes) > 1 else axes[0] if axes else None
         return (
             f" {place} is taken as the batch of {name!r} ({found.reason}). If that is wrong, pass"

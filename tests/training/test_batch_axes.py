@@ -285,7 +285,7 @@ def test_labels_of_such_an_output_without_the_setting_name_it() -> None:
     model = onnx.parser.parse_model(POOLED.format(batch="batch", sizes="batch"))
     trainer = Trainer(model, loss="mse")
     for labels in (np.ones(3, np.float32), np.ones((1, 3), np.float32)):
-        with pytest.raises(DataError, match=r"batch_axes=\{'y': axis\}"):
+        with pytest.raises(DataError, match=r"batch_axes=\{'y': None\}"):
             trainer.train_on_batch(X[:1, 0], labels)
     with pytest.raises(SettingError, match=r"3 rows for a batch of 1.*batch_axes=\{'y': None\}"):
         trainer.train_on_batch(X[:1, 0], np.ones(1, np.float32))
