@@ -227,14 +227,18 @@ class Trainer(CheckedAttributes):
         model, tensors = read_shared(forms.source_of(model_onnx, settings))
         trainable = forms.trainable_form(model, settings)
         distillation = None if quantization is None else quantization.distillation()
-        build = partial(
-            Recipe.build,
+        recipe = RECIPES.recipe(
             trainable,
             checked,
-            needs_loss=backend_class.needs_loss,
-            distillation=distillation,
+            # no variable of this function, which would keep the file's numbers in memory
+            partial(
+                Recipe.build,
+                trainable,
+                checked,
+                needs_loss=backend_class.needs_loss,
+                distillation=distillation,
+            ),
         )
-        recipe = RECIPES.recipe(trainable, checked, build)
         arrays = initializer_arrays(trainable.model, recipe.state)
         settings = forms.stored_settings(settings)
         world = world_of(distribute)
