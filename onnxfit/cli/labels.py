@@ -17,6 +17,7 @@ from onnxfit.graph.reading import to_ir
 from onnxfit.losses import ClassLoss
 from onnxfit.step.objectives import LabelTarget, OutputTarget
 from onnxfit.trainer import Trainer
+from onnxfit.training.training import training_of
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +30,7 @@ def encode_for_training(
     The classes are stored in the metadata of the trained model, so that exports and checkpoints
     have them.
     """
-    training = trainer._training
+    training = training_of(trainer)
     file, targets = training.trainable.file, training.recipe.targets
     stored = read_class_names(file)
     classes = learn_classes(data, targets, stored)
@@ -46,7 +47,7 @@ def encode_for_training(
 
 def encode_as_stored(trainer: Trainer, data: Data) -> Data:
     """Return data with the indices of the classes that the model's file names."""
-    training = trainer._training
+    training = training_of(trainer)
     return encode(data, training.recipe.targets, read_class_names(training.trainable.file))
 
 
