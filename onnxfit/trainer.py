@@ -34,7 +34,7 @@ from onnxfit.graph.reading import ModelSource, read_shared
 from onnxfit.graph.shared_tensors import shared_arrays, whole_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
-from onnxfit.metrics import mode_by_name
+from onnxfit.metrics.functions import mode_by_name
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.quantization.settings import Quantization

@@ -5,7 +5,8 @@
 - docs/reference.md: the Trainer, quantization, adapters, and every loss, metric, optimizer, schedule,
   penalty, callback and data loader, with its names, its settings and their defaults, and its
   docstring.
-- onnxfit/callbacks/__init__.py: the imports for type checkers, which cannot search a folder.
+- onnxfit/callbacks/__init__.py and onnxfit/metrics/__init__.py: the imports for type checkers, which
+  cannot search a folder.
 
 The page has all of a docstring but its examples. With --check nothing is written; the exit status is
 1 where a file is out of date.
@@ -20,13 +21,15 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import onnxfit
-from onnxfit import callbacks
+from onnxfit import callbacks, metrics
 from onnxfit.registry import registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference.md"
+PACKAGES = (callbacks, metrics)  # whose modules are searched for public names
 MAX_LINE_LENGTH = 100
 HEAD = """\
 # Reference
@@ -296,15 +299,18 @@ def link(name: str, anchors: dict[str, str], otherwise: str = "") -> str:
 # ---------------------------------------------------------------------- the imports
 
 
-def imports() -> list[str]:
-    """Return an import of every public name, as type checkers need it to be re-exported."""
+def imports(package: ModuleType) -> list[str]:
+    """Return an import of every public name of a package, as type checkers need it to be
+    re-exported.
+    """
     lines = []
-    for name in callbacks.__all__:
-        module = getattr(callbacks, name).__module__
+    for name in package.__all__:
+        module = getattr(package, name).__module__
         line = f"    from {module} import {name} as {name}"
         if len(line) > MAX_LINE_LENGTH:
             line = f"    from {module} import (\n        {name} as {name},\n    )"
-        lines.append((module, name.lower(), line))
+        order = (not name.isupper(), not name[0].isupper(), name.lower())  # as ruff sorts them
+        lines.append((module, *order, line))
     return [line for *_, line in sorted(lines)]
 
 
@@ -320,12 +326,12 @@ def replaced(content: str, begin: str, end: str, lines: list[str]) -> str:
 
 
 def main(check: bool) -> int:
-    package = ROOT / "onnxfit" / "callbacks" / "__init__.py"
     markers = "# begin of generated imports", "# end of generated imports"
-    generated = {
-        PAGE: page(),
-        package: replaced(package.read_text(encoding="utf-8"), *markers, imports()),
-    }
+    generated = {PAGE: page()}
+    for package in PACKAGES:
+        path = Path(inspect.getfile(package))
+        content = path.read_text(encoding="utf-8")
+        generated[path] = replaced(content, *markers, imports(package))
     stale = [
         path
         for path, content in generated.items()

@@ -26,7 +26,8 @@ from onnxfit.ctc import Reading, beam_search_decode, greedy_decode
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import CTC
-from onnxfit.metrics import CharacterErrorRate, WordErrorRate, _edit_distance
+from onnxfit.metrics import CharacterErrorRate, WordErrorRate
+from onnxfit.metrics.text import edit_distance
 from onnxfit.registry import from_config, to_config
 from tests.test_losses import Graph
 from tests.training_folder.host import Host
@@ -335,7 +336,7 @@ def test_metrics_take_the_settings_of_the_loss(tmp_path: Path) -> None:
     figures = trainer.evaluate(x, steps)
     outputs = trainer.predict(x)
     edits = sum(
-        _edit_distance(reading, [k for k in row if k != -7])
+        edit_distance(reading, [k for k in row if k != -7])
         for reading, row in zip(greedy_decode(outputs, blank=3), moved.tolist())
     )
     assert figures["cer"] == figures["own"] == pytest.approx(edits / (moved != -7).sum())
@@ -516,11 +517,11 @@ def plain_distance(a: str, b: str) -> int:
 
 
 def test_the_distance_is_the_fewest_edits() -> None:
-    assert _edit_distance("kitten", "sitting") == 3
+    assert edit_distance("kitten", "sitting") == 3
     rng = np.random.default_rng(0)
     for _ in range(100):
         a, b = ("".join(rng.choice(list("abc"), rng.integers(0, 6))) for _ in range(2))
-        assert _edit_distance(a, b) == plain_distance(a, b), (a, b)
+        assert edit_distance(a, b) == plain_distance(a, b), (a, b)
 
 
 def test_rates_of_known_texts() -> None:

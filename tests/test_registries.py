@@ -17,6 +17,7 @@ import pytest
 
 from onnxfit import Trainer, losses, metrics, optimizers, penalties, schedules
 from onnxfit.errors import SettingError
+from onnxfit.metrics.alignment import misfit
 from onnxfit.registry import from_config, registry, to_config
 from tests import test_losses, test_metrics, test_optimizers, test_penalties, test_schedules
 from tests.models import mlp
@@ -176,7 +177,7 @@ def test_a_metric_is_added_in_one_place(add) -> None:
 
         def values(self, y_true, y_pred):
             if y_true.shape not in (y_pred.shape, y_pred.shape[:1]):
-                raise metrics._misfit(self, "labels", y_true, y_pred)
+                raise misfit(self, "labels", y_true, y_pred)
             return 1 - y_pred.reshape(len(y_pred), -1).max(axis=1)
 
     add(metrics, Doubt)

@@ -21,7 +21,8 @@ from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses import NLL, Joint, Loss, LossLike, get_loss, loss_name
-from onnxfit.metrics import Metric, MetricLike, get_metric
+from onnxfit.metrics import Metric, get_metric
+from onnxfit.metrics.lookup import MetricLike
 from onnxfit.registry import is_newest
 from onnxfit.step.limits import check_fits, check_loss_weight
 from onnxfit.step.read_only import read_only, refusing_writes

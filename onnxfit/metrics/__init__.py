@@ -1,0 +1,42 @@
+"""Metrics: measures of predictions, exact over the data set instead of averaged over batches.
+
+To add a metric, add the class to the module of its family, and its name to that module's `__all__`.
+The package exports every name in the `__all__` of its modules; `make docs` then writes the lines
+for type checkers below, and the entry in docs/reference.md.
+"""
+
+from typing import TYPE_CHECKING
+
+from onnxfit.registry import exported_members
+
+if TYPE_CHECKING:
+    # Type checkers do not run the search below, so `make docs` writes these imports.
+    # begin of generated imports
+    from onnxfit.metrics.accuracy import Accuracy as Accuracy
+    from onnxfit.metrics.accuracy import BinaryAccuracy as BinaryAccuracy
+    from onnxfit.metrics.accuracy import CategoricalAccuracy as CategoricalAccuracy
+    from onnxfit.metrics.accuracy import SparseCategoricalAccuracy as SparseCategoricalAccuracy
+    from onnxfit.metrics.accuracy import TopKAccuracy as TopKAccuracy
+    from onnxfit.metrics.base import Metric as Metric
+    from onnxfit.metrics.decisions import F1 as F1
+    from onnxfit.metrics.decisions import ConfusionMatrix as ConfusionMatrix
+    from onnxfit.metrics.decisions import Precision as Precision
+    from onnxfit.metrics.decisions import Recall as Recall
+    from onnxfit.metrics.external import ExternalMetric as ExternalMetric
+    from onnxfit.metrics.functions import EpochMetric as EpochMetric
+    from onnxfit.metrics.lookup import get_metric as get_metric
+    from onnxfit.metrics.means import MeanMetric as MeanMetric
+    from onnxfit.metrics.ranking import AUC as AUC
+    from onnxfit.metrics.regression import R2 as R2
+    from onnxfit.metrics.regression import CosineSimilarity as CosineSimilarity
+    from onnxfit.metrics.regression import MeanAbsoluteError as MeanAbsoluteError
+    from onnxfit.metrics.regression import MeanSquaredError as MeanSquaredError
+    from onnxfit.metrics.regression import RootMeanSquaredError as RootMeanSquaredError
+    from onnxfit.metrics.text import CharacterErrorRate as CharacterErrorRate
+    from onnxfit.metrics.text import Perplexity as Perplexity
+    from onnxfit.metrics.text import WordErrorRate as WordErrorRate
+    # end of generated imports
+
+_members = exported_members(__name__)
+globals().update(_members)
+__all__ = sorted(_members)
