@@ -69,7 +69,6 @@ from onnxfit.graph.logarithms import (
     logits_of,
     softplus,
 )
-from onnxfit.graph.opset import OPSET
 from onnxfit.graph.probabilities import (
     any_number_operator,
     decide_logits,
@@ -79,6 +78,7 @@ from onnxfit.graph.probabilities import (
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.steps import Stepped, Tensors, scan_steps
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.load.opset import OPSET
 from onnxfit.registry import (
     ChecksArguments,
     check_number,

@@ -29,11 +29,11 @@ from onnxfit.files import require_checkpoint_name, require_path
 from onnxfit.gradients.inspection import Inspection
 from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.garbage import gc_disabled
-from onnxfit.graph.model_file import ModelSnapshot
-from onnxfit.graph.reading import ModelSource, read_shared
 from onnxfit.graph.shared_tensors import shared_arrays, whole_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
+from onnxfit.load.model_file import ModelSnapshot
+from onnxfit.load.reading import ModelSource, read_shared
 from onnxfit.metrics.functions import mode_by_name
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike

@@ -253,9 +253,9 @@ def listed(network: Network) -> list[str]:
 
 def listed_in(network: Network, precision: str) -> list[str]:
     """Compare the graph of one precision."""
-    from onnxfit.graph.reading import read_model
     from onnxfit.graph.spec import TensorSpec
-    from onnxfit.graph.trainable import TrainableModel
+    from onnxfit.load.reading import read_model
+    from onnxfit.load.trainable import TrainableModel
     from onnxfit.runtime.kernel_opset import kernel_opset
     from onnxfit.step.graphs import train_graph
     from onnxfit.step.recipe import Recipe

@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "plumbing": ("errors", "environment", "files", "folders", "registry"),
     "messages between processes": ("distributed",),
     "graph": ("graph",),
+    "files of models": ("load",),
     "drawing": ("drawing",),
     "data and formulas": (
         "data",
@@ -57,7 +58,7 @@ ONNXRUNTIME_FOLDERS = (
     "onnxfit/runtime/",
     "onnxfit/gradients/onnxruntime/",
     "onnxfit/environment.py",  # finds out whether it is installed
-    "onnxfit/graph/runtime_support.py",  # asks onnxruntime which operators it can run
+    "onnxfit/load/runtime_support.py",  # asks onnxruntime which operators it can run
 )
 MAX_ROOT_MODULES = 15
 MAX_FILE_LINES = 600

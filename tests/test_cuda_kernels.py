@@ -17,7 +17,7 @@ from onnx.numpy_helper import from_array
 
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.forward_backward import loss_and_passes
 from onnxfit.runtime.device import CPU

@@ -19,7 +19,7 @@ import pytest
 
 from onnxfit.graph import names
 from onnxfit.graph.tensors import initializer_arrays
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.losses import CTC, CausalLM, GaussianNLL, Loss
 from onnxfit.optimizers import Optimizer
 from onnxfit.registry import registry

@@ -24,11 +24,11 @@ from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.adapters.layers import Reader
 from onnxfit.adapters.magnitude import take_bias, write_scale
 from onnxfit.adapters.nodes import NodeWriter
-from onnxfit.graph.completion import FIRST_IR_WITH_OWN_INITIALIZERS
 from onnxfit.graph.index import tensors_of
 from onnxfit.graph.model import as_tensors
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.shared_tensors import array_of
+from onnxfit.load.completion import FIRST_IR_WITH_OWN_INITIALIZERS
 
 RATIO_IS_INPUT = 12  # the first opset whose Dropout takes its ratio as an input
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

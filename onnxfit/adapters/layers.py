@@ -19,11 +19,11 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.index import GraphIndex, attributes_of
 from onnxfit.graph.records import NO_PARAMETER, folded_from
 from onnxfit.graph.sharing import MODULES
 from onnxfit.graph.subgraphs import read_by
+from onnxfit.load.completion import MICROSOFT
 from onnxfit.quantization.operators import is_dequantize
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfit.editing import protos
-from onnxfit.graph.completion import opset_of
+from onnxfit.load.completion import opset_of
 
 
 class NodeWriter:

@@ -12,7 +12,7 @@ from onnxfit.adapters.layers import AdaptableWeight, adaptable_weights, output_l
 from onnxfit.adapters.lora import LoRA
 from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph.fixed_tensors import fixed_tensors
-from onnxfit.graph.reading import to_ir
+from onnxfit.graph.model import to_ir
 
 
 def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Adapter]:

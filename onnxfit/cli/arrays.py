@@ -25,10 +25,10 @@ from onnxfit.data.mapped import map_array
 from onnxfit.data.npy import READ_ERRORS, read_header
 from onnxfit.errors import DataError, listed_names
 from onnxfit.files import write_atomically
-from onnxfit.graph.caches import without_caches
 from onnxfit.graph.index import required_inputs
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.load.caches import without_caches
 
 Array = npt.NDArray[Any]
 # Names that the only input may have in a .npz, in addition to its own.

@@ -12,8 +12,8 @@ import onnx
 from onnxfit.cli.arrays import Data
 from onnxfit.errors import DataError, listed_names, warn_user
 from onnxfit.graph.class_names import ClassNames, read_class_names, write_class_names
+from onnxfit.graph.model import to_ir
 from onnxfit.graph.probabilities import decide_logits
-from onnxfit.graph.reading import to_ir
 from onnxfit.losses import ClassLoss
 from onnxfit.step.objectives import LabelTarget, OutputTarget
 from onnxfit.trainer import Trainer

@@ -14,13 +14,14 @@ import onnx
 from onnxfit.data import DataAdapter
 from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import DataError, ModelError, SettingError
-from onnxfit.graph.batch_axis import layout_of
-from onnxfit.graph.batch_view import batch_first
-from onnxfit.graph.caches import without_caches
-from onnxfit.graph.model_file import write_model
+from onnxfit.graph.model import to_ir
 from onnxfit.graph.names import LOSS
-from onnxfit.graph.reading import load_model, to_ir
 from onnxfit.graph.weights import all_weights
+from onnxfit.load.batch_axis import layout_of
+from onnxfit.load.batch_view import batch_first
+from onnxfit.load.caches import without_caches
+from onnxfit.load.model_file import write_model
+from onnxfit.load.reading import load_model
 from onnxfit.runtime.backends.inputs import run_on
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device

@@ -12,7 +12,7 @@ from onnxfit import quantization
 from onnxfit.cli import arrays, labels, options, settings
 from onnxfit.cli.config import config_option
 from onnxfit.graph.class_names import read_class_names
-from onnxfit.graph.reading import load_model
+from onnxfit.load.reading import load_model
 from onnxfit.quantization.loss_meter import LossMeter
 from onnxfit.quantization.report import RANKINGS, check_suffix
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from onnxfit.cli import arrays, options
-from onnxfit.graph.model_file import write_model
+from onnxfit.graph.model import to_ir
 from onnxfit.graph.quantized import quantized_weights
-from onnxfit.graph.reading import load_model, to_ir
+from onnxfit.load.model_file import write_model
+from onnxfit.load.reading import load_model
 from onnxfit.quantization.quantize import ACTIVATIONS
 from onnxfit.quantization.quantize import quantize as quantized
 from onnxfit.runtime.quantizer import INTEGER_TYPES, METHODS

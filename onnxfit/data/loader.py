@@ -29,8 +29,8 @@ from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource, source_of_rank
 from onnxfit.data.structure import common_rows, map_arrays, named_arrays
 from onnxfit.errors import DataError, SettingError, UnknownNameError
-from onnxfit.graph.given_axes import axes_by_name
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.load.given_axes import axes_by_name
 from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["DataLoader", "Loader", "LoaderSource"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from onnxfit.drawing.notebook import Png, TextWithHtml, image, preformatted
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import require_path, write_atomically
-from onnxfit.graph.reading import ModelSource, load_model
+from onnxfit.load.reading import ModelSource, load_model
 
 if TYPE_CHECKING:
     from onnxfit.drawing.scene import Scene

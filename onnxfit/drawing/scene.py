@@ -25,9 +25,9 @@ from onnxfit.drawing.labels import (
 )
 from onnxfit.errors import ModelError
 from onnxfit.graph import names, scopes
-from onnxfit.graph.constant_nodes import is_constant
-from onnxfit.graph.reading import read_model
 from onnxfit.graph.weights import all_weights
+from onnxfit.load.constant_nodes import is_constant
+from onnxfit.load.reading import read_model
 
 KINDS = {
     "input": "input",

@@ -8,10 +8,11 @@ import onnx_ir as ir
 
 from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, matrix_of, output_channels
-from onnxfit.graph.constant_nodes import lift_constants, lower_constants
-from onnxfit.graph.reading import ModelSource, load_model, to_ir
+from onnxfit.graph.model import to_ir
 from onnxfit.graph.records import FOLDED_FROM, KIND
 from onnxfit.graph.sharing import MODULES, RESHAPING
+from onnxfit.load.constant_nodes import lift_constants, lower_constants
+from onnxfit.load.reading import ModelSource, load_model
 
 __all__ = ["add_biases"]
 

@@ -10,10 +10,10 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
-from onnxfit.graph.batch_axis import BatchLayout, layout_of
 from onnxfit.graph.fold import take_known_branches
-from onnxfit.graph.reading import large_tensors_as_inputs, to_ir
+from onnxfit.graph.model import large_tensors_as_inputs, to_ir
 from onnxfit.graph.subgraphs import graph_protos, nodes_of, subgraphs_of
+from onnxfit.load.batch_axis import BatchLayout, layout_of
 
 INITIAL_STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}
 # operators that pass an initial state on, from its input of the model to its layer

@@ -17,10 +17,10 @@ from onnxfit.editing.batch_walk import GROWTH, BatchAxisPropagation
 from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.editing.row_check import ModelRun, Trial, accepts_any_batch, random_rows, rows_of
 from onnxfit.errors import ModelError, StepError, warn_user
-from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.subgraphs import subgraph_protos
 from onnxfit.graph.tensors import is_large
-from onnxfit.graph.training_form import to_inference_form
+from onnxfit.load.reading import ModelSource, load_model
+from onnxfit.load.training_form import to_inference_form
 from onnxfit.registry import check_arguments
 
 __all__ = ["dynamic_batch"]

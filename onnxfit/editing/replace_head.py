@@ -15,9 +15,10 @@ from onnxfit.editing.constants import Matrix, constant_elements, integer, matrix
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.activations import activation_of
 from onnxfit.graph.class_names import read_class_names, write_class_names
-from onnxfit.graph.constant_nodes import lift_constants, lower_constants
-from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
+from onnxfit.graph.model import large_tensors_as_inputs, to_ir
 from onnxfit.graph.records import FOLDED_FROM, KIND
+from onnxfit.load.constant_nodes import lift_constants, lower_constants
+from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.registry import is_integer, shortened
 
 __all__ = ["replace_head"]

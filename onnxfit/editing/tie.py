@@ -9,10 +9,10 @@ import onnx
 
 from onnxfit.editing import protos
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.index import tensors_of
-from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.sharing import TIED
+from onnxfit.load.constant_nodes import lift_constants, lower_constants
+from onnxfit.load.reading import ModelSource, load_model
 
 __all__ = ["tie"]
 

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.subgraphs import subgraph_protos
+from onnxfit.load.reading import ModelSource, load_model
 
 __all__ = ["to_float32"]
 

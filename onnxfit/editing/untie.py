@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from onnxfit.editing import protos
 from onnxfit.errors import UnknownNameError
-from onnxfit.graph.constant_nodes import lift_constants, lower_constants
 from onnxfit.graph.index import tensors_of
-from onnxfit.graph.reading import ModelSource, load_model, to_ir
+from onnxfit.graph.model import to_ir
 from onnxfit.graph.records import KIND
 from onnxfit.graph.sharing import (
     OTHER,
@@ -26,6 +25,8 @@ from onnxfit.graph.sharing import (
     uses_of,
 )
 from onnxfit.graph.weights import all_weights, statistics
+from onnxfit.load.constant_nodes import lift_constants, lower_constants
+from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.registry import name_list
 
 __all__ = ["untie"]

@@ -13,7 +13,7 @@ from onnxfit.gradients import rules  # noqa: F401  # fills the table of rules
 from onnxfit.gradients.onnxruntime.coverage import CHECKS
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS, Key
 from onnxfit.graph.inference import find_schema
-from onnxfit.graph.newer_operators import PREVIEW
+from onnxfit.load.newer_operators import PREVIEW
 
 # The oldest opset whose operators are listed; older models are converted as far as onnx can.
 FIRST_OPSET = 13

@@ -27,9 +27,9 @@ from onnxfit.gradients import gradient_source
 from onnxfit.gradients.update import apply_update, initial_slots
 from onnxfit.graph import names, scopes
 from onnxfit.graph.model import infer_shapes
-from onnxfit.graph.opset import IR_VERSION, OPSET
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, values_of
+from onnxfit.load.opset import IR_VERSION, OPSET
 from onnxfit.registry import snake_case
 
 if TYPE_CHECKING:

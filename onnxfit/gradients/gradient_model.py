@@ -12,12 +12,13 @@ from onnxfit.errors import GradientError, SettingError, UnknownNameError
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.definitions import write_definitions
 from onnxfit.gradients.paths import is_float, reachable_values, select_float_outputs
-from onnxfit.graph.model import infer_shapes, initializers_to_inputs, normalize
-from onnxfit.graph.operator_versions import lower_opset
-from onnxfit.graph.opset import OPSET
-from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.model import infer_shapes, initializers_to_inputs
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import all_weights
+from onnxfit.load.normalize import normalize
+from onnxfit.load.operator_versions import lower_opset
+from onnxfit.load.opset import OPSET
+from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.registry import name_list
 
 

@@ -29,7 +29,6 @@ from onnxfit.gradients.paths import (
 )
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
-from onnxfit.graph.facts import FileFacts
 from onnxfit.graph.model import (
     infer_shapes,
     initializers_to_inputs,
@@ -41,6 +40,7 @@ from onnxfit.graph.quantized import REMEDY, describe_quantized, quantized_weight
 from onnxfit.graph.sharing import reader_counts, used_by
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import LOOKS_LIKE_A_WEIGHT, RECORDED, select_weights, weight_reasons
+from onnxfit.load.facts import FileFacts
 
 MAX_NODES_LISTED = 5  # nodes at which gradients stop; messages count the others
 MAX_SHARED_LISTED = 5  # weights that several nodes read

@@ -9,7 +9,6 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import listed_names, warn_user
-from onnxfit.graph.constant_nodes import lifted_names
 from onnxfit.graph.fixed_tensors import described, list_text
 from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.records import Records
@@ -25,6 +24,7 @@ from onnxfit.graph.weights import (
     SCALAR,
     has_module_names,
     keeps_weights_in_constant_nodes,
+    lifted_names,
     weight_reasons,
     weights_in_functions,
 )

@@ -18,7 +18,9 @@ import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
 
-from onnxfit.graph.bfloat16 import refuses_bfloat16
+# Models are raised to this opset or a newer one before graphs are built. Operators of older opsets
+# have attributes in place of inputs.
+MIN_KNOWN_OPSET = 13
 
 InferenceFunction = Callable[[ir.Node], None]
 F = TypeVar("F", bound=InferenceFunction)
@@ -513,3 +515,15 @@ def _run_onnx_inference(
             found = ir.TensorType(ir.DataType.BFLOAT16)
         results.append((found, shape))
     return tuple(results)
+
+
+def refuses_bfloat16(node: ir.Node, schema: onnx.defs.OpSchema) -> bool:
+    """Return whether an operator that takes float16 gets bfloat16, which its schema lacks.
+
+    Conv, MaxPool and others take bfloat16 from opset 22 on. A step in mixed precision has such
+    nodes until they are computed between Casts.
+    """
+    if not any(v is not None and v.dtype == ir.DataType.BFLOAT16 for v in node.inputs):
+        return False
+    types = {type_ for parameter in schema.inputs for type_ in parameter.types}
+    return "tensor(float16)" in types and "tensor(bfloat16)" not in types

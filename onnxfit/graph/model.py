@@ -1,11 +1,8 @@
-"""Normalize a model in memory, so that graphs can be built upon it.
-
-The result has one opset, one IR version and no functions; every value is named and typed.
-"""
+"""Models in memory: between protos and onnx-ir, and the types and shapes of their values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,24 +10,28 @@ import numpy as np
 import onnx
 import onnx.shape_inference
 import onnx_ir as ir
-from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.classical import remove_zip_maps
-from onnxfit.graph.constant_nodes import remove_places
-from onnxfit.graph.declarations import correct_declarations, wrong_declarations
-from onnxfit.graph.fold import fold_shapes, makes_long_vectors, take_known_branches
-from onnxfit.graph.functions import inline_functions
-from onnxfit.graph.inference import InputsError, has_inference, infer_outputs, sizes_of
-from onnxfit.graph.opset import IR_VERSION, MIN_KNOWN_OPSET, OPSET, convert_opset
-from onnxfit.graph.packed_sizes import require_packed_sizes
-from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
-from onnxfit.graph.sequences import forget_element_sizes, unroll_sequences
-from onnxfit.graph.shared_tensors import Contents, include_shared, replace_tensors, to_proto
+from onnxfit.graph.fold import fold_shapes, makes_long_vectors
+from onnxfit.graph.index import tensors_of
+from onnxfit.graph.inference import (
+    MIN_KNOWN_OPSET,
+    InputsError,
+    has_inference,
+    infer_outputs,
+    sizes_of,
+)
+from onnxfit.graph.shared_tensors import (
+    Contents,
+    include_shared,
+    ir_tensor,
+    replace_tensors,
+    shared_bytes,
+    to_proto,
+)
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.subgraphs import subgraph_protos, subgraphs_of
-from onnxfit.graph.tensors import require_initializers
-from onnxfit.graph.validity import require_bodies, require_steps
+from onnxfit.graph.subgraphs import graph_protos, nodes_of, subgraph_protos, subgraphs_of
+from onnxfit.graph.tensors import detached, is_detachable, is_external, require_initializers
 from onnxfit.graph.values import values_of
 
 SCALES_OF_PACKED = 2  # the position of the scales among the inputs of a MatMulNBits
@@ -45,101 +46,91 @@ def model_errors() -> Iterator[None]:
         raise ModelError(f"The model is inconsistent: {error}") from None
 
 
-@model_errors()
-def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
-    """Return the same computation in the opset and IR version that its graphs are built in.
-
-    Functions are inlined, known sequences are unrolled, an If with a known condition is replaced by
-    the branch that it takes, and every node and value is named. Large initializers share the memory
-    of `model`.
-
-    - `oldest`: the oldest opset of the result, OPSET or later.
-
-    Raises ModelError if the model is inconsistent, packed weights have wrong sizes, or its opset
-    cannot be converted.
-    """
-    proto = large_tensors_as_inputs(model)
-    remove_zip_maps(proto)
-    proto = convert_opset(inline_functions(proto), oldest=oldest)
-    proto.ir_version = IR_VERSION
-    _clear_negative_sizes(proto)
-    work = to_ir(proto)
-    require_bodies(work.graph)
-    RemoveInitializersFromInputsPass()(work)
-    NameFixPass()(work)
-    if not _has_same_values(proto.graph, work.graph):
-        proto = _to_proto(work)
-    work = _with_computed_shapes(work, proto, _declared_shapes(model))
-    took_branches = take_known_branches(work)
-    if unroll_sequences(work) or took_branches:
-        work = infer_shapes(work)
-    restore_initializers(work.graph, model)
-    for value in work.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and value.shape != tensor.shape:
-            value.shape = ir.Shape(tensor.shape.numpy())  # the file declares names of sizes
-    require_packed_sizes(work.graph)
-    remove_places(work)
-    # The converter drops metadata, in which exporters record the weights.
-    work.graph.metadata_props.update({e.key: e.value for e in model.graph.metadata_props})
-    for info in model.graph.value_info:
-        if info.metadata_props and info.name in work.graph.initializers:
-            metadata = {entry.key: entry.value for entry in info.metadata_props}
-            work.graph.initializers[info.name].metadata_props.update(metadata)
+def to_ir(model: onnx.ModelProto) -> ir.Model:
+    """Return the model as an onnx-ir model. Raises ModelError if onnx-ir cannot read it."""
+    _require_device_configurations(model)
+    try:
+        work = ir.from_proto(model)
+    except ir.serde.SerdeError as error:
+        # onnx-ir raises one error for each level of the model; the innermost names the cause.
+        reason = root_cause(error)
+        raise ModelError(
+            f"The model contains something that onnx-ir cannot read: {reason}"
+        ) from None
+    for tensor in model.graph.initializer:
+        if shared_bytes(tensor) is not None:
+            work.graph.initializers[tensor.name].const_value = ir_tensor(tensor)
     return work
 
 
-def _clear_negative_sizes(model: onnx.ModelProto) -> None:
-    """Replace sizes of -1, written by some exporters, by unknown sizes, in place."""
-    graph = model.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_value < 0:
-                dim.ClearField("dim_value")
+def _require_device_configurations(model: onnx.ModelProto) -> None:
+    """Raise ModelError for a device configuration that onnx-ir can read but not write."""
+    graphs: list[Any] = [model.graph, *model.functions]
+    for node in (node for graph in graphs for node in nodes_of(graph)):
+        # older versions of onnx have no device configurations
+        for configuration in getattr(node, "device_configurations", ()):
+            needed = {
+                "configuration_id": [configuration.configuration_id],
+                "tensor_name": [spec.tensor_name for spec in configuration.sharding_spec],
+            }
+            for field, texts in needed.items():
+                if not all(texts):
+                    raise ModelError(
+                        f"A device configuration of the {node.op_type} node {node.name!r} has no"
+                        f" {field}. ONNX needs one."
+                    )
 
 
-def _declared_shapes(model: onnx.ModelProto) -> dict[str, ir.Shape | None]:
-    """Return the shapes of outputs that the file declares. The opset converter changes them."""
-    return {
-        value.name: ir.serde.deserialize_type_proto_for_shape(value.type)
-        for value in model.graph.output
-        if value.type.HasField("tensor_type")
-    }
+def root_cause(error: BaseException) -> BaseException:
+    """Return the error at the end of the chain of causes."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
-def _has_same_values(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
-    """Return whether `proto` has inputs and values of the same names as `graph`, and no subgraphs.
+def large_tensors_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model whose larger initializers are inputs instead.
 
-    Names of nodes may differ, because shapes do not depend on them.
+    Each function of the onnx package copies its whole argument, which must be below 2 GB.
     """
-    if any(subgraphs_of(node) for node in graph):
-        return False
-    if [v.name for v in proto.input] != [v.name for v in graph.inputs]:
-        return False
-    written = [name for node in proto.node for name in node.output]
-    return written == [v.name for node in graph for v in node.outputs]
+    copy, _ = detached(model, {}, "")
+    inputs = {value.name for value in copy.graph.input}
+    for tensor in [t for t in copy.graph.initializer if is_external(t)]:
+        if tensor.name not in inputs:
+            copy.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+        copy.graph.initializer.remove(tensor)
+    return copy
 
 
-def _with_computed_shapes(
-    model: ir.Model, proto: onnx.ModelProto, declared: Mapping[str, ir.Shape | None]
-) -> ir.Model:
-    """Return the model with inferred shapes. Wrong shapes of outputs are corrected, with a warning.
+def restore_initializers(graph: ir.Graph, model: onnx.ModelProto) -> None:
+    """Undo `large_tensors_as_inputs(model)` in a graph that was built from its result.
 
-    `proto` has the values of the model. An output whose rank cannot be inferred has its declared
-    shape. Raises ModelError if a node fixes the batch of an output.
+    The initializers come in the model's order and share its memory.
     """
-    _set_inferred(model.graph, _infer_by_onnx(proto).graph)
-    _complete_ranks(model.graph)
-    if wrong_declarations(model.graph, declared):
-        # Declarations of values inside the model may be wrong, too. They change no result.
-        del proto.graph.value_info[:]
-        model = inferred_model(proto)
-        NameFixPass()(model)
-        correct_declarations(wrong_declarations(model.graph, declared))
-    for value in model.graph.outputs:
-        if value.shape is None:
-            value.shape = declared.get(value.name or "")
-    return model
+    tensors = tensors_of(model.graph)
+    for value in [v for v in graph.inputs if v.name in tensors]:
+        graph.inputs.remove(value)
+        value.const_value = ir_tensor(tensors[value.name or ""])
+        graph.register_initializer(value)
+    values = {name: graph.initializers.pop(name) for name in [*graph.initializers]}
+    in_order = [name for name in tensors if name in values]
+    added = [name for name in values if name not in tensors]
+    for name in (*in_order, *added):
+        graph.register_initializer(values[name])
+
+
+def share_tensors(graph: ir.Graph, model: onnx.ModelProto, names: Container[str]) -> None:
+    """Let a graph that `restore_initializers` completed share the memory of another copy of the
+    model, in place.
+
+    - `names`: initializers that the copy has without numbers.
+    """
+    for tensor in model.graph.initializer:
+        value = graph.initializers.get(tensor.name)
+        if value is not None and (tensor.name in names or is_detachable(tensor)):
+            value.const_value = ir_tensor(tensor)
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
@@ -147,12 +138,12 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
     Raises ModelError if shapes are inconsistent.
     """
-    _set_inferred(model.graph, _infer_by_onnx(_to_proto(model)).graph)
-    _complete_ranks(model.graph)
+    set_inferred(model.graph, infer_by_onnx(checked_proto(model)).graph)
+    complete_ranks(model.graph)
     return model
 
 
-def _to_proto(model: ir.Model) -> onnx.ModelProto:
+def checked_proto(model: ir.Model) -> onnx.ModelProto:
     try:
         return to_proto(model)
     except ir.serde.SerdeError as error:
@@ -164,12 +155,12 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
 
 def inferred_model(proto: onnx.ModelProto) -> ir.Model:
     """Return a new model with the type and shape of every value that can be inferred."""
-    model = to_ir(_infer_by_onnx(proto))
-    _complete_ranks(model.graph)
+    model = to_ir(infer_by_onnx(proto))
+    complete_ranks(model.graph)
     return model
 
 
-def _infer_by_onnx(model: onnx.ModelProto) -> onnx.ModelProto:
+def infer_by_onnx(model: onnx.ModelProto) -> onnx.ModelProto:
     # ONNX propagates the numbers of a vector as a list of its length, even if all are unknown.
     data_prop = not makes_long_vectors(model.graph)
     try:
@@ -184,7 +175,35 @@ def _infer_by_onnx(model: onnx.ModelProto) -> onnx.ModelProto:
     return inferred
 
 
-def _set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+def forget_element_sizes(graph: onnx.GraphProto) -> None:
+    """Make the symbolic sizes of sequence elements unknown, in place.
+
+    ONNX's inference names an unknown size of the elements once, and gives that name to each element
+    that is read, although elements may differ in size. onnxruntime shares memory between values
+    whose sizes have the same names, and gradients assume that such values do not broadcast. Names
+    of the graph's own inputs, such as the batch size, are kept.
+    """
+    types = [
+        value.type for g in graph_protos(graph) for value in (*g.input, *g.output, *g.value_info)
+    ]
+    elements = (t for t in types if not t.HasField("tensor_type"))
+    symbols = {dim.dim_param for t in elements for dim in _dims(t)} - {""}
+    symbols -= {dim.dim_param for value in graph.input for dim in _dims(value.type)}
+    if symbols:
+        for dim in (dim for t in types for dim in _dims(t) if dim.dim_param in symbols):
+            dim.ClearField("dim_param")
+
+
+def _dims(type_: onnx.TypeProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    """Yield the sizes of a tensor, or of the tensors in a sequence or optional."""
+    kind = type_.WhichOneof("value")
+    if kind == "tensor_type":
+        yield from type_.tensor_type.shape.dim
+    elif kind in ("sequence_type", "optional_type"):
+        yield from _dims(getattr(type_, kind).elem_type)
+
+
+def set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
     """Give the values of a graph and its subgraphs the types and shapes of `proto`."""
     values = values_of(graph)
     for info in (*proto.value_info, *proto.output):
@@ -194,10 +213,10 @@ def _set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
     for node, node_proto in zip(graph, proto.node):
         bodies = (body for a in node_proto.attribute for body in subgraph_protos(a))
         for body, body_proto in zip(subgraphs_of(node), bodies):
-            _set_inferred(body, body_proto)
+            set_inferred(body, body_proto)
 
 
-def _complete_ranks(graph: ir.Graph) -> None:
+def complete_ranks(graph: ir.Graph) -> None:
     """Infer ranks that ONNX's inference misses, and the shapes that follow, in place."""
     # Operators of older opsets have attributes in place of inputs, until the file is converted.
     is_old = graph.opset_imports.get("", MIN_KNOWN_OPSET) < MIN_KNOWN_OPSET
@@ -239,12 +258,25 @@ def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) ->
     _fold(model, shapes)
     if changed and not _has_static_shapes(model.graph):
         # ONNX's inference of a whole model goes into subgraphs and follows the names of sizes.
-        proto = _to_proto(model)
+        proto = checked_proto(model)
         _forget_inferred(model.graph, proto.graph)
         model = inferred_model(proto)
         _fold(model, shapes)
     require_steps(model.graph)
     return model
+
+
+def require_steps(graph: ir.Graph) -> None:
+    """Raise ModelError for sequences without steps, which crash onnxruntime's GRU."""
+    for node in graph:
+        if node.domain == "" and node.op_type in ("GRU", "LSTM", "RNN") and node.inputs:
+            shape = node.inputs[0].shape if node.inputs[0] is not None else None
+            axis = node.attributes.get_int("layout", 0)  # batch first
+            if shape is not None and axis < shape.rank() and shape[axis] == 0:
+                raise ModelError(
+                    f"{node.op_type} {node.name!r} has sequences of length 0. Expected at least"
+                    " one step."
+                )
 
 
 def _forget_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
@@ -366,3 +398,58 @@ def with_references(
     copy.CopyFrom(model)
     require_initializers(copy, tensors)
     return copy, replace_tensors(copy, tensors)
+
+
+def clone(model: ir.Model) -> ir.Model:
+    """Return a copy of a model without functions, which shares its tensors, types and attributes.
+
+    It equals onnx-ir's copy without onnx-ir's metadata (`meta`), and takes two thirds of the time.
+    A model with subgraphs is copied by onnx-ir.
+    """
+    graph = model.graph
+    if any(subgraphs_of(node) for node in graph):
+        return model.clone()
+    values = {
+        value: _with_properties(ir.Value(name=value.name), value)
+        for value in {**dict.fromkeys(graph.inputs), **dict.fromkeys(graph.initializers.values())}
+    }
+    nodes = []
+    for node in graph:
+        copy = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if value is None else values[value] for value in node.inputs],
+            node.attributes.data,
+            num_outputs=len(node.outputs),
+            version=node.version,
+            name=node.name,
+            doc_string=node.doc_string,
+            metadata_props=dict(node.metadata_props) or None,
+        )
+        for value, output in zip(node.outputs, copy.outputs):
+            output.name = value.name
+            values[value] = _with_properties(output, value)
+        nodes.append(copy)
+    copied = ir.Graph(
+        [values[value] for value in graph.inputs],
+        [values[value] for value in graph.outputs],
+        nodes=nodes,
+        initializers=[values[value] for value in graph.initializers.values()],
+        doc_string=graph.doc_string,
+        opset_imports=dict(graph.opset_imports),
+        name=graph.name,
+    )
+    copied.metadata_props.update(graph.metadata_props)
+    return ir.Model(copied, ir_version=model.ir_version)
+
+
+def _with_properties(copy: ir.Value, value: ir.Value) -> ir.Value:
+    """Return `copy` with every property of `value` except its name."""
+    shape = value.shape
+    copy.shape = shape if shape is None or shape.frozen else shape.copy()
+    copy.type = value.type
+    copy.const_value = value.const_value
+    copy.doc_string = value.doc_string
+    if value.metadata_props:
+        copy.metadata_props.update(value.metadata_props)
+    return copy

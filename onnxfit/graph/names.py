@@ -29,7 +29,10 @@ METRIC = "train/metric/"  # the start of the name of each sum of a metric
 READ = "train/read/"  # the start of the name of a value that only a loss reads
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
+PLACE = "onnxfit.constant_node/"  # the start of the output of a Constant without its tensor
 
+# Note in the metadata of an initializer: the file has a Constant node.
+LIFTED = "onnxfit.constant_node"
 # Note in the metadata of an Identity through which no gradient flows.
 STOP_GRADIENT = "onnxfit.stop_gradient"
 # Notes in the metadata of nodes, with which a compiler finds the gradient of a convolution's

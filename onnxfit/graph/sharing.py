@@ -21,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import warn_user
-from onnxfit.graph.reading import to_ir
+from onnxfit.graph.model import to_ir
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.weights import FLOATS, LAYERS
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -20,8 +22,7 @@ import onnx_ir as ir
 from onnxfit.errors import UnknownNameError
 from onnxfit.graph import names
 from onnxfit.graph.arithmetic import Number, Operand, Value
-from onnxfit.graph.inference import infer_outputs
-from onnxfit.graph.signatures import Signature, signature_of
+from onnxfit.graph.inference import find_schema, infer_outputs
 from onnxfit.graph.spec import known_sizes
 from onnxfit.graph.subgraphs import subgraphs_of
 
@@ -484,3 +485,33 @@ def values_of(graph: ir.Graph) -> dict[str, ir.Value]:
         *(v for node in graph for v in node.outputs),
     )
     return {v.name: v for v in values if v.name}
+
+
+# element types of inputs that are axes, sizes or positions
+_INDEX_TYPES = {"tensor(int64)", "tensor(int32)"}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs and outputs of an operator, by ONNX's schema.
+
+    `parameters` has an entry for each input: its type variable, and whether it is always a position
+    or a size.
+    """
+
+    parameters: tuple[tuple[str, bool], ...]
+    min_outputs: int
+    max_outputs: int
+
+
+@cache
+def signature_of(domain: str, op_type: str, version: int) -> Signature | None:
+    """Return the signature of an operator, None without a schema.
+
+    ONNX copies the inputs of a schema whenever they are read.
+    """
+    schema = find_schema(domain, op_type, version)
+    if schema is None:
+        return None
+    parameters = [(p.type_str, set(p.types) <= _INDEX_TYPES) for p in schema.inputs]
+    return Signature(tuple(parameters), schema.min_output, schema.max_output)

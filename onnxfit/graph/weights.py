@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
-from onnxfit.graph.constant_nodes import lifted_names
 from onnxfit.graph.fixed_tensors import described, fixed_tensors, list_text
 from onnxfit.graph.front_ends import short_name
+from onnxfit.graph.names import LIFTED, PLACE
 from onnxfit.graph.quantized import describe_quantized, quantized_weights
 from onnxfit.graph.records import NO_PARAMETER, PARAMETER, Record, Records
 from onnxfit.registry import matching_names, name_list
@@ -231,6 +231,16 @@ def weights_in_functions(model: ir.Model) -> list[str]:
         for value in values
         if _is_float(value) and _is_weight_in_constant_node(value, LAYERS)
     ]
+
+
+def lifted_names(model: ir.Model) -> set[str]:
+    """Return the initializers that are tensors of Constant nodes in the file."""
+    noted = {n for n, value in model.graph.initializers.items() if LIFTED in value.metadata_props}
+    graphs = (model.graph, *model.graph.subgraphs())
+    outputs = (
+        node.outputs[0].name or "" for g in graphs for node in g if node.op_type == "Constant"
+    )
+    return noted | {name.removeprefix(PLACE) for name in outputs if name.startswith(PLACE)}
 
 
 def has_module_names(model: ir.Model) -> bool:

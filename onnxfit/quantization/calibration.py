@@ -10,8 +10,7 @@ import onnx
 from onnxfit.callbacks.progress.batches import shown_batches
 from onnxfit.data import DataAdapter, Source
 from onnxfit.errors import DataError
-from onnxfit.graph.model import spec_of
-from onnxfit.graph.reading import to_ir
+from onnxfit.graph.model import spec_of, to_ir
 from onnxfit.runtime.quantizer import Calibrator
 
 

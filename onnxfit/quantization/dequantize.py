@@ -9,12 +9,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
-from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.index import constant_of
+from onnxfit.graph.model import to_ir
 from onnxfit.graph.names import unused
-from onnxfit.graph.reading import load_model, to_ir
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.values import values_of
+from onnxfit.load.normalize import inline_functions
+from onnxfit.load.reading import load_model
 from onnxfit.quantization.operators import (
     SUFFIX,
     computes_with_integers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from onnxfit.graph.completion import MICROSOFT
+from onnxfit.load.completion import MICROSOFT
 from onnxfit.quantization.conversion import NotConvertibleError, QdqBuilder, conversion
 from onnxfit.quantization.qlinear_conversions import column_axis
 

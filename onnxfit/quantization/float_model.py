@@ -9,7 +9,7 @@ import onnx
 
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.index import GraphIndex
-from onnxfit.graph.reading import ModelSource, load_model
+from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import SUFFIX, TRANSPOSED
 from onnxfit.quantization.parameters import FLOATS, Array

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError, SettingError, listed_names
-from onnxfit.graph.completion import MICROSOFT, opset_of
 from onnxfit.graph.index import tensors_of
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
+from onnxfit.load.completion import MICROSOFT, opset_of
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import (
     SUFFIX,

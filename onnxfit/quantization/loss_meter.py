@@ -12,11 +12,12 @@ import onnx_ir as ir
 from onnxfit.data import Batch
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph import names
-from onnxfit.graph.model import model_errors, normalize, tensor_outputs
-from onnxfit.graph.opset import OPSET
-from onnxfit.graph.reading import read_model
+from onnxfit.graph.model import model_errors, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
+from onnxfit.load.opset import OPSET
+from onnxfit.load.reading import read_model
 from onnxfit.quantization.parameters import Array
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import CPU

@@ -10,10 +10,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.index import constant_of
 from onnxfit.graph.quantized import WEIGHT_INPUTS
 from onnxfit.graph.shared_tensors import ir_tensor
+from onnxfit.load.completion import MICROSOFT
 from onnxfit.quantization.parameters import LIMITS, Array, QuantizationParameters
 
 Node = Union[onnx.NodeProto, ir.Node]

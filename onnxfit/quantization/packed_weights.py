@@ -25,13 +25,13 @@ import onnx_ir as ir
 
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, listed_names
-from onnxfit.graph.completion import MICROSOFT, opset_of
 from onnxfit.graph.index import tensors_of
-from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
-from onnxfit.graph.packed_sizes import PackedInput, require_sizes
 from onnxfit.graph.replacement import NodeReplacement, replace_nodes
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.subgraphs import read_by
+from onnxfit.load.completion import MICROSOFT, opset_of
+from onnxfit.load.opset import IR_VERSION, OPSET, convert_opset
+from onnxfit.load.packed_sizes import PackedInput, require_sizes
 from onnxfit.quantization.integer_weight import with_integers, with_numbers
 from onnxfit.quantization.learning import MIN_SCALE
 from onnxfit.quantization.parameters import Array

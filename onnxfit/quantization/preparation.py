@@ -9,14 +9,14 @@ import onnx.shape_inference
 
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
-from onnxfit.graph.completion import opset_of
-from onnxfit.graph.functions import inline_functions
 from onnxfit.graph.index import NodeIndex, required_inputs
-from onnxfit.graph.operator_versions import lower_opset, set_opset
-from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
-from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import is_large
+from onnxfit.load.completion import opset_of
+from onnxfit.load.normalize import inline_functions
+from onnxfit.load.operator_versions import lower_opset, set_opset
+from onnxfit.load.opset import IR_VERSION, OPSET, convert_opset
+from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.quantization.operators import OPSET_OF_CHANNELS, is_conversion, is_quantized
 from onnxfit.quantization.weight_axes import LAYERS
 from onnxfit.registry import matching_names, name_list

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfit.graph.completion import MICROSOFT
+from onnxfit.load.completion import MICROSOFT
 from onnxfit.quantization.conversion import (
     NotConvertibleError,
     QdqBuilder,

@@ -38,10 +38,10 @@ from __future__ import annotations
 
 import onnx
 
-from onnxfit.graph.completion import opset_of
-from onnxfit.graph.opset import IR_VERSION, convert_opset
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.load.completion import opset_of
+from onnxfit.load.opset import IR_VERSION, convert_opset
 from onnxfit.quantization import dynamic_conversions, qlinear_conversions
 from onnxfit.quantization.conversion import (
     CONVERSIONS,

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from onnxfit.data import Batch, DataAdapter, Source
 from onnxfit.errors import DataError, ModelError, SettingError
 from onnxfit.graph.index import GraphIndex
-from onnxfit.graph.model import spec_of
-from onnxfit.graph.reading import ModelSource, load_model, to_ir
+from onnxfit.graph.model import spec_of, to_ir
 from onnxfit.graph.tensors import is_large
+from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.quantization.loss_meter import LossMeter
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation, pair_layers
 from onnxfit.quantization.parameters import FLOATS, Array

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from onnxfit.errors import SettingError
-from onnxfit.graph.reading import ModelSource
+from onnxfit.load.reading import ModelSource
 from onnxfit.registry import ChecksArguments, check_number, name_list, shortened
 from onnxfit.step.distillation import Distillation
 

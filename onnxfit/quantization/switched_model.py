@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 
 from onnxfit.editing import protos
-from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.load.completion import MICROSOFT
 from onnxfit.quantization.operators import QUANTIZERS
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation
 from onnxfit.quantization.parameters import Array, QuantizationParameters

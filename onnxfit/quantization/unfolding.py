@@ -26,8 +26,8 @@ from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.quantization.biases import LayerBias, layer_biases
 from onnxfit.quantization.float_model import float_values
 from onnxfit.quantization.grids import Grid, grids, grids_to_write

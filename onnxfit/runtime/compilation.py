@@ -17,11 +17,11 @@ import onnxruntime
 from onnxfit.environment import warn_of_mixed_distributions
 from onnxfit.errors import StepError
 from onnxfit.graph import names
-from onnxfit.graph.completion import opset_of
-from onnxfit.graph.opset import OPSET
-from onnxfit.graph.runtime_support import newest_opset
 from onnxfit.graph.scopes import maker_of
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.load.completion import opset_of
+from onnxfit.load.opset import OPSET
+from onnxfit.load.runtime_support import newest_opset
 from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.freed_memory import return_freed_memory

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 from onnxruntime.capi import _pybind_state as C
 
-from onnxfit.graph.opset import OPSET
+from onnxfit.load.opset import OPSET
 from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import CPU
 

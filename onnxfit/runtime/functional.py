@@ -17,10 +17,11 @@ from onnxfit.gradients import gradient_source
 from onnxfit.gradients.paths import reachable_values
 from onnxfit.graph import names
 from onnxfit.graph.garbage import gc_disabled
-from onnxfit.graph.model import normalize, spec_of, tensor_outputs
-from onnxfit.graph.training_form import RANDOM, keep_batch_norms, to_evaluation_form
+from onnxfit.graph.model import spec_of, tensor_outputs
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import all_weights, select_weights
+from onnxfit.load.normalize import normalize
+from onnxfit.load.training_form import RANDOM, keep_batch_norms, to_evaluation_form
 from onnxfit.optimizers import SGD
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs
 from onnxfit.runtime.device import Device

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 import onnx
 
-from onnxfit.graph.operator_versions import is_the_same, types_in
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.load.operator_versions import is_the_same, types_in
 
 KERNEL_OPSET = 18
 # Form of Gelu, which is newer than KERNEL_OPSET -> onnxruntime's own operator for it.

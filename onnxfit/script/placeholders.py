@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.graph.facts import InputFact
+from onnxfit.load.facts import InputFact
 
 Array = npt.NDArray[Any]
 GENERATED = ("float32", "float64")  # the element types that NumPy's generators draw

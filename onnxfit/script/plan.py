@@ -17,11 +17,11 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.editing.to_float32 import to_float32
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.gradients.inspection import Inspection
-from onnxfit.graph.batch_axis import INVENTED, BatchLayout
-from onnxfit.graph.caches import without_caches
-from onnxfit.graph.facts import FileFacts, InputFact
-from onnxfit.graph.reading import read_model
 from onnxfit.graph.spec import Dim
+from onnxfit.load.batch_axis import INVENTED, BatchLayout
+from onnxfit.load.caches import without_caches
+from onnxfit.load.facts import FileFacts, InputFact
+from onnxfit.load.reading import read_model
 from onnxfit.script.fixes import Fix, fix_of, merged
 from onnxfit.script.placeholders import (
     Array,

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxfit.drawing.labels import clean
 from onnxfit.drawing.tables import Table
-from onnxfit.graph.facts import OutputFact
+from onnxfit.load.facts import OutputFact
 from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import check_arguments
 from onnxfit.script.measure import Measurement, measure

@@ -17,8 +17,8 @@ from sklearn.utils.validation import column_or_1d
 from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks import Callback
 from onnxfit.errors import SettingError, listed_names
-from onnxfit.graph.reading import ModelSource
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.load.reading import ModelSource
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike

@@ -22,10 +22,11 @@ from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks import Callback, EarlyStopping
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph.dense import Scaling, dense_network
-from onnxfit.graph.model import normalize, tensor_outputs
+from onnxfit.graph.model import tensor_outputs
 from onnxfit.graph.probabilities import probability_operator
-from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.load.normalize import normalize
+from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.losses import Loss
 from onnxfit.optimizers import Adam, Optimizer, OptimizerLike, get_optimizer
 from onnxfit.penalties import PenaltyLike

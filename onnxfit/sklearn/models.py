@@ -8,8 +8,9 @@ from typing import Any
 import onnx
 
 from onnxfit.errors import SettingError
-from onnxfit.graph.model import normalize, spec_of
+from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.load.normalize import normalize
 from onnxfit.step.objectives import Losses
 
 

@@ -19,12 +19,13 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph import scopes, tensors
-from onnxfit.graph.model import normalize, spec_of, specialize_shapes, tensor_outputs
-from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.model import spec_of, specialize_shapes, tensor_outputs
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.subgraphs import subgraphs_of
-from onnxfit.graph.training_form import to_frozen_form
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
+from onnxfit.load.reading import ModelSource, read_model
+from onnxfit.load.training_form import to_frozen_form
 from onnxfit.losses import SoftTargets
 
 Specs = Mapping[str, TensorSpec]

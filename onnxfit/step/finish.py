@@ -10,11 +10,11 @@ from onnx_ir.passes.common import TopologicalSortPass
 
 from onnxfit.graph import names
 from onnxfit.graph.inference import find_schema
-from onnxfit.graph.operator_versions import lower_opset
-from onnxfit.graph.opset import OPSET
 from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, TYPES, to_proto
 from onnxfit.graph.subgraphs import detach, subgraphs_of
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.operator_versions import lower_opset
+from onnxfit.load.opset import OPSET
 from onnxfit.step.device_forms import use_forms_of_device
 from onnxfit.step.half_kernels import use_half_kernels
 from onnxfit.step.rewrites import REWRITES

@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.gradients.definitions import write_definitions
-from onnxfit.graph import names, scopes, training_form
-from onnxfit.graph.copying import clone
+from onnxfit.graph import names, scopes
 from onnxfit.graph.model import (
+    clone,
     complete_shapes,
     infer_shapes,
     initializers_to_inputs,
@@ -22,6 +22,7 @@ from onnxfit.graph.model import (
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.load import training_form
 from onnxfit.losses import Function, Joint, Loss, SoftTargets, loss_name
 from onnxfit.penalties import Penalty
 from onnxfit.step.finish import prune

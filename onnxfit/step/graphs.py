@@ -19,18 +19,19 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.model import (
     as_tensors,
     model_errors,
-    normalize,
     spec_of,
     tensor_outputs,
+    to_ir,
     with_references,
 )
-from onnxfit.graph.opset import OPSET
-from onnxfit.graph.reading import ModelSource, read_model, to_ir
 from onnxfit.graph.shared_tensors import Contents, to_proto
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.training_form import to_evaluation_form, to_inference_form
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.graph.weights import select_weights
+from onnxfit.load.normalize import normalize
+from onnxfit.load.opset import OPSET
+from onnxfit.load.reading import ModelSource, read_model
+from onnxfit.load.training_form import to_evaluation_form, to_inference_form
 from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.step.differentiation import gradient, is_scaled
 from onnxfit.step.finish import finish

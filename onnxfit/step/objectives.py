@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from onnxfit.errors import DataError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names, scopes
-from onnxfit.graph.batch_axis import ValueLayout
 from onnxfit.graph.labels import AllowedLabels, declared_labels
 from onnxfit.graph.model import tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.load.batch_axis import ValueLayout
 from onnxfit.losses import NLL, Joint, Loss, LossLike, get_loss, loss_name
 from onnxfit.metrics import Metric, get_metric
 from onnxfit.metrics.lookup import MetricLike

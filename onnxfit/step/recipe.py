@@ -25,18 +25,15 @@ from onnxfit.gradients.update import (
     optimizer_for,
 )
 from onnxfit.graph import names, tensors
-from onnxfit.graph.batch_axis import BatchLayout
-from onnxfit.graph.model import normalize, spec_of, tensor_outputs
+from onnxfit.graph.model import spec_of, tensor_outputs
 from onnxfit.graph.quantized import quantized_weights
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.stop_gradients import stop_gradients
-from onnxfit.graph.trainable import TrainableModel
-from onnxfit.graph.training_form import (
-    keep_batch_norms,
-    unmeasured_batch_norms,
-    updated_statistics,
-)
 from onnxfit.graph.weights import all_weights, select_weights
+from onnxfit.load.batch_axis import BatchLayout
+from onnxfit.load.normalize import normalize
+from onnxfit.load.trainable import TrainableModel
+from onnxfit.load.training_form import keep_batch_norms, unmeasured_batch_norms, updated_statistics
 from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
 from onnxfit.step.distillation import Distillation, Teacher

@@ -21,7 +21,7 @@ import onnx
 from onnxfit.gradients.table import RULES
 from onnxfit.graph.dense import NETWORK, PRODUCER
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.optimizers import get_optimizer
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings

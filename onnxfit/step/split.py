@@ -25,8 +25,8 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.logarithms import log_probabilities_of, log_softmax_of, logits_of
 from onnxfit.graph.model import complete_shapes, model_errors, spec_of
-from onnxfit.graph.opset import OPSET
 from onnxfit.graph.values import GraphBuilder, Value, values_of
+from onnxfit.load.opset import OPSET
 from onnxfit.step.finish import finish, prune
 from onnxfit.step.forward import (
     add_loss_outputs,

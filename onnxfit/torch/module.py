@@ -22,13 +22,13 @@ from onnxfit.errors import (
 )
 from onnxfit.files import write_atomically
 from onnxfit.graph import names
-from onnxfit.graph.constant_nodes import lower_constants
 from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.model import with_initializers
-from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
-from onnxfit.graph.training_form import to_inference_form
+from onnxfit.load.constant_nodes import lower_constants
+from onnxfit.load.reading import ModelSource, read_model
+from onnxfit.load.training_form import to_inference_form
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.functional import FunctionalModel, FunctionalPasses
 from onnxfit.runtime.values import HAS_DLPACK, numpy_dtype

@@ -13,8 +13,8 @@ from onnxfit.data.batch import Batch
 from onnxfit.data.convert import as_array, in_dtype, rows_first
 from onnxfit.data.loader import Loader
 from onnxfit.errors import CheckpointError, DataError, SettingError, UnknownNameError
-from onnxfit.graph.batch_axis import BatchLayout
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.load.batch_axis import BatchLayout
 from onnxfit.registry import shortened
 from onnxfit.step.recipe import Recipe
 

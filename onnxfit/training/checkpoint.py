@@ -60,8 +60,8 @@ from onnxfit.graph.tensors import (
     write_safetensors,
     write_tensors,
 )
-from onnxfit.graph.training_form import to_inference_form
-from onnxfit.graph.validity import require_valid
+from onnxfit.load.training_form import to_inference_form
+from onnxfit.load.validity import require_valid
 from onnxfit.step.tracker import SUM_TYPES
 from onnxfit.training.contents import Contents
 from onnxfit.training.position import EVENT_TYPES, KEYS_OF_EVENT, POSITION_TYPES

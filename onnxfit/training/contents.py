@@ -13,11 +13,11 @@ import onnx
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import as_checkpoint_error
-from onnxfit.graph.constant_nodes import lower_constants, with_constant_nodes
-from onnxfit.graph.fingerprint import fingerprint
-from onnxfit.graph.model_file import ModelSnapshot
-from onnxfit.graph.reading import ModelSource, read_shared
 from onnxfit.graph.shared_tensors import Contents as TensorContents
+from onnxfit.load.constant_nodes import lower_constants, with_constant_nodes
+from onnxfit.load.model_file import ModelSnapshot
+from onnxfit.load.reading import ModelSource, read_shared
+from onnxfit.load.trainable import fingerprint
 from onnxfit.quantization.settings import Quantization
 from onnxfit.training.forms import trainable_form
 

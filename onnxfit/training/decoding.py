@@ -13,14 +13,13 @@ import onnx
 from onnxfit.data.padding import MASK, TOKENS
 from onnxfit.data.text import TextLoader
 from onnxfit.errors import SettingError
-from onnxfit.graph.caches import Cache, caches_of
 from onnxfit.graph.index import required_inputs
-from onnxfit.graph.model import initializers_to_inputs
-from onnxfit.graph.reading import to_ir
+from onnxfit.graph.model import initializers_to_inputs, to_ir
 from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, include_shared, to_proto
 from onnxfit.graph.shared_tensors import array_of as array_of_tensor
-from onnxfit.graph.trainable import TrainableModel
-from onnxfit.graph.training_form import to_inference_form
+from onnxfit.load.caches import Cache, caches_of
+from onnxfit.load.trainable import TrainableModel
+from onnxfit.load.training_form import to_inference_form
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.runtime.session import StatelessSession
 from onnxfit.runtime.values import array_of, numpy_dtype, ort_value

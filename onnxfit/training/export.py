@@ -17,12 +17,12 @@ from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.files import require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
-from onnxfit.graph.constant_nodes import lower_constants, with_constant_nodes
-from onnxfit.graph.facts import facts_of
-from onnxfit.graph.model_file import ModelSnapshot, write_model
 from onnxfit.graph.shared_tensors import Contents as TensorContents
 from onnxfit.graph.shared_tensors import whole_model
-from onnxfit.graph.training_form import to_inference_form
+from onnxfit.load.constant_nodes import lower_constants, with_constant_nodes
+from onnxfit.load.facts import facts_of
+from onnxfit.load.model_file import ModelSnapshot, write_model
+from onnxfit.load.training_form import to_inference_form
 from onnxfit.registry import shortened
 from onnxfit.runtime.placement import operators_on_cpu
 from onnxfit.training.training import Training

@@ -14,14 +14,15 @@ from onnxfit.data.convert import as_array
 from onnxfit.editing.dynamic_batch import dynamic_batch
 from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import SettingError
-from onnxfit.graph.batch_axis import layout_of
-from onnxfit.graph.batch_view import batch_first
-from onnxfit.graph.caches import without_caches
-from onnxfit.graph.given_axes import axes_by_name
 from onnxfit.graph.index import required_inputs
-from onnxfit.graph.reading import ModelSource, load_model, share_tensors
+from onnxfit.graph.model import share_tensors
 from onnxfit.graph.tensors import without_numbers
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.load.batch_axis import layout_of
+from onnxfit.load.batch_view import batch_first
+from onnxfit.load.caches import without_caches
+from onnxfit.load.given_axes import axes_by_name
+from onnxfit.load.reading import ModelSource, load_model
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.carried import with_states

@@ -9,9 +9,9 @@ from typing import Any
 import onnx
 
 from onnxfit.gradients.inspection import Inspection, inspect_model
-from onnxfit.graph.facts import facts_of
-from onnxfit.graph.model import normalize
-from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.load.facts import facts_of
+from onnxfit.load.normalize import normalize
+from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.training.forms import trainable_form
 
 

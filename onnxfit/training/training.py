@@ -15,7 +15,7 @@ from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
 from onnxfit.errors import SettingError
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.runtime.reduction import average_state
 from onnxfit.step.recipe import Recipe

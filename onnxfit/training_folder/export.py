@@ -17,8 +17,8 @@ from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, lis
 from onnxfit.files import require_path
 from onnxfit.folders import write_folder
 from onnxfit.graph import names
-from onnxfit.graph.constant_nodes import lower_constants, spread_names
-from onnxfit.graph.training_form import to_inference_form
+from onnxfit.load.constant_nodes import lower_constants, spread_names
+from onnxfit.load.training_form import to_inference_form
 from onnxfit.training.position import PendingFit
 from onnxfit.training.setting_values import encode_setting
 from onnxfit.training.training import Training

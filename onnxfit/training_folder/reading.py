@@ -17,7 +17,7 @@ from onnxfit.callbacks.history import History
 from onnxfit.errors import CheckpointError
 from onnxfit.files import as_checkpoint_error
 from onnxfit.graph.tensors import TYPES, is_external
-from onnxfit.graph.validity import require_valid
+from onnxfit.load.validity import require_valid
 from onnxfit.training.contents import Contents
 from onnxfit.training.position import Position
 from onnxfit.training.setting_values import decode_setting

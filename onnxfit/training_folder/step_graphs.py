@@ -13,10 +13,10 @@ import onnx_ir as ir
 from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
-from onnxfit.graph.opset import OPSET
 from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.opset import OPSET
 from onnxfit.step.batch_specs import batch_specs
 from onnxfit.step.finish import finish
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph

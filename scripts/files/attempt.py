@@ -18,7 +18,7 @@ import onnx
 
 import onnxfit
 from onnxfit import OnnxfitError, Quantization, Trainer
-from onnxfit.graph.batch_axis import layout_of
+from onnxfit.load.batch_axis import layout_of
 from onnxfit.optimizers import Adam
 from scripts.files import laws
 from scripts.files.catalogue import PublicFile

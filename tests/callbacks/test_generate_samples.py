@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.graph.test_caches import Decoder
 
 from onnxfit import TextLoader, Trainer
 from onnxfit.callbacks import GenerateSamples, TensorBoard
 from onnxfit.errors import SettingError
 from tests.data.test_text import bigrams
 from tests.distributed.threads import on_ranks
-from tests.graph.test_caches import Decoder
 from tests.helpers import compiled_graphs
 
 COUNTING = [[1, 2, 3, 4, 5, 6, 7, 8] * 2] * 12

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 
 import onnxfit
-from onnxfit.graph.reading import load_model
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.load.reading import load_model
 from tests import models
 from tests.constants import constants_of, trained, with_constants
 

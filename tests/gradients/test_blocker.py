@@ -11,8 +11,8 @@ import pytest
 
 from onnxfit.errors import GradientError
 from onnxfit.gradients import BlockedError, Blocker, backward, gradient_source
-from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
 from tests.gradients.rules.cases import OLDER, Case, families
 
 BLOCKED = """<ir_version: 10, opset_import: ["": 21, "my.domain": 1]>

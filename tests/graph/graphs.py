@@ -8,8 +8,8 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 
-from onnxfit.graph.opset import IR_VERSION, OPSET
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.opset import IR_VERSION, OPSET
 
 LINEAR = (
     '<ir_version: 8, opset_import: ["": 17]> line (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w'

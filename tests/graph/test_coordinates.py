@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfit.graph.model import normalize
 from onnxfit.graph.weights import weight_reasons
+from onnxfit.load.normalize import normalize
 
 HEAD = """<ir_version: 8, opset_import: ["": 17]> g (float[N, 2, 21] x) => (float[N, ?, ?] y) {{
     h = MatMul(x, w) {} }}"""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnxfit.graph.copying import clone
-from onnxfit.graph.model import normalize
+from onnxfit.graph.model import clone
+from onnxfit.load.normalize import normalize
 from tests.graph.graphs import parse
 from tests.models import convolutional, mlp, two_inputs, two_outputs
 

@@ -12,8 +12,9 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxfit.graph import fold
 from onnxfit.graph.fold import fold_shapes
-from onnxfit.graph.model import normalize, specialize_shapes
+from onnxfit.graph.model import specialize_shapes
 from onnxfit.graph.weights import all_weights
+from onnxfit.load.normalize import normalize
 from tests.conditionals import CONDITIONS, KNOWN, nested, operators, rows, run
 from tests.graph.graphs import parse
 

@@ -12,8 +12,8 @@ import pytest
 import onnxfit
 from onnxfit import ModelError, Trainer
 from onnxfit.graph import front_ends
-from onnxfit.graph.model import normalize
 from onnxfit.graph.weights import weight_reasons
+from onnxfit.load.normalize import normalize
 
 N_FFT, HOP = 64, 16
 BINS = N_FFT // 2 + 1

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfit.graph.model import normalize
 from onnxfit.graph.weights import weight_reasons
+from onnxfit.load.normalize import normalize
 
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 OTHER_MEAN, OTHER_DEVIATION = np.array([12.0, 50.0, 7.5]), np.array([3.0, 0.7, 20.0])

@@ -8,7 +8,6 @@ import onnx
 import pytest
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.reading import read_model
 from onnxfit.graph.shared_tensors import (
     TYPES,
     ComputedArray,
@@ -21,6 +20,7 @@ from onnxfit.graph.shared_tensors import (
     shared_bytes,
     whole_model,
 )
+from onnxfit.load.reading import read_model
 
 
 @pytest.mark.parametrize("element_type", sorted(TYPES))

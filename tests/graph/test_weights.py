@@ -6,11 +6,11 @@ import onnx
 import pytest
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
-from onnxfit.graph.model import normalize
-from onnxfit.graph.opset import OPSET
-from onnxfit.graph.reading import read_model
 from onnxfit.graph.records import FOLDED_FROM, signature_kinds
 from onnxfit.graph.weights import all_weights, select_weights
+from onnxfit.load.normalize import normalize
+from onnxfit.load.opset import OPSET
+from onnxfit.load.reading import read_model
 from tests.graph.graphs import LINEAR, parse
 
 MIXED = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y)

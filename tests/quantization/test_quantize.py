@@ -18,7 +18,7 @@ import pytest
 
 import onnxfit
 from onnxfit import DataError, ModelError, SettingError, UnknownNameError, UnsupportedError
-from onnxfit.graph.runtime_support import newest_opset
+from onnxfit.load.runtime_support import newest_opset
 from onnxfit.quantization import preparation
 from tests.models import linear
 from tests.quantization.graphs import (

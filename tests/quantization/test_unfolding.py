@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from onnxfit import DataError, ModelError, Quantization, SettingError, Trainer
 from onnxfit.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.quantization.unfolding import unfold
 from tests.graph.graphs import linear

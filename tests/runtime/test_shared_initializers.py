@@ -11,8 +11,8 @@ import pytest
 
 from onnxfit import LoRA, Trainer
 from onnxfit.graph import tensors
-from onnxfit.graph.reading import read_model
 from onnxfit.graph.shared_tensors import SharedTensor, contents_of, refer_to
+from onnxfit.load.reading import read_model
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import StatelessSession
 from onnxfit.runtime.values import array_of, ort_value

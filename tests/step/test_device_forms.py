@@ -8,8 +8,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxfit.graph.opset import OPSET
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.opset import OPSET
 from onnxfit.step.finish import finish
 
 

@@ -15,9 +15,9 @@ from scipy import special
 
 from onnxfit import ModelError, Quantization, SettingError, Trainer
 from onnxfit.gradients.functions import new_function, to_model_proto
-from onnxfit.graph.reading import read_model
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.load.reading import read_model
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.losses import (
     CTC,
     BinaryCrossEntropy,

@@ -12,7 +12,7 @@ import pytest
 from onnxfit import optimizers, penalties
 from onnxfit.graph import names
 from onnxfit.graph.tensors import initializer_arrays
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.optimizers import Optimizer
 from onnxfit.penalties import Penalty
 from onnxfit.registry import registry

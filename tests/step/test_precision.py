@@ -13,9 +13,10 @@ from onnx.numpy_helper import from_array
 from onnxfit import LoRA, SettingError, Trainer
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import initializers_to_inputs, normalize
-from onnxfit.graph.trainable import TrainableModel
+from onnxfit.graph.model import initializers_to_inputs
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
+from onnxfit.load.trainable import TrainableModel
 from onnxfit.runtime.device import CPU, Device
 from onnxfit.step.finish import finish
 from onnxfit.step.limits import largest

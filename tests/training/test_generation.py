@@ -12,14 +12,14 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from tests.graph.test_caches import Decoder
+from tests.graph.test_concatenated_caches import decoder
 
 from onnxfit import LoRA, Trainer
 from onnxfit.errors import SettingError
 from onnxfit.graph import tensors
 from onnxfit.runtime.session import StatelessSession
 from tests.data.test_text import bigrams
-from tests.graph.test_caches import Decoder
-from tests.graph.test_concatenated_caches import decoder
 from tests.helpers import compiled_graphs
 from tests.quantization.qdq_files import with_integers
 

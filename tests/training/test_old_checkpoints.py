@@ -8,7 +8,7 @@ import pytest
 import onnxfit
 from onnxfit.callbacks import EarlyStopping, ReduceLROnPlateau
 from onnxfit.data import order
-from onnxfit.graph import training_form
+from onnxfit.load import training_form
 from tests.training import old_numbers
 
 DATA = Path(__file__).parent / "data"

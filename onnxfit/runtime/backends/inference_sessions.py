@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from onnxfit.graph.lean_reading import with_shared
 from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, include_shared
+from onnxfit.load.lean_reading import with_shared
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.freed_memory import return_freed_memory

@@ -3,7 +3,7 @@
 Each of the operators of ONNX goes through the whole batch once: seven for the normalization and its
 Relu, eleven for the gradient. The kernels go through it twice.
 
-The nodes are found by what they compute: those of `graph/training_form.py`, and those of their
+The nodes are found by what they compute: those of `load/training_form.py`, and those of their
 gradient.
 """
 

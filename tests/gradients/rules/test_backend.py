@@ -17,11 +17,11 @@ from onnx.backend.test.loader import load_model_tests
 
 from onnxfit.errors import ModelError
 from onnxfit.gradients.paths import reachable_values
-from onnxfit.graph import newer_operators
-from onnxfit.graph.model import normalize
-from onnxfit.graph.newer_operators import PREVIEW
-from onnxfit.graph.opset import OPSET
-from onnxfit.graph.reading import read_model
+from onnxfit.load import newer_operators
+from onnxfit.load.newer_operators import PREVIEW
+from onnxfit.load.normalize import normalize
+from onnxfit.load.opset import OPSET
+from onnxfit.load.reading import read_model
 from tests.doubles import FLOAT, SETTINGS, in_double
 from tests.gradients.rules.cases import Arrays, judged
 

@@ -10,8 +10,8 @@ import pytest
 
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
 from onnxfit.step.device_forms import FORMS, use_forms_of_device
 from tests.gradients.rules.cases import Case, judged, runner, same
 from tests.gradients.rules.test_rules import CASES

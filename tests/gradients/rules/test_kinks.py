@@ -20,8 +20,8 @@ from onnxfit.gradients import rules  # noqa: F401  # fills the table
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES
-from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
 from tests.gradients.rules.cases import Arrays, built, runner
 from tests.models import mlp
 

@@ -15,8 +15,8 @@ import pytest
 from onnxfit import gradient_model
 from onnxfit.gradients.pullback import add_pullback
 from onnxfit.gradients.rules import max_pooling
-from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
 from onnxfit.step.finish import prune
 
 Array = np.ndarray[Any, Any]

@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from onnxfit import gradient_model
-from onnxfit.graph.newer_operators import PREVIEW
-from onnxfit.graph.runtime_support import newest_opset
+from onnxfit.load.newer_operators import PREVIEW
+from onnxfit.load.runtime_support import newest_opset
 from tests.gradients.rules.cases import Arrays, runner
 
 torch = pytest.importorskip("torch")

@@ -16,8 +16,8 @@ from onnx import helper
 from onnxfit import gradient_model
 from onnxfit.errors import GradientError
 from onnxfit.gradients.pullback import add_pullback
-from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
 from onnxfit.step.finish import prune
 
 FORMS = 15

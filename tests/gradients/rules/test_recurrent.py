@@ -14,8 +14,8 @@ import pytest
 from onnxfit.errors import GradientError
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
 from tests.gradients.rules.cases import (
     Arrays,
     Case,

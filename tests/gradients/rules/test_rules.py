@@ -11,8 +11,8 @@ import pytest
 
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
 from tests.gradients.rules.cases import (
     Arrays,
     Case,

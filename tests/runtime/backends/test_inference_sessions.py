@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.graph.test_caches import Decoder
 
 from onnxfit import LoRA, Trainer
 from onnxfit.graph import tensors
 from onnxfit.runtime import session
-from tests.graph.test_caches import Decoder
 from tests.helpers import compiled_graphs
 from tests.runtime.test_shared_initializers import WIDTH, X, packed_file
 

@@ -11,8 +11,8 @@ import onnx_ir as ir
 import pytest
 
 import onnxfit
-from onnxfit.graph.training_form import to_training_form
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.training_form import to_training_form
 from onnxfit.runtime.kernels import batch_norm, with_kernels
 from onnxfit.step.finish import finish
 from tests.runtime.kernels.sessions import layer_kernels, layer_types, run

@@ -39,8 +39,8 @@ from packaging.version import Version
 from onnxfit.errors import GradientError
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.load.normalize import normalize
 
 # Their onnxruntime has no Conv in float64, and their reference evaluator errs in some operators.
 OLDER = Version(onnx.__version__) < Version("1.20")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfit.graph.runtime_support import newest_opset
+from onnxfit.load.runtime_support import newest_opset
 from tests.gradients.rules.cases import Case
 
 CUM_PROD_FORMS = ("", "<exclusive=1>", "<reverse=1>", "<exclusive=1, reverse=1>")

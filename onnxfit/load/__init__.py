@@ -1,0 +1,1 @@
+"""Read a file, check and complete it, and prepare it for training."""

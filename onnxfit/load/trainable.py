@@ -1,0 +1,178 @@
+"""The model that training uses instead of a file, and the conversion back to the file.
+
+Most files are trained directly. A file of integers, for instance, is trained in floats: its
+training model has other initializers than the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxfit.graph.model import as_tensors, with_references
+from onnxfit.graph.shared_tensors import Contents, array_of, include_shared
+from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.load.batch_axis import BatchLayout
+
+
+@dataclass(frozen=True, eq=False)
+class TrainableModel:
+    """A file, the model that is trained in its place, and the conversion back to the file.
+
+    This class is for a file that is trained directly. A subclass overrides methods such as
+    `to_file`.
+
+    - `file`: the model as passed, which the user gets back with other numbers.
+    - `model`: the model of every step. The trained weights are its initializers.
+    - `view`: the file with the inputs and outputs of `model`, and with the same initializers; None
+      if it is the file itself.
+    - `layout`: the batch axes of the file. The batch is the first axis in `view` and `model`.
+    """
+
+    # Whether `model` computes other numbers than the file with the trained weights. If so,
+    # evaluation compiles the file after every update; otherwise it runs `model`.
+    evaluates_file: ClassVar[bool] = False
+
+    file: onnx.ModelProto
+    model: onnx.ModelProto
+    view: onnx.ModelProto | None = field(default=None, kw_only=True)
+    layout: BatchLayout = field(default_factory=BatchLayout, kw_only=True)
+
+    @classmethod
+    def of(cls, file: onnx.ModelProto) -> TrainableModel:
+        """Return the trivial form of a file that is trained directly."""
+        return TrainableModel(file, file)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the file itself is trained."""
+        return self.model is self.file
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The digest of the file, by which a checkpoint without the file identifies it."""
+        return fingerprint(self.file)
+
+    @property
+    def bounds(self) -> Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Initializer -> arrays of its shape: the least and the greatest numbers after an update.
+
+        These initializers belong to the form, not to a layer. They have no penalty.
+        """
+        return {}
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The initializers that `to_training_form` returns. A step updates them from its batch."""
+        return ()
+
+    @property
+    def constants(self) -> Mapping[str, Sequence[npt.NDArray[Any]]]:
+        """Arrays that `model` was built with. A checkpoint stores them; the file does not."""
+        return {}
+
+    def require_constants(self, constants: Mapping[str, Sequence[npt.NDArray[Any]]]) -> None:
+        """Raise SettingError if `model` was not built with the `constants` of another form."""
+
+    def to_training_form(self, op: GraphBuilder, step: Value) -> dict[str, Value]:
+        """Rewrite the graph of `op`, the graph of `model`, for training, in place.
+
+        - `op`: the builder of the graph, in which the trained weights and statistics are inputs.
+        - `step`: the number of batches so far, an int64 scalar.
+
+        Returns the next value of each statistic, by name.
+        """
+        return {}
+
+    def selected(self, patterns: Sequence[str] | str | None) -> Sequence[str] | str | None:
+        """Return the names and patterns of the trained weights, by the user's `weights=`."""
+        return patterns
+
+    def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, onnx.TensorProto]:
+        """Return a mapping from the file's initializers to values, for trained weights `arrays`."""
+        return as_tensors(arrays)
+
+    def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
+        """Return a copy of the file with trained weights; only numbers of initializers differ."""
+        model, contents = self.shared_export(arrays)
+        include_shared(model)
+        del contents  # alive until here
+        return model
+
+    def shared_export(
+        self, arrays: Mapping[str, npt.NDArray[Any]]
+    ) -> tuple[onnx.ModelProto, list[Contents]]:
+        """Return `exported` with references to the arrays of a large file, and these arrays."""
+        return with_references(self.file, self.to_file(arrays))
+
+    @property
+    def no_host(self) -> str | None:
+        """The reason for which no graph computes the file's initializers; None if one does."""
+        if type(self).to_file is TrainableModel.to_file:
+            return None
+        return (
+            "trains floats instead of the model's integers, and only Python can convert them back"
+        )
+
+    def for_host(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
+        """Return the file for a host that trains: `exported` with these initializers is the result.
+
+        The initializers that `add_export` computes have the numbers that they began with.
+        """
+        return self.exported(arrays)
+
+    def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
+        """Write the nodes that compute initializers of the file from trained weights.
+
+        - `op`: an empty graph. The weights that it reads become its inputs.
+
+        Returns the names of its outputs, which are those of the initializers.
+        """
+        return ()
+
+    def deployed(
+        self, arrays: Mapping[str, npt.NDArray[Any]]
+    ) -> tuple[onnx.ModelProto, list[Contents]]:
+        """Return a model with the inputs of `model` that computes what the exported file does.
+
+        The second result are the arrays to which the model refers, as in `shared_export`.
+        """
+        model = self.file if self.view is None else self.view
+        return with_references(model, self.to_file(arrays))
+
+    def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
+        """Raise ModelError or SettingError if the form cannot train these tensors.
+
+        - `weights`: the trained weights.
+        - `statistics`: the running statistics that training updates.
+        """
+
+
+def fingerprint(model: onnx.ModelProto) -> str:
+    """Return the SHA-256 of a model's computation: nodes, inputs, outputs, numbers and functions.
+
+    Documentation, metadata and the storage of numbers (raw or as fields) do not matter.
+    """
+    digest = hashlib.sha256()
+    graph = model.graph
+    for part in (*graph.node, *graph.input, *graph.output, *model.functions, *model.opset_import):
+        _add(digest, part.SerializeToString(deterministic=True))
+    for tensor in graph.initializer:
+        _add(digest, f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
+        _add(digest, np.ascontiguousarray(array_of(tensor)).tobytes())
+    for sparse in graph.sparse_initializer:
+        _add(digest, sparse.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, data: bytes) -> None:
+    """Add bytes after their length, which separates them from their neighbours."""
+    digest.update(len(data).to_bytes(8, "little"))
+    digest.update(data)
