@@ -432,6 +432,15 @@ def from_config(config: Any, *modules: str) -> Any:
         raise SettingError(f"{name} does not take the settings {settings!r}: {error}.") from error
 
 
+def is_exported(kind: type, module: str) -> bool:
+    """Return whether the imported module called `module` has a class in its `__all__`.
+
+    The class may be defined in another module, such as one of a package.
+    """
+    exports, name = sys.modules[module], kind.__name__
+    return name in exports.__all__ and getattr(exports, name) is kind
+
+
 def _is_concrete_dataclass(member: object) -> TypeGuard[type[Any]]:
     is_dataclass = isinstance(member, type) and dataclasses.is_dataclass(member)
     return is_dataclass and not getattr(member, "__abstractmethods__", None)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def parse_loss(texts: Sequence[str]) -> Any:
                 f"--loss was given twice for {output or 'the output'}. For several outputs, pass"
                 " --loss OUTPUT=NAME once for each."
             )
-        by_output[output] = _instance("loss", name, losses.Loss) if ":" in name else name
+        by_output[output] = _instance("loss", name, losses, losses.Loss) if ":" in name else name
     if len(by_output) > 1 and None in by_output:
         raise SettingError(
             "--loss must be one NAME for the only output, or OUTPUT=NAME for each of several"
@@ -45,7 +46,7 @@ def parse_metrics(texts: Sequence[str]) -> Any:
     by_output: dict[str | None, list[Any]] = {}
     for text in texts:
         output, name = _split_key(text)
-        metric = _instance("metric", name, metrics.Metric) if ":" in name else name
+        metric = _instance("metric", name, metrics, metrics.Metric) if ":" in name else name
         by_output.setdefault(output, []).append(metric)
     if len(by_output) > 1 and None in by_output:
         raise SettingError(
@@ -100,13 +101,13 @@ def parse_freeze_rows(texts: Sequence[str]) -> dict[str, list[int]] | None:
 
 def parse_optimizer(text: str, learning_rate: str | None) -> optimizers.Optimizer:
     """Return the optimizer. Its learning rate is a number, or a schedule with its settings."""
-    optimizer: optimizers.Optimizer = _instance("optimizer", text, optimizers.Optimizer)
+    optimizer: optimizers.Optimizer = _instance("optimizer", text, optimizers, optimizers.Optimizer)
     if learning_rate is None:
         return optimizer
     try:
         rate: Any = float(learning_rate)
     except ValueError:
-        rate = _instance("schedule or number", learning_rate, schedules.Schedule)
+        rate = _instance("schedule or number", learning_rate, schedules, schedules.Schedule)
     return dataclasses.replace(optimizer, learning_rate=rate)
 
 
@@ -203,13 +204,13 @@ def _split_key(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:
     return match[1], match[2]
 
 
-def _instance(kind: str, text: str, base: Any) -> Any:
+def _instance(kind: str, text: str, module: ModuleType, base: Any) -> Any:
     """Return an instance of the class that `text` names, with its settings.
 
     UnknownNameError: a name or setting does not exist.
     """
     name, _, entries = text.partition(":")
-    known = registry(base.__module__, base)
+    known = registry(module.__name__, base)
     cls = known.get(name) or known.get(name.lower())
     if cls is None:
         raise UnknownNameError(kind, name, known)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.quantization.settings import Quantization
-from onnxfit.registry import from_config, to_config
+from onnxfit.registry import from_config, is_exported, to_config
 
 REGISTRIES = tuple(
     f"onnxfit.{name}"
@@ -40,7 +40,7 @@ def encode_setting(value: Any) -> Any:
         return _encoded_array(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if is_dataclass(value) and type(value).__module__ in REGISTRIES:
+    if is_dataclass(value) and any(is_exported(type(value), name) for name in REGISTRIES):
         try:
             config = to_config(value)
             json.dumps(config)
@@ -70,7 +70,7 @@ def decode_setting(setting: str, value: Any, path: str) -> Any:
             )
         if set(value) == {"onnxfit:class"}:
             try:
-                found = from_config(value["onnxfit:class"], *REGISTRIES)
+                found = from_config(value["onnxfit:class"], *_registries_of(setting))
             except (SettingError, TypeError) as error:
                 raise CheckpointError(
                     f"{path!r} has a {setting} that this version of onnxfit does not know: {error}"
@@ -84,6 +84,11 @@ def decode_setting(setting: str, value: Any, path: str) -> Any:
             return _decoded_array(setting, value, path)
         return {k: decode_setting(setting, v, path) for k, v in value.items()}
     return value
+
+
+def _registries_of(setting: str) -> tuple[str, ...]:
+    """Return the registries of an argument: a loss and a metric may have the same name."""
+    return ("onnxfit.metrics",) if setting == "metrics" else REGISTRIES
 
 
 def _encoded_array(array: npt.NDArray[Any]) -> dict[str, Any]:
