@@ -36,7 +36,7 @@ test-quick: .venv-dev/installed  ## run a sample of the tests, in under a minute
 test-others: test-oldest test-newest test-builder  ## test the oldest and newest packages, and the builder
 
 test-oldest: .venv-oldest/installed
-	ONNXFIT_KERNELS=off ONNXFIT_TEST_WITHOUT=torch .venv-oldest/bin/python $(pytest) -m "not builder" --quick --ignore tests/runtime/kernels
+	ONNXFIT_KERNELS=off ONNXFIT_TEST_WITHOUT=torch .venv-oldest/bin/python $(pytest) -m "not builder" --quick --ignore tests/kernels
 test-newest: .venv-newest/installed
 	ONNXFIT_TEST_WITHOUT=torch .venv-newest/bin/python $(pytest) -m "not builder" --quick
 test-builder: .venv-training/installed
@@ -141,6 +141,6 @@ site: .venv-site/installed  ## build the documentation site into build/site
 	@echo "Open build/site/index.html"
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv-* build dist onnxfit/runtime/kernels/operators.so runs checkpoints trained.onnx digits.onnx digits.png base.onnx served js/dist js/node_modules js/tests/folders
+	rm -rf .venv-* build dist onnxfit/kernels/operators.so runs checkpoints trained.onnx digits.onnx digits.png base.onnx served js/dist js/node_modules js/tests/folders
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LIBRARY = "onnxfit/runtime/kernels/operators.so"
+LIBRARY = "onnxfit/kernels/operators.so"
 
 
 class OperatorsHook(BuildHookInterface):  # type: ignore[type-arg]

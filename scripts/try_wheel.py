@@ -36,7 +36,7 @@ print(f"onnxfit {onnxfit.__version__}: {len(sys.argv) - 1} modules imported from
 
 # finding the library runs one of its operators
 KERNELS = """
-from onnxfit.runtime.kernels import library_path
+from onnxfit.kernels.library import library_path
 assert library_path() is not None, "onnxfit does not use its operators in C++"
 print("the operators in C++ are used")
 """

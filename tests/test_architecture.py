@@ -37,6 +37,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "gradients": ("gradients",),
     "step": ("step",),
+    "kernels": ("kernels",),
     "runtime": ("runtime",),
     "editing": ("editing",),
     # A fit makes a History, a CallbackList and a ProgressBar itself, and no callback imports the
@@ -55,6 +56,7 @@ FORMULAS = ("penalties", "losses", "metrics", "optimizers")
 LATE_IMPORT_OF_FORMULAS = "onnxfit.gradients.functions"
 
 ONNXRUNTIME_FOLDERS = (
+    "onnxfit/kernels/",
     "onnxfit/runtime/",
     "onnxfit/gradients/onnxruntime/",
     "onnxfit/environment.py",  # finds out whether it is installed

@@ -1,7 +1,7 @@
 // Runs one of the tests: operators_test NAME [share of the random trials]
 //
 // The operators around these loops, which read tensors and attributes of onnxruntime, are compared with
-// the operators of ONNX in tests/runtime/kernels.
+// the operators of ONNX in tests/kernels.
 #include <cstring>
 
 #include "buffer.h"

@@ -162,7 +162,7 @@ def _gradient_builder() -> str:
 
 def _operators(problems: list[str]) -> str:
     """Return whether the C++ operators are used; append to the problems if they do not work."""
-    from onnxfit.runtime.kernels.library import status  # imports onnxruntime
+    from onnxfit.kernels.library import status  # imports onnxruntime
 
     found = status()
     if found.state == "unusable":

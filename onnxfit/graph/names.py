@@ -35,24 +35,6 @@ PLACE = "onnxfit.constant_node/"  # the start of the output of a Constant withou
 LIFTED = "onnxfit.constant_node"
 # Note in the metadata of an Identity through which no gradient flows.
 STOP_GRADIENT = "onnxfit.stop_gradient"
-# Notes in the metadata of nodes, with which a compiler finds the gradient of a convolution's
-# weights: the two readers of its operands, and the node whose output it is.
-CONV_LARGE = "onnxfit.conv_large"
-CONV_SMALL = "onnxfit.conv_small"
-CONV_WEIGHTS = "onnxfit.conv_weights"
-# The same for the gradient of a convolution's images.
-CONV_DY = "onnxfit.conv_dy"
-CONV_FILTERS = "onnxfit.conv_filters"
-CONV_DX = "onnxfit.conv_dx"
-# The same for the gradient of a MaxPool: the reader of dy, and the node whose output is dx.
-MAX_POOL_DY = "onnxfit.max_pool_dy"
-MAX_POOL_DX = "onnxfit.max_pool_dx"
-# The same for the gradient of a Gather of rows.
-GATHER_DY = "onnxfit.gather_dy"
-GATHER_DX = "onnxfit.gather_dx"
-# The same for the gradient of the input of a product with packed weights.
-PACKED_DY = "onnxfit.packed_dy"
-PACKED_DX = "onnxfit.packed_dx"
 
 
 def target(output: str, label: str = "") -> str:

@@ -19,16 +19,15 @@ from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.graph.scopes import maker_of
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.kernels.library import register
+from onnxfit.kernels.transforms import INTEGER_TRANSFORMS, TRANSFORMS
 from onnxfit.load.completion import opset_of
 from onnxfit.load.opset import OPSET
 from onnxfit.load.runtime_support import newest_opset
-from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.freed_memory import return_freed_memory
-from onnxfit.runtime.fused_activations import with_fused_activations
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
-from onnxfit.runtime.kernels import use_kernels
 from onnxfit.runtime.memory_plan import plan_memory
 from onnxfit.runtime.node_order import bytes_of_values, compilation_order
 from onnxfit.runtime.shared_arena import share_arena
@@ -100,11 +99,10 @@ def compile_model(
         options.add_session_config_entry(key, value)
     if threads is not None:
         options.intra_op_num_threads = threads
-    if device.kind == "cpu" and not pausable:  # a TrainingAgent reads values by their names
-        model = use_kernels(model, options, keep_rounding=uses_integers)
-        model = with_blocked_convolutions(model)
-        # Inference graphs are left to onnxruntime, which may have integer kernels for their layers.
-        model = model if uses_integers else with_fused_activations(model)
+    if not pausable:  # a TrainingAgent reads values by their names
+        for transform in INTEGER_TRANSFORMS if uses_integers else TRANSFORMS:
+            model = transform(model, device.kind)
+        register(model, options)
     model, shared = share_initializers(model, device, options)
     older = (
         device.forms == "cuda"

@@ -14,6 +14,7 @@ import onnx
 
 from onnxfit.graph.index import NodeIndex
 from onnxfit.graph.subgraphs import read_by
+from onnxfit.kernels.search import VIEWS
 
 # Operators whose kernels read each element, at the latest, when they write the element at the same
 # place. With three inputs, Max and Min would write a result of the first two before they read the
@@ -24,8 +25,6 @@ ELEMENTWISE = {"Add": 2, "Sub": 2, "Mul": 2, "Div": 2, "Max": 2, "Min": 2, "Wher
 PRODUCTS = {"MatMul", "Gemm"}
 JOINED_BEFORE = {"Div", "Mul", "Slice", "Split", "Transpose"}
 JOINED_AFTER = {"Add", "Div", "Mul", "Sub", "Transpose"}
-# Operators whose result may share the memory of their first input.
-VIEWS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 def overwritable_tensors(graph: onnx.GraphProto, updates: Mapping[str, str]) -> set[str]:

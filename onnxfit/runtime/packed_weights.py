@@ -8,17 +8,18 @@ computes, because onnxruntime 1.32 copies constants while it makes a session.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 
 import onnx
 
 from onnxfit.graph import names
 from onnxfit.graph.index import tensors_of
 from onnxfit.graph.replacement import replace_nodes
+from onnxfit.kernels.packed import products_with_kernels
 
 
 def share_packed_weights(
-    model: onnx.ModelProto, shared: Container[str], products: Iterable[onnx.NodeProto] = ()
+    model: onnx.ModelProto, shared: Container[str], device: str, *, keep_rounding: bool = False
 ) -> None:
     """Let the backward pass of a graph read packed weights as inputs, in place.
 
@@ -27,7 +28,8 @@ def share_packed_weights(
 
     - `model`: a graph of a step.
     - `shared`: the names of the inputs that may be added, those of `names.packed`.
-    - `products`: nodes of the graph whose second input, a packed weight, becomes an input, too.
+    - `device`, `keep_rounding`: as for `use_kernels`. Packed weights that its products read become
+      inputs, too.
     """
     graph = model.graph
     tensors = tensors_of(graph)
@@ -39,7 +41,7 @@ def share_packed_weights(
     }
     others = [
         node
-        for node in products
+        for node in products_with_kernels(graph, device, keep_rounding=keep_rounding)
         if node.input[1] in tensors and names.packed(node.input[1]) in shared
     ]
     weights = dict.fromkeys([*replaced.values(), *(node.input[1] for node in others)])

@@ -20,7 +20,6 @@ from onnxfit.runtime.compilation import compile_model, explain_error
 from onnxfit.runtime.cuda_graphs import is_capturable, keep_alive, run_options
 from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.freed_memory import return_freed_memory
-from onnxfit.runtime.kernels import products_with_kernels
 from onnxfit.runtime.packed_weights import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
@@ -96,9 +95,7 @@ class BoundSession:
         # Kept here, because a session may be freed when the interpreter ends and modules are empty.
         self._calls = device.calls
         self._is_alone = not device.on_host
-        on_cpu = device.kind == "cpu"
-        products = products_with_kernels(model, keep_rounding=uses_integers) if on_cpu else ()
-        share_packed_weights(model, state, products)
+        share_packed_weights(model, state, device.kind, keep_rounding=uses_integers)
         self._shares_arena = shares_arena
         self._input_buffers = dict(input_buffers or {})
         self._sort_inputs(model.graph, per_run_inputs)

@@ -12,7 +12,7 @@ from onnxfit.runtime.device import Device
 from onnxfit.runtime.values import ort_value, wrap_ort_value
 from onnxfit.runtime.version import onnxruntime_version
 
-# The products with packed weights: that of onnxruntime, and those in C++ (`runtime/kernels`).
+# The products with packed weights: that of onnxruntime, and those in C++ (`kernels`).
 PRODUCTS = ("MatMulNBits", "PackedProduct", "PackedProductGradient")
 
 

@@ -11,7 +11,7 @@ import pytest
 import onnxfit
 from onnxfit.cli import doctor
 from onnxfit.environment import installed_distributions
-from onnxfit.runtime.kernels import library
+from onnxfit.kernels import library
 from tests.builds import HAS_BUILDER
 from tests.cli.helpers import call
 from tests.installations import REAL, VERSION, add_distribution, link_other_packages, run_python

@@ -30,7 +30,7 @@ def test_the_input_takes_the_place_of_the_choice() -> None:
     model = train_graph(make())
     assert "Where" in {node.op_type for node in model.graph.node}
     kept = initializers(model)
-    share_packed_weights(model, {names.packed("fc2_Q4")})
+    share_packed_weights(model, {names.packed("fc2_Q4")}, "cpu")
     onnx.checker.check_model(model)
     assert "Where" not in {node.op_type for node in model.graph.node}
     assert [v.name for v in model.graph.input if "packed" in v.name] == ["train/packed/fc2_Q4"]
@@ -42,7 +42,7 @@ def test_the_input_takes_the_place_of_the_choice() -> None:
 def test_a_graph_without_shared_weights_stays_as_it_is() -> None:
     model = train_graph(make())
     before = model.SerializeToString(deterministic=True)
-    share_packed_weights(model, ())
+    share_packed_weights(model, (), "cpu")
     assert model.SerializeToString(deterministic=True) == before
 
 
@@ -53,14 +53,14 @@ def test_training_is_the_same_to_the_last_bit(
     shared = make(backend)
     bound: list[str] = []
 
-    def share(model: onnx.ModelProto, state: object, products: object) -> None:
-        share_packed_weights(model, state, products)  # type: ignore[arg-type]
+    def share(model: onnx.ModelProto, state: object, device: str, **settings: bool) -> None:
+        share_packed_weights(model, state, device, **settings)  # type: ignore[arg-type]
         bound.extend(v.name for v in model.graph.input if v.name.startswith("train/packed/"))
 
     monkeypatch.setattr(session, "share_packed_weights", share)
     losses = [shared.train_on_batch(X, Y)["loss"] for _ in range(4)]
     assert bound == ["train/packed/fc2_Q4"], "no gradient passes the first layer"
-    monkeypatch.setattr(session, "share_packed_weights", lambda model, state, products: None)
+    monkeypatch.setattr(session, "share_packed_weights", lambda *_, **settings: None)
     alone = make(backend)
     assert losses == [alone.train_on_batch(X, Y)["loss"] for _ in range(4)]
     weights = alone.get_weights()

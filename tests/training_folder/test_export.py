@@ -17,10 +17,10 @@ import pytest
 import onnxfit
 from onnxfit import Trainer
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.kernels import library
 from onnxfit.losses import CrossEntropy, Loss, MeanSquaredError
 from onnxfit.optimizers import Optimizer
 from onnxfit.registry import registry
-from onnxfit.runtime.kernels import library
 from tests.models import convolutional, linear, mlp, two_inputs, two_outputs
 from tests.training_folder.host import Host
 

@@ -32,9 +32,8 @@ from onnxfit.gradients.building import (
     transposed_gather,
     zeros,
 )
-from onnxfit.gradients.notes import noted
+from onnxfit.gradients.notes import GATHER_DX, GATHER_DY, noted
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
-from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
 
 MAX_SCATTER_ND_ELEMENTS = 2**17  # added by one ScatterND in one thread
@@ -66,8 +65,8 @@ def gather(
         return _add_along_axis(op, x, vector, slices, axis), None
     dx = noted(
         lambda: _add_rows(op, x, vector, slices),
-        {names.GATHER_DY: slices},
-        names.GATHER_DX,
+        {GATHER_DY: slices},
+        GATHER_DX,
         [indices.name],
     )
     return dx, None

@@ -29,12 +29,11 @@ from onnxfit.gradients.building import (
     static_size,
     zeros,
 )
-from onnxfit.gradients.notes import noted
+from onnxfit.gradients.notes import MAX_POOL_DX, MAX_POOL_DY, noted
 from onnxfit.gradients.rules.convolution import ConvSpec, crop, padding, transposed_conv
 from onnxfit.gradients.rules.convolution.spec import Crop
 from onnxfit.gradients.rules.pooling import require_defined_windows
 from onnxfit.gradients.table import Gradients, gradient
-from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
 
 # From this number of windows, comparisons are faster than the Indices of MaxPool: they take 4 to 9
@@ -135,8 +134,8 @@ def max_pool(
         return _put(op, dy, positions, problem)
     return noted(
         lambda: _put(op, dy, positions, problem),
-        {names.MAX_POOL_DY: dy},
-        names.MAX_POOL_DX,
+        {MAX_POOL_DY: dy},
+        MAX_POOL_DX,
         [x.name, note],
     )
 

@@ -29,11 +29,10 @@ from onnxfit.gradients.building import (
     require_ints,
     reshape_like,
 )
-from onnxfit.gradients.notes import noted
+from onnxfit.gradients.notes import PACKED_DX, PACKED_DY, noted
 from onnxfit.gradients.rules.indexing import gather
 from onnxfit.gradients.rules.quantization import sum_blocks
 from onnxfit.gradients.table import Gradients, NoGradientError, gradient
-from onnxfit.graph import names
 from onnxfit.graph.inference import same_type
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -180,8 +179,8 @@ def matmul_of_bits(
         weights = [value.name if value is not None else "" for value in (b, scales, zero_points)]
         dx = noted(
             lambda: q.left_product(op, dy, scale),
-            {names.PACKED_DY: dy},
-            names.PACKED_DX,
+            {PACKED_DY: dy},
+            PACKED_DX,
             [*weights, attributes],
         )
         return reshape_like(op, dx, a)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from onnxfit.gradients.building import INT64_MIN, Ints, spatial_shape, static_shape
-from onnxfit.gradients.notes import noted
+from onnxfit.gradients.notes import CONV_DX, CONV_DY, CONV_FILTERS, noted
 from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, crop_like
 from onnxfit.gradients.rules.convolution.windows import (
     MAX_COPIED_TAPS,
@@ -16,7 +16,6 @@ from onnxfit.gradients.rules.convolution.windows import (
     swap_first_axes,
     window_pixels,
 )
-from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -44,10 +43,8 @@ def transposed_conv(
         build = _product_of_windows if is_product_faster else _conv_with_flipped_weights
         if spec.group > 1:
             return build(op, small, w, flipped)
-        operands = {names.CONV_DY: small, names.CONV_FILTERS: w}
-        return noted(
-            lambda: build(op, small, w, flipped), operands, names.CONV_DX, spec.note_content
-        )
+        operands = {CONV_DY: small, CONV_FILTERS: w}
+        return noted(lambda: build(op, small, w, flipped), operands, CONV_DX, spec.note_content)
     pixels = spatial_shape(like)
     positions = spatial_shape(small)
     kernel = spatial_shape(w)

@@ -23,7 +23,7 @@ from onnxfit.gradients.building import (
     static_shape,
     zeros,
 )
-from onnxfit.gradients.notes import noted
+from onnxfit.gradients.notes import CONV_LARGE, CONV_SMALL, CONV_WEIGHTS, noted
 from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, crop_like
 from onnxfit.gradients.rules.convolution.windows import (
     MAX_COPIED_TAPS,
@@ -38,7 +38,6 @@ from onnxfit.gradients.rules.convolution.windows import (
     swap_first_axes,
     window_pixels,
 )
-from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
 
 # From this batch size, one Gather copies the pixels of all taps faster than a Slice for each tap,
@@ -179,8 +178,8 @@ def weight_gradient(
         return strategy.build(op, problem)
     return noted(
         lambda: strategy.build(op, problem),
-        {names.CONV_LARGE: large, names.CONV_SMALL: small},
-        names.CONV_WEIGHTS,
+        {CONV_LARGE: large, CONV_SMALL: small},
+        CONV_WEIGHTS,
         spec.note_content,
     )
 
