@@ -5,8 +5,8 @@
 - docs/reference.md: the Trainer, quantization, adapters, and every loss, metric, optimizer, schedule,
   penalty, callback and data loader, with its names, its settings and their defaults, and its
   docstring.
-- onnxfit/callbacks/__init__.py and onnxfit/metrics/__init__.py: the imports for type checkers, which
-  cannot search a folder.
+- the `__init__.py` of onnxfit/callbacks/, onnxfit/losses/ and onnxfit/metrics/: the imports for type
+  checkers, which cannot search a folder.
 
 The page has all of a docstring but its examples. With --check nothing is written; the exit status is
 1 where a file is out of date.
@@ -24,12 +24,12 @@ from pathlib import Path
 from types import ModuleType
 
 import onnxfit
-from onnxfit import callbacks, metrics
+from onnxfit import callbacks, losses, metrics
 from onnxfit.registry import registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference.md"
-PACKAGES = (callbacks, metrics)  # whose modules are searched for public names
+PACKAGES = (callbacks, losses, metrics)  # whose modules are searched for public names
 MAX_LINE_LENGTH = 100
 HEAD = """\
 # Reference

@@ -26,7 +26,7 @@ from onnxfit.graph.values import GraphBuilder
 from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.load.training_form import to_frozen_form
-from onnxfit.losses import SoftTargets
+from onnxfit.losses.base import SoftTargets
 
 Specs = Mapping[str, TensorSpec]
 

@@ -23,8 +23,10 @@ from onnxfit.graph.model import (
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load import training_form
-from onnxfit.losses import Function, Joint, Loss, SoftTargets, loss_name
+from onnxfit.losses import Function, Joint
+from onnxfit.losses.base import SoftTargets, loss_name
 from onnxfit.penalties import Penalty
+from onnxfit.registry import is_exported
 from onnxfit.step.finish import prune
 from onnxfit.step.loss_scale import kept_if_not_finite
 from onnxfit.step.objectives import Objective
@@ -221,7 +223,7 @@ def _require_same_rows(output: str, objective: Objective, y_true: Any, y_pred: V
     labels = next(iter(y_true.values())) if isinstance(y_true, Mapping) else y_true
     shapes = labels.shape, y_pred.shape
     rows, first = (shape[0] if shape else None for shape in shapes)
-    is_own = type(objective.loss).__module__ == Loss.__module__
+    is_own = is_exported(type(objective.loss), "onnxfit.losses")
     if is_own and isinstance(rows, int) and isinstance(first, int) and rows != first:
         raise SettingError(
             f"Output {_named(y_pred, output)} has {first} rows for a batch of {rows}, so its first"

@@ -20,7 +20,9 @@ from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.batch_axis import ValueLayout
-from onnxfit.losses import NLL, Joint, Loss, LossLike, get_loss, loss_name
+from onnxfit.losses import NLL, Joint, Loss, get_loss
+from onnxfit.losses.base import loss_name
+from onnxfit.losses.lookup import LossLike
 from onnxfit.metrics import Metric, get_metric
 from onnxfit.metrics.lookup import MetricLike
 from onnxfit.registry import is_newest

@@ -17,7 +17,8 @@ from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.sharing import reader_counts
 from onnxfit.graph.weights import weight_reasons
-from onnxfit.losses import Function, Joint, loss_name
+from onnxfit.losses import Function, Joint
+from onnxfit.losses.base import loss_name
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings

@@ -29,10 +29,10 @@ from onnxfit.losses import (
     KLDivergence,
     Loss,
     MeanSquaredError,
-    SoftTargets,
     Tversky,
     get_loss,
 )
+from onnxfit.losses.base import SoftTargets
 from onnxfit.optimizers import SGD
 from onnxfit.step.distillation import Distillation
 from onnxfit.step.graphs import evaluate_graph, train_graph
