@@ -945,7 +945,14 @@ class Trainer(CheckedAttributes):
         """
         return export.exported(self._training)
 
-    def export_adapter(self, path: str | os.PathLike[str]) -> Path:
+    @check_arguments
+    def export_adapter(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        task_type: str | None = None,
+        base_model: str | None = None,
+    ) -> Path:
         """Write only the adapters, and return the path.
 
         `path` is a folder for PEFT, or a file `*.onnx_adapter` for onnxruntime, which applies the
@@ -956,11 +963,18 @@ class Trainer(CheckedAttributes):
         and onnxruntime-genai has A, and s B in place of B. With several processes, only rank 0
         writes.
 
-        SettingError: the trainer has no adapters. CheckpointError: the files cannot be written. A
-        UserWarning names weights that are trained in addition, which only `export` writes; and an
+        - `task_type`: the task in adapter_config.json, such as "CAUSAL_LM" or "SEQ_CLS". With it,
+          `PeftModel.from_pretrained` returns a model for this task, such as PeftModelForCausalLM.
+        - `base_model`: the name or the folder of the torch model in adapter_config.json, from which
+          `AutoPeftModelForCausalLM.from_pretrained` loads the base.
+
+        SettingError: the trainer has no adapters, PEFT knows no such `task_type`, or `path` is a
+        file for onnxruntime, which stores neither argument. CheckpointError: the files cannot be
+        written. A UserWarning names weights that are trained in addition, which only `export`
+        writes; layers that PEFT cannot find, because the file has only numbers for them; and an
         embedding table that is also the weight of a linear layer, whose adapter PEFT cannot read.
         """
-        return export.export_adapter(self._training, path)
+        return export.export_adapter(self._training, path, task_type, base_model)
 
     def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
         """Write every graph of this trainer, and a checkpoint, to `folder`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from onnxfit.adapters.layers import AdaptableWeight
 from onnxfit.adapters.lora import LoRA
-from onnxfit.adapters.peft import Matrices
+from onnxfit.adapters.peft import Matrices, checksum_of
 from onnxfit.adapters.principal import principal_matrices
 from onnxfit.errors import SettingError
 from onnxfit.graph.shared_tensors import array_of
@@ -207,7 +207,7 @@ class Adapter:
             dropout=settings.dropout,
             scaling=settings.scaling,
             is_embedding=self.weight.kind == "embedding",
-            checksum=checksum(weight),
+            checksums=(checksum_of(array_of(weight)),),
             magnitude=self._saved_magnitude(arrays),
         )
 
@@ -238,13 +238,13 @@ class Adapter:
         return (a, b) if self.weight.kind == "conv" else (a.T, b.T)
 
     @property
-    def checksum(self) -> int | None:
-        """The checksum of the weight that the loaded matrices were trained with, if known."""
-        return None if self._loaded is None else self._loaded.checksum
+    def checksums(self) -> Collection[int]:
+        """The checksums of the weight that the loaded matrices were trained with, if known."""
+        return () if self._loaded is None else self._loaded.checksums
 
     def is_beside(self, weight: TensorProto) -> bool:
         """Return whether the loaded matrices were trained with this weight, or an unknown one."""
-        return self.checksum is None or self.checksum == checksum(weight)
+        return not self.checksums or checksum_of(array_of(weight)) in self.checksums
 
     def residual(self, weight: Array) -> Array:
         """Return the frozen weight as stored: the file's weight minus the `start`."""
@@ -316,9 +316,3 @@ def _require_columns(weight: AdaptableWeight) -> None:
             f" the weight with target=[..., '!{weight.name}'], or give it its own adapter with"
             " dora=False."
         )
-
-
-def checksum(weight: TensorProto) -> int:
-    """Return a checksum of the shape and the numbers of a tensor."""
-    array = array_of(weight)
-    return zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(str(array.shape).encode()))

@@ -21,7 +21,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxfit.adapters.adapter import Adapter, Array
-from onnxfit.adapters.layers import Reader
+from onnxfit.adapters.layers import EMBEDDING, Reader
 from onnxfit.adapters.magnitude import take_bias, write_scale
 from onnxfit.adapters.nodes import NodeWriter
 from onnxfit.graph.index import tensors_of
@@ -80,7 +80,7 @@ class _BranchWriter:
         is_half = adapter.weight.element_type in HALVES
         if reader.op_type == "Conv":
             product = self._convolution(adapter, layer, is_half, dropout)
-        elif reader.op_type == "Gather":
+        elif reader.op_type in EMBEDDING:
             product = self._rows(adapter, layer, reader)
         else:
             product = self._product(adapter, layer, reader, is_half, dropout)

@@ -1,8 +1,8 @@
 """Find the weights of a model that can have adapters of low rank.
 
-They are read by linear layers (MatMul, Gemm, MatMulNBits), by embeddings (Gather) as their table,
-or by convolutions. Transpose and Identity may lie between the weight and its readers. An integer
-weight is read through a DequantizeLinear.
+They are read by linear layers (MatMul, Gemm, MatMulNBits, MatMulBnb4), by embeddings (Gather,
+GatherBlockQuantized) as their table, or by convolutions. Transpose and Identity may lie between the
+weight and its readers. An integer weight is read through a DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -29,12 +29,20 @@ from onnxfit.quantization.operators import is_dequantize
 Array = npt.NDArray[Any]
 
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
-LINEAR = {"MatMul", "Gemm", "MatMulNBits"}
-# onnxruntime's quantizer names packed integers after the float weight, with this suffix. The
+PACKED_PRODUCTS = {"MatMulNBits", "MatMulBnb4"}  # of com.microsoft, with several numbers in a byte
+PACKED_ROWS = "GatherBlockQuantized"
+LINEAR = {"MatMul", "Gemm", *PACKED_PRODUCTS}
+EMBEDDING = {"Gather", PACKED_ROWS}
+SCALES = 2  # the position of the scales among the inputs of a packed operator
+# onnxruntime's quantizers name packed numbers after the float weight, with this suffix. The
 # exporter's metadata stays under the name of the float weight.
-PACKED_END = re.compile(r"(_Q\d+(G\d+)?|_quantized)$")
+PACKED_END = re.compile(r"(_Q\d+(G\d+)?|_Bnb4|_quantized)$")
 # suffixes of a weight's name after its module's name: torch's, quantizers', and genai's
-ENDS = re.compile(r"((\.MatMul(NBits)?)?\.(q?weight|qzeros|scales))?(_Q\d+(G\d+)?|_quant(ized)?)?$")
+ENDS = re.compile(
+    r"((\.MatMul(NBits)?)?\.(q?weight|qzeros|scales))?(_Q\d+(G\d+)?|_Bnb4|_quant(ized)?)?$"
+)
+# the names that torch's TorchScript exporter gives to tensors that it computes, such as transposes
+NUMBERED = re.compile(r"onnx::\w+")
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,11 @@ class Reader:
 class AdaptableWeight:
     """A weight that can have adapters.
 
-    - `name`: its initializer; the integers' initializer for a MatMulNBits or a DequantizeLinear.
+    - `name`: its initializer; for packed numbers or a DequantizeLinear, the integers' initializer.
     - `module`: the module that it belongs to, by the name before the export.
     - `names`: every name by which a target may select it.
-    - `shape`: its stored shape; (inputs, outputs) for a MatMulNBits.
+    - `shape`: its stored shape; (inputs, outputs) for MatMulNBits and MatMulBnb4, and the shape of
+      the unpacked table for a GatherBlockQuantized.
     - `element_type`: the element type of the layer's input and output, from `onnx.TensorProto`.
     - `readers`: the nodes that read it.
     - `is_packed`: whether it holds integers, to which nothing can be added.
@@ -89,7 +98,12 @@ class AdaptableWeight:
     def is_tied(self) -> bool:
         """Whether it is the table of an embedding and the weight of a linear layer."""
         kinds = {reader.op_type for reader in self.readers}
-        return "Gather" in kinds and bool(kinds & LINEAR)
+        return bool(kinds & EMBEDDING) and bool(kinds & LINEAR)
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether the file has only a number for it, so that its module is unknown."""
+        return NUMBERED.match(self.module) is not None
 
     @property
     def is_flipped(self) -> bool:
@@ -134,11 +148,8 @@ def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
             continue
         first = model.graph.node[readers[0].index]
         element_type = _element_type(graph, name)
-        shape: tuple[int, ...] = tuple(tensor.dims)
-        if first.op_type == "MatMulNBits":
-            element_type = graph.tensors[first.input[2]].data_type
-            given = attributes_of(first)
-            shape = given.get("K", 0), given.get("N", 0)
+        if _is_packed_operator(first):
+            element_type = graph.tensors[first.input[SCALES]].data_type
         nodes = [model.graph.node[reader.index] for reader in readers]
         noted = notes.get(name) or notes.get(PACKED_END.sub("", name), {})
         module = _module(name, noted, nodes)
@@ -149,7 +160,7 @@ def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
                 name=name,
                 module=module,
                 names=frozenset(names - {""}),
-                shape=shape,
+                shape=_shape(first, tensor),
                 element_type=element_type,
                 readers=tuple(readers),
                 is_packed=tensor.data_type not in FLOATS,
@@ -214,6 +225,22 @@ def _uses(graph: GraphIndex, name: str) -> Iterator[tuple[int, int]]:
                 yield index, position
 
 
+def _is_packed_operator(node: onnx.NodeProto) -> bool:
+    return node.domain == MICROSOFT and node.op_type in {*PACKED_PRODUCTS, PACKED_ROWS}
+
+
+def _shape(reader: onnx.NodeProto, tensor: TensorProto) -> tuple[int, ...]:
+    """Return the shape of a weight's numbers, by a node that reads it."""
+    given = attributes_of(reader)
+    if not _is_packed_operator(reader):
+        return tuple(tensor.dims)
+    if reader.op_type in PACKED_PRODUCTS:
+        return given.get("K", 0), given.get("N", 0)
+    *rows, columns = tensor.dims
+    packed = 8 // given.get("bits", 4) if tensor.data_type == TensorProto.UINT8 else 1
+    return *rows, columns * packed
+
+
 def _element_type(graph: GraphIndex, name: str) -> int:
     """Return the element type of an initializer; its scale's for a DequantizeLinear."""
     own: int = graph.tensors[name].data_type
@@ -244,10 +271,8 @@ def _reader(
 ) -> Reader | None:
     """Return how a node reads a weight at an input; None if an adapter cannot follow it there."""
     node = graph.nodes[index]
-    if node.op_type == "MatMulNBits" and node.domain == MICROSOFT:
-        scales = graph.tensors.get(node.input[2])
-        known = scales is not None and scales.data_type in FLOATS
-        return Reader(index, node.op_type) if position == 1 and known else None
+    if _is_packed_operator(node):
+        return _packed_reader(graph, tensor, index, position)
     if node.domain or not is_float or 0 in tensor.dims:
         return None
     given, rank = attributes_of(node), len(tensor.dims)
@@ -261,6 +286,22 @@ def _reader(
     if node.op_type == "Conv" and position == 1 and rank > 2 and given.get("group", 1) == 1:
         return Reader(index, node.op_type)
     return None
+
+
+def _packed_reader(
+    graph: GraphIndex, tensor: TensorProto, index: int, position: int
+) -> Reader | None:
+    """Return how a node with packed numbers reads its weight; None if no adapter can follow."""
+    node = graph.nodes[index]
+    given = attributes_of(node)
+    scales = graph.tensors.get(node.input[SCALES])
+    if scales is None or scales.data_type not in FLOATS:
+        return None
+    if node.op_type == PACKED_ROWS:
+        is_weight = position == 0 and len(tensor.dims) == 2 and not given.get("gather_axis")
+    else:
+        is_weight = position == 1 and bool(given.get("transB", 1))  # only MatMulBnb4 has transB
+    return Reader(index, node.op_type) if is_weight else None
 
 
 # Names
@@ -286,8 +327,9 @@ def _module(name: str, notes: Mapping[str, str], nodes: list[onnx.NodeProto]) ->
     origins = _origins(notes)
     if len(origins) == 1:
         return ENDS.sub("", origins[0])
-    if ENDS.sub("", name) != name and not NO_PARAMETER.fullmatch(ENDS.sub("", name)):
-        return ENDS.sub("", name)
+    stem = ENDS.sub("", name)
+    if stem != name and not NO_PARAMETER.fullmatch(stem) and not NUMBERED.fullmatch(stem):
+        return stem
     for module in _modules_of(nodes[0]):
         return module
     return name
@@ -304,7 +346,10 @@ def _modules_of(node: onnx.NodeProto) -> Iterator[str]:
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 pass
     if node.name.startswith("/") and node.name.count("/") > 1:  # "/layers.0/fc1/MatMul"
-        yield node.name[1:].rpartition("/")[0].replace("/", ".")
+        scopes = node.name.split("/")[1:-1]
+        # A module in a Sequential repeats its name, as in "/net/net.0/MatMul".
+        inner = [*scopes[1:], ""]
+        yield ".".join(a for a, b in zip(scopes, inner) if not b.startswith(f"{a}."))
 
 
 def _with_unique_modules(weights: list[AdaptableWeight]) -> list[AdaptableWeight]:

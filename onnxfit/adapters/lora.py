@@ -44,13 +44,13 @@ class LoRA(ChecksArguments):
       the best approximation of $W$ of this rank, from the singular value decomposition, and $W - s
       A B$ is frozen (Meng et al. 2024, arXiv:2404.02948). The model first computes what the file
       computes, within rounding. It learns faster, because $A$ and $B$ start with the largest parts
-      of $W$. Weights of 4 bits cannot use "pissa". The decomposition of a large weight takes time:
+      of $W$. Packed weights cannot use "pissa". The decomposition of a large weight takes time:
       about a minute for 4096 x 4096.
     - `dora`: train the magnitude of each weight apart from its direction (DoRA, Liu et al. 2024,
       arXiv:2402.09353). With $V = W + s A B$ the layer computes $y = x V \mathrm{diag}(m / \lVert
       V \rVert) + b$. The vector $m$ also trains, and starts with the norms of the columns of $W$.
       The norms $\lVert V \rVert$, one for each output, count as constants in the gradient. Dropout
-      applies to $x A B$ alone. Weights of 4 bits cannot use DoRA, nor can tables that are also the
+      applies to $x A B$ alone. Packed weights cannot use DoRA, nor can tables that are also the
       weight of a linear layer.
     - `matrices`: a mapping from module to the first values of $A$ and $B$, as `LoRA.load` returns
       them; None takes them from `init`. Checkpoints do not store it.

@@ -83,7 +83,7 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     base = [
         one.weight.module
         for one, _ in adapters
-        if one.checksum is not None and one.is_beside(tensors[one.weight.name])
+        if one.checksums and one.is_beside(tensors[one.weight.name])
     ]
     if base:
         raise SettingError(

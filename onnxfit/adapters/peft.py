@@ -2,7 +2,8 @@
 
 PEFT (https://github.com/huggingface/peft) stores A as (rank, inputs) and B as (outputs, rank),
 under the names of the modules. The metadata of adapter_model.safetensors also stores checksums of
-the base weights, which PEFT ignores.
+the base weights, which PEFT ignores. PEFT itself stores the base weight of an adapted embedding or
+output layer, `base_layer.weight`, of which only the checksum is used here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from onnxfit.files import (
 )
 from onnxfit.folders import finish_folder, write_folder
 from onnxfit.graph.tensors import read_metadata, read_safetensors, write_safetensors
+from onnxfit.registry import shortened
 
 Array = npt.NDArray[Any]
 
@@ -46,6 +49,7 @@ KEY = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:(?P<table>embedding_)(?P<t>[AB])"
     r"|(?P<part>[AB])\.weight|(?P<magnitude>magnitude_vector))"
 )
+BASE = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.base_layer\.weight")
 LITERAL = re.compile(r"[\w.-]+")
 CONFIG_TYPES = {
     "peft_type": TEXT,
@@ -65,6 +69,14 @@ DEFAULTS = {
     "bias": "none",
     "modules_to_save": None,
 }
+TASK_TYPES = (
+    "CAUSAL_LM",
+    "SEQ_CLS",
+    "SEQ_2_SEQ_LM",
+    "TOKEN_CLS",
+    "QUESTION_ANS",
+    "FEATURE_EXTRACTION",
+)
 # prefixes of the values of PEFT's init_lora_weights with which PEFT changes the model's weight
 CHANGING_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
@@ -77,7 +89,8 @@ class Matrices:
       sizes.
     - `alpha`, `dropout`, `scaling`: as in `LoRA`.
     - `is_embedding`: whether they adapt the table of an embedding.
-    - `checksum`: the checksum of the weight that they were trained with, if known.
+    - `checksums`: the checksums of the weight that they were trained with, one for each layout in
+      which a file may store it; empty if the weight is unknown.
     - `magnitude`: DoRA's magnitude, of (outputs,); of a Conv (1, outputs, 1, ...).
     """
 
@@ -87,7 +100,7 @@ class Matrices:
     dropout: float
     scaling: str
     is_embedding: bool = False
-    checksum: int | None = None
+    checksums: Collection[int] = ()
     magnitude: Array | None = None
 
     @property
@@ -104,10 +117,36 @@ def scale_of(alpha: float, rank: int, scaling: str) -> float:
     return alpha / (rank if scaling == "alpha/r" else math.sqrt(rank))
 
 
-def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matrices]) -> Path:
+def checksum_of(weight: Array) -> int:
+    """Return a checksum of the shape and the numbers of a weight."""
+    data = np.ascontiguousarray(weight).tobytes()
+    return zlib.crc32(data, zlib.crc32(str(weight.shape).encode()))
+
+
+def require_task(task_type: str | None, base_model: str | None) -> None:
+    """Raise SettingError for a description of the model that PEFT would refuse."""
+    if task_type is not None and task_type not in TASK_TYPES:
+        raise SettingError(
+            f"task_type must be one of PEFT's {', '.join(map(repr, TASK_TYPES))}, or None, got"
+            f" {shortened(task_type)}."
+        )
+    if base_model is not None and not (isinstance(base_model, str) and base_model):
+        raise SettingError(
+            "base_model must be the name or the folder of the model in PyTorch, or None, got"
+            f" {shortened(base_model)}."
+        )
+
+
+def write_adapters(
+    folder: str | os.PathLike[str],
+    adapters: Mapping[str, Matrices],
+    task_type: str | None = None,
+    base_model: str | None = None,
+) -> Path:
     """Write a folder of adapters that PEFT reads; both files are replaced, or none.
 
     - `adapters`: a mapping from module to matrices.
+    - `task_type`, `base_model`: what PEFT's config says of the model; see `require_task`.
 
     Raises SettingError for some adapters with DoRA and some without, CheckpointError if a file
     cannot be written.
@@ -127,11 +166,12 @@ def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matric
             tensors[f"base_model.model.{module}.lora_{name}"] = np.ascontiguousarray(array)
         if one.magnitude is not None:
             tensors[f"base_model.model.{module}.lora_magnitude_vector"] = one.magnitude
-    sums = {module: one.checksum for module, one in adapters.items()}
+    sums = {module: next(iter(one.checksums), None) for module, one in adapters.items()}
     metadata = {"format": "pt", CHECKSUMS: json.dumps(sums)}
     content = io.BytesIO()
     write_safetensors(content, tensors, metadata)
-    text = json.dumps(_config(adapters), indent=2).encode()
+    model = {"task_type": task_type, "base_model_name_or_path": base_model}
+    text = json.dumps(_config(adapters) | model, indent=2).encode()
     return write_folder(folder, {TENSORS: content.getvalue(), CONFIG: text})
 
 
@@ -148,8 +188,6 @@ def _config(adapters: Mapping[str, Matrices]) -> dict[str, Any]:
     alpha = next(iter(alphas.values()))
     return {
         "peft_type": "LORA",
-        "task_type": None,
-        "base_model_name_or_path": None,
         "r": first.rank,
         "lora_alpha": alpha,
         "lora_dropout": first.dropout,
@@ -195,6 +233,9 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
         ) from None
     except (safetensors.SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{str(path / TENSORS)!r} is damaged: {error}") from None
+    sums = sums if isinstance(sums, dict) else {}
+    noted = {module: (one,) for module, one in sums.items() if isinstance(one, int)}
+    checksums = {**noted, **_of_base_layers(arrays)}
     pairs: dict[str, dict[str, Array]] = {}
     tables = set()
     for name, array in arrays.items():
@@ -213,11 +254,21 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
         raise CheckpointError(
             f"{str(path / TENSORS)!r} contains no LoRA matrices. Save the adapter again."
         )
-    sums = sums if isinstance(sums, dict) else {}
     return {
-        module: _matrices(path, module, pair, config, module in tables, sums.get(module))
+        module: _matrices(path, module, pair, config, module in tables, checksums.get(module, ()))
         for module, pair in sorted(pairs.items())  # safetensors reads in any order
     }
+
+
+def _of_base_layers(arrays: dict[str, Array]) -> dict[str, tuple[int, ...]]:
+    """Take the base weights of adapted layers from the arrays, and return their checksums."""
+    adapted = {match["module"] for match in map(KEY.fullmatch, arrays) if match}
+    found = {}
+    for name, match in [(name, BASE.fullmatch(name)) for name in arrays]:
+        if match and match["module"] in adapted:
+            weight = arrays.pop(name)
+            found[match["module"]] = tuple(checksum_of(array) for array in (weight, weight.T))
+    return found
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -258,7 +309,7 @@ def _matrices(
     pair: Mapping[str, Array],
     config: Mapping[str, Any],
     is_embedding: bool,
-    checksum: Any,
+    checksums: Collection[int],
 ) -> Matrices:
     if bool(config["use_dora"]) != ("magnitude" in pair):
         raise CheckpointError(
@@ -279,7 +330,7 @@ def _matrices(
         dropout=float(config["lora_dropout"]),
         scaling="alpha/sqrt(r)" if config["use_rslora"] else "alpha/r",
         is_embedding=is_embedding,
-        checksum=checksum if isinstance(checksum, int) else None,
+        checksums=checksums,
         magnitude=pair.get("magnitude"),
     )
 

@@ -30,8 +30,8 @@ def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Ada
         raise ModelError(
             "The model has no weight that can have an adapter. Expected a float initializer, or"
             " integers behind DequantizeLinear, read only by MatMul, Gemm, Conv (with group=1) or"
-            " Gather; or the integers of a MatMulNBits. Train its weights with Trainer(...,"
-            " weights=...) instead."
+            " Gather; or the packed numbers of a MatMulNBits, MatMulBnb4 or GatherBlockQuantized."
+            " Train its weights with Trainer(..., weights=...) instead."
         )
     chosen: dict[str, LoRA] = {}
     for one in settings:

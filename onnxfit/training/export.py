@@ -11,7 +11,7 @@ import onnx
 
 from onnxfit.adapters.adapted import AdaptedModel
 from onnxfit.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
-from onnxfit.adapters.peft import write_adapters
+from onnxfit.adapters.peft import require_task, write_adapters
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.files import require_path
@@ -69,9 +69,20 @@ def exported(
     return ModelSnapshot(model, contents, training.recipe.state, writes=training.world.is_main)
 
 
-def export_adapter(training: Training, path: str | os.PathLike[str]) -> Path:
+def export_adapter(
+    training: Training,
+    path: str | os.PathLike[str],
+    task_type: str | None = None,
+    base_model: str | None = None,
+) -> Path:
     """Write only the adapters; see `Trainer.export_adapter`."""
     require_path(path)
+    require_task(task_type, base_model)
+    if is_onnx_adapter(path) and (task_type or base_model):
+        raise SettingError(
+            f"{os.fspath(path)!r} is a file for onnxruntime, which stores no task_type and no"
+            " base_model. Remove the arguments, or pass a folder, which is written for PEFT."
+        )
     form = _require_adapters(training, "export_adapter")
     training.require_equal_ranks("export_adapter")
     arrays = training.state.get_weights()
@@ -86,13 +97,21 @@ def export_adapter(training: Training, path: str | os.PathLike[str]) -> Path:
     if is_onnx_adapter(path):
         tensors = form.parameters(arrays)
         return write_onnx_adapter(path, tensors) if training.world.is_main else Path(path)
+    unnamed = [one.weight.module for one in form.adapters if one.weight.is_unnamed]
+    if unnamed:
+        warn_user(
+            f"PEFT cannot find the layers of {listed_names(unnamed)}: the file does not say which"
+            " modules they were exported from. Only onnxfit.LoRA.load can read their adapters."
+        )
     tied = [one.weight.module for one in form.adapters if one.weight.is_tied]
     if tied:
         warn_user(
             f"PEFT cannot read the adapter of {listed_names(tied)}, an embedding table that is"
             " also the weight of a linear layer. Only onnxfit.LoRA.load can read it."
         )
-    return write_adapters(path, form.saved(arrays)) if training.world.is_main else Path(path)
+    if not training.world.is_main:
+        return Path(path)
+    return write_adapters(path, form.saved(arrays), task_type, base_model)
 
 
 def write_graphs(training: Training, folder: Any, prefix: str, suffix: str) -> dict[str, Any]:

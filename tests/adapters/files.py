@@ -9,6 +9,8 @@ import onnx
 import onnx.parser
 from onnx.numpy_helper import from_array
 
+from onnxfit.gradients.rules.packed_weights import FP4, NF4
+
 WIDTH = 6
 ROWS = 12
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
@@ -94,6 +96,55 @@ def packed_file() -> onnx.ModelProto:
     }
     model.graph.initializer.extend(from_array(array, name) for name, array in arrays.items())
     return model
+
+
+def bnb4_file(quant_type: int) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """A file whose layers have 4-bit floats, and the same file with their weights as floats."""
+    graph = "g (float[N, 6] x) => (float[N, 6] y)"
+    call = f"com.microsoft.MatMulBnb4<block_size = 16, quant_type = {quant_type}, "
+    packed = onnx.parser.parse_model(
+        f"""{HEADER} {graph} {{ h = {call} K = 6, N = 8>(x, fc1_Bnb4, s1) a = Tanh(h)
+        k = {call} K = 8, N = 6>(a, fc2_Bnb4, s2) y = Add(k, b) }}"""
+    )
+    plain = onnx.parser.parse_model(
+        f"{HEADER} {graph} {{ h = MatMul(x, fc1) a = Tanh(h) k = MatMul(a, fc2) y = Add(k, b) }}"
+    )
+    rng = np.random.default_rng(7)
+    for name, scales in (("fc1", "s1"), ("fc2", "s2")):
+        data = rng.integers(0, 256, 24, dtype=np.uint8)
+        absmax = rng.uniform(0.3, 1.0, 3).astype(np.float32)
+        packed.graph.initializer.extend(
+            [from_array(data, f"{name}_Bnb4"), from_array(absmax, scales)]
+        )
+        levels = (NF4 if quant_type else FP4)[np.stack([data >> 4, data & 15], axis=-1)].reshape(-1)
+        weight = (levels * np.repeat(absmax, 16)).reshape((8, 6) if name == "fc1" else (6, 8))
+        plain.graph.initializer.append(from_array(weight.T.astype(np.float32), name))
+    bias = from_array(rng.normal(size=WIDTH).astype(np.float32), "b")
+    for model in (packed, plain):
+        model.graph.initializer.append(bias)
+    return packed, plain
+
+
+def packed_table() -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """A file with a table of 4-bit integers, and the same file with the table as floats."""
+    nodes = "h = com.microsoft.GatherBlockQuantized<block_size = 16>(w, x, s) y = Add(h, b)"
+    packed = onnx.parser.parse_model(
+        f"{HEADER} g (int64[N, 3] x) => (float[N, 3, 32] y) {{ {nodes} }}".replace("17", "21")
+    )
+    plain = onnx.parser.parse_model(
+        f"{HEADER} g (int64[N, 3] x) => (float[N, 3, 32] y) {{ h = Gather(w, x) y = Add(h, b) }}"
+    )
+    rng = np.random.default_rng(8)
+    levels = rng.integers(-8, 8, (9, 32))
+    scales = rng.uniform(0.05, 0.2, (9, 2)).astype(np.float32)
+    table = onnx.helper.make_tensor("w", onnx.TensorProto.INT4, levels.shape, levels.ravel())
+    packed.graph.initializer.extend([table, from_array(scales, "s")])
+    floats = (levels * np.repeat(scales, 16, axis=1)).astype(np.float32)
+    plain.graph.initializer.append(from_array(floats, "w"))
+    bias = from_array(rng.normal(size=32).astype(np.float32), "b")
+    for model in (packed, plain):
+        model.graph.initializer.append(bias)
+    return packed, plain
 
 
 def initializers(model: onnx.ModelProto) -> dict[str, bytes]:

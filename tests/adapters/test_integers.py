@@ -15,7 +15,14 @@ from onnxfit import LoRA, Quantization, SettingError, Trainer
 from onnxfit.callbacks import ModelCheckpoint
 from onnxfit.training import checkpoint
 from tests import models
-from tests.adapters.files import file_of, initializers, rows_of, run
+from tests.adapters.files import (
+    bnb4_file,
+    file_of,
+    initializers,
+    packed_table,
+    rows_of,
+    run,
+)
 from tests.adapters.test_adapted import (
     BOTH_BACKENDS,
     LABELS,
@@ -25,6 +32,7 @@ from tests.adapters.test_adapted import (
     trainer_of,
     weights_equal,
 )
+from tests.gradients.rules.cases.packed_weights import IS_LATER
 
 SIZES = (4, 16, 16, 3)
 LAYERS = ("gemm", "gemm_transposed", "conv", "matmul")
@@ -86,6 +94,60 @@ def test_training_is_that_beside_the_dequantized_weights(
         assert of_integers.train_on_batch(x, y)["loss"] == pytest.approx(expected, rel=1e-4)
     for one, other in zip(of_integers.get_weights().values(), of_floats.get_weights().values()):
         np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+PACKED = {
+    "FP4": lambda: bnb4_file(0),
+    "NF4": lambda: bnb4_file(1),
+    "table": packed_table,
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@BOTH_BACKENDS
+def test_training_is_that_beside_the_unpacked_weights(kind: str, backend: str) -> None:
+    if kind == "table" and not IS_LATER:
+        pytest.skip("this onnxruntime has no GatherBlockQuantized")
+    packed, plain = PACKED[kind]()
+    x = rows_of("embedding" if kind == "table" else "matmul")
+    np.testing.assert_allclose(run(packed)(x), run(plain)(x), atol=1e-5)
+    of_packed, of_floats = (trainer_of(file, backend=backend) for file in (packed, plain))
+    ours, theirs = of_packed.get_weights(), of_floats.get_weights()
+    assert [array.shape for array in ours.values()] == [array.shape for array in theirs.values()]
+    of_floats.set_weights(dict(zip(theirs, ours.values())))
+    y = labels_of(of_packed, x)
+    losses = [
+        [trainer.train_on_batch(x, y)["loss"] for _ in range(6)]
+        for trainer in (of_packed, of_floats)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    assert losses[0][-1] < losses[0][0]
+    exported = of_packed.export()
+    assert set(initializers(packed).items()) <= set(initializers(exported).items())
+    np.testing.assert_allclose(run(exported)(x), of_floats.predict(x), atol=1e-4)
+    with pytest.raises(SettingError, match="only a MatMulNBits can be packed again"):
+        of_packed.export(adapters="requantized")
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_adapters_of_packed_numbers_come_back(kind: str, tmp_path: Path) -> None:
+    if kind == "table" and not IS_LATER:
+        pytest.skip("this onnxruntime has no GatherBlockQuantized")
+    packed, plain = PACKED[kind]()
+    x = rows_of("embedding" if kind == "table" else "matmul")
+    trainer = fitted(trainer_of(packed), x)
+    expected = trainer.predict(x)
+    assert np.abs(expected - run(packed)(x)).max() > 0.01
+    folder = trainer.export_adapter(tmp_path / "folder")
+    file = trainer.export_adapter(tmp_path / "file.onnx_adapter")
+    for path in (folder, file):
+        again = Trainer(packed, adapters=LoRA.load(path))
+        np.testing.assert_allclose(again.predict(x), expected, atol=1e-6)
+    with pytest.warns(UserWarning, match="trained for a model whose weights have other values"):
+        of_floats = Trainer(plain, adapters=LoRA.load(folder))
+    np.testing.assert_allclose(of_floats.predict(x), expected, atol=1e-5)
+    resumed = Trainer.load(trainer.save(tmp_path / "a.ckpt"))
+    assert np.array_equal(resumed.predict(x), expected)
 
 
 @pytest.mark.parametrize("only", [False, True])

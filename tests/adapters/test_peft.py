@@ -102,6 +102,57 @@ def test_training_goes_on_from_a_folder_and_its_checkpoint(
     assert initializers(loaded.export()) == initializers(again.export())
 
 
+@pytest.mark.parametrize("name", ["fc0", "fc1"])
+def test_base_layers_that_peft_stores_identify_the_base(folder: Path, name: str) -> None:
+    weight = next(
+        onnx.numpy_helper.to_array(tensor)
+        for tensor in models.mlp((4, 8, 8, 3)).graph.initializer
+        if tensor.name == f"{name}.weight"
+    )
+    for layout, values in (("as in torch", weight.T), ("as in the file", weight)):
+        as_stored = {f"base_model.model.{name}.base_layer.weight": np.ascontiguousarray(values)}
+        with_tensors(as_stored)(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loaded = Trainer(models.mlp((4, 8, 8, 3)), adapters=LoRA.load(folder))
+        assert f"{name}.weight.lora_A" in loaded.get_weights(), layout
+    with_tensors({f"base_model.model.{name}.base_layer.weight": weight + 1})(folder)
+    with pytest.warns(UserWarning, match=f"adapters of {name} were trained for a model whose"):
+        Trainer(models.mlp((4, 8, 8, 3)), adapters=LoRA.load(folder))
+
+
+def test_the_config_describes_the_base(trained: Trainer, tmp_path: Path) -> None:
+    folder = trained.export_adapter(
+        tmp_path / "described", task_type="CAUSAL_LM", base_model="company/model"
+    )
+    config = json.loads((folder / CONFIG).read_text())
+    assert (config["task_type"], config["base_model_name_or_path"]) == (
+        "CAUSAL_LM",
+        "company/model",
+    )
+    plain = json.loads((trained.export_adapter(tmp_path / "plain") / CONFIG).read_text())
+    nothing = {"task_type": None, "base_model_name_or_path": None}
+    assert plain | nothing == plain == config | nothing
+
+
+def test_a_description_that_nothing_can_store_is_refused(trained: Trainer, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"one of PEFT's 'CAUSAL_LM', .* got 'causal_lm'"):
+        trained.export_adapter(tmp_path / "a", task_type="causal_lm")
+    with pytest.raises(SettingError, match=r"base_model must be the name or the folder.* got ''"):
+        trained.export_adapter(tmp_path / "a", base_model="")
+    with pytest.raises(SettingError, match=r"stores no task_type and no base_model"):
+        trained.export_adapter(tmp_path / "a.onnx_adapter", task_type="CAUSAL_LM")
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_without_a_module_are_warned_of(tmp_path: Path) -> None:
+    model = file_of("gemm")
+    model.graph.initializer[0].name = model.graph.node[0].input[1] = "onnx::Gemm_12"
+    with pytest.warns(UserWarning, match=r"PEFT cannot find the layers of onnx::Gemm_12"):
+        trainer_of(model, LoRA(rank=2)).export_adapter(tmp_path)
+    assert len(LoRA.load(tmp_path)) == 1
+
+
 def test_weights_that_train_besides_are_warned_of(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match=r"does not contain fc2\.weight, fc2\.bias, which are trained"

@@ -64,6 +64,24 @@ def test_packed_integers_have_the_module_of_the_floats() -> None:
     assert [adapter.weight.module for adapter in adapters] == ["block.up", "fc2", "head"]
 
 
+@pytest.mark.parametrize("end", ["_Q4", "_Q8G32", "_Bnb4", "_quantized"])
+def test_packed_numbers_of_a_numbered_tensor_have_the_module_of_their_node(end: str) -> None:
+    model = packed_file()
+    for node, name, path in zip(
+        (model.graph.node[0], model.graph.node[2]),
+        ("onnx::MatMul_745", "onnx::MatMul_746"),
+        ("/model/layers.0/self_attn/q_proj/MatMul", "/net/net.0/seq/seq.2/seq.2.0/MatMul"),
+    ):
+        tensor = next(t for t in model.graph.initializer if t.name == node.input[1])
+        tensor.name = node.input[1] = name + end
+        node.name = path + end
+    adapters = match_adapters(model, [LoRA(rank=1, target=["q_proj", "net.*"])])
+    assert [adapter.weight.module for adapter in adapters] == [
+        "model.layers.0.self_attn.q_proj",
+        "net.0.seq.2.0",  # a Sequential repeats its own name
+    ]
+
+
 @pytest.mark.parametrize(
     ("target", "names"),
     [
