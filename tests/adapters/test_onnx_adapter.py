@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from tests.graph.test_caches import GROUPS, SIZE, Decoder, counting
 
 from onnxfit import CheckpointError, LoRA, SettingError, Trainer
 from onnxfit.adapters import onnx_adapter
@@ -20,6 +19,7 @@ from onnxfit.runtime.version import onnxruntime_version
 from tests import models
 from tests.adapters.files import KINDS, file_of, initializers, packed_file, rows_of, run
 from tests.adapters.test_adapted import X, fitted, mlp_trainer, trainer_of
+from tests.load.test_caches import GROUPS, SIZE, Decoder, counting
 
 HAS_ADAPTERS = hasattr(onnxruntime, "LoraAdapter")  # onnxruntime 1.20 and later
 needs_adapters = pytest.mark.skipif(not HAS_ADAPTERS, reason="onnxruntime before 1.20")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from tests.graph.test_caches import Decoder
 
 from onnxfit import TextLoader, Trainer
 from onnxfit.callbacks import GenerateSamples, TensorBoard
@@ -16,6 +15,7 @@ from onnxfit.errors import SettingError
 from tests.data.test_text import bigrams
 from tests.distributed.threads import on_ranks
 from tests.helpers import compiled_graphs
+from tests.load.test_caches import Decoder
 
 COUNTING = [[1, 2, 3, 4, 5, 6, 7, 8] * 2] * 12
 

@@ -20,10 +20,10 @@ import onnx
 import pytest
 import torch
 import transformers as hf
-from tests.graph.test_concatenated_caches import decode
 
 from onnxfit import Trainer, tie
 from onnxfit.optimizers import AdamW
+from tests.load.test_concatenated_caches import decode
 
 LAYERS, HEADS, SIZE, VOCABULARY, LENGTH = 2, 4, 8, 40, 7
 STEPS = 20

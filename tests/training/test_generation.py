@@ -12,8 +12,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from tests.graph.test_caches import Decoder
-from tests.graph.test_concatenated_caches import decoder
 
 from onnxfit import LoRA, Trainer
 from onnxfit.errors import SettingError
@@ -21,6 +19,8 @@ from onnxfit.graph import tensors
 from onnxfit.runtime.session import StatelessSession
 from tests.data.test_text import bigrams
 from tests.helpers import compiled_graphs
+from tests.load.test_caches import Decoder
+from tests.load.test_concatenated_caches import decoder
 from tests.quantization.qdq_files import with_integers
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7], [8, 9]]

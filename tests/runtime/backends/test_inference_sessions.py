@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from tests.graph.test_caches import Decoder
 
 from onnxfit import LoRA, Trainer
 from onnxfit.graph import tensors
 from onnxfit.runtime import session
 from tests.helpers import compiled_graphs
+from tests.load.test_caches import Decoder
 from tests.runtime.test_shared_initializers import WIDTH, X, packed_file
 
 Y = np.random.default_rng(2).standard_normal(X.shape).astype(np.float32)
