@@ -56,7 +56,7 @@ def test_what_libraries_import_and_training_does_not_use_stays_out(wide: Path) -
     """PyTorch; sympy is imported by onnx-ir."""
     code = """
 import onnxfit
-from onnxfit.graph.model import normalize
+from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import read_model
 model = normalize(read_model(sys.argv[1]))
 print(int("torch" in sys.modules))
@@ -80,7 +80,7 @@ print(int("numpy.ma" in sys.modules))
 def test_a_model_is_prepared_without_copies_of_its_weights(wide: Path) -> None:
     code = """
 import onnxfit
-from onnxfit.graph.model import normalize
+from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import read_model
 model = read_model(sys.argv[1])
 before = memory("VmHWM")
