@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import is_integer, shortened
 from onnxfit.errors import DataError, SettingError
-from onnxfit.registry import is_integer, shortened
 
 __all__ = ["Reading", "beam_search_decode", "greedy_decode"]
 

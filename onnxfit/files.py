@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from onnxfit.checks import is_float
 from onnxfit.errors import CheckpointError, OnnxfitError, SettingError, listed_names
-from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
 CHECKPOINT_ENTRY = "onnxfit.json"  # in the zip archive of a checkpoint

@@ -19,20 +19,20 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit.errors import SettingError
-from onnxfit.graph.spec import Dim
-from onnxfit.graph.sums import sum_of_squares
-from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import (
+from onnxfit.checks import (
     ChecksArguments,
     check_number,
     is_finite,
     is_number,
-    lookup,
     name_list,
-    registry,
+    set_field,
     shortened,
 )
+from onnxfit.errors import SettingError
+from onnxfit.graph.spec import Dim
+from onnxfit.graph.sums import sum_of_squares
+from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.registry import lookup, registry
 from onnxfit.schedules import LearningRate
 
 __all__ = [
@@ -125,7 +125,7 @@ class Optimizer(ChecksArguments, ABC):
             check_number(self, "ema_momentum", above=0, below=1)
         owner = type(self).__name__
         excluded = name_list(f"{owner}'s exclude_from_weight_decay", self.exclude_from_weight_decay)
-        object.__setattr__(self, "exclude_from_weight_decay", tuple(excluded))
+        set_field(self, "exclude_from_weight_decay", tuple(excluded))
         multipliers: Any = self.learning_rate_multipliers
         if not isinstance(multipliers, Mapping):
             raise SettingError(
@@ -133,7 +133,7 @@ class Optimizer(ChecksArguments, ABC):
                 f" {shortened(multipliers)}."
             )
         name_list(f"A key of {owner}'s learning_rate_multipliers", list(multipliers))
-        object.__setattr__(self, "learning_rate_multipliers", dict(multipliers))
+        set_field(self, "learning_rate_multipliers", dict(multipliers))
         for pattern, factor in self.learning_rate_multipliers.items():
             if not (is_number(factor) and is_finite(factor) and factor >= 0):
                 raise SettingError(
@@ -830,7 +830,7 @@ class Adafactor(Optimizer):
                 "Adafactor needs eps = (a number > 0 or None, a number >= 0), got"
                 f" {shortened(eps)}."
             )
-        object.__setattr__(self, "eps", tuple(eps))
+        set_field(self, "eps", tuple(eps))
 
     def slots(self, w: Array) -> dict[str, Array]:
         if w.ndim < 2:

@@ -12,18 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxfit.checks import ChecksArguments, is_finite, is_number, name_list, shortened
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import (
-    ChecksArguments,
-    is_finite,
-    is_number,
-    lookup,
-    name_list,
-    registry,
-    shortened,
-)
+from onnxfit.registry import lookup, registry
 
 __all__ = ["L1", "L2", "ElasticNet", "Penalty", "get_penalty", "penalties_for"]
 

@@ -9,8 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Union
 
+from onnxfit.checks import (
+    ChecksArguments,
+    check_number,
+    is_finite,
+    is_number,
+    require_choice,
+    shortened,
+)
 from onnxfit.errors import SettingError
-from onnxfit.registry import ChecksArguments, check_number, is_finite, is_number, shortened
 
 __all__ = [
     "Constant",
@@ -319,11 +326,9 @@ class OneCycle(Schedule):
         check_number(self, "pct_start", at_least=0, at_most=0.5 if self.three_phase else 1)
         check_number(self, "div_factor", at_least=1)
         check_number(self, "final_div_factor", at_least=1)
-        if self.anneal_strategy not in ("cos", "linear"):
-            raise SettingError(
-                "OneCycle's anneal_strategy must be 'cos' or 'linear', got"
-                f" {self.anneal_strategy!r}."
-            )
+        require_choice(
+            "OneCycle's anneal_strategy must be", self.anneal_strategy, ("cos", "linear")
+        )
 
     def __call__(self, step: int) -> float:
         high = self.max_learning_rate

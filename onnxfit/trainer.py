@@ -19,6 +19,7 @@ from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
+from onnxfit.checks import check_arguments, checks_names, shortened
 from onnxfit.data.memory import split_rows
 from onnxfit.data.sampling import Sampling
 from onnxfit.data.structure import split_validation_data
@@ -38,7 +39,6 @@ from onnxfit.metrics.functions import mode_by_name
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.quantization.settings import Quantization
-from onnxfit.registry import check_arguments, checks_names, shortened
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device

@@ -19,8 +19,8 @@ GROUPS = {
     "losses, metrics, optimizers,\npenalties, schedules": (
         "losses", "metrics", "ctc", "optimizers", "penalties", "schedules",
     ),
-    "errors, environment,\nfiles, registry, imports": (
-        "errors", "environment", "files", "registry", "imports",
+    "checks, errors, environment,\nfiles, folders, registry": (
+        "checks", "errors", "environment", "files", "folders", "registry",
     ),
 }  # fmt: skip
 HIDDEN = {"onnxfit", "__main__", "__version__"}  # they import everything

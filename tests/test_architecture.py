@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A unit is a folder of onnxfit/, or a module beside it. Imports go from higher layers to lower
 # ones, and within a layer, as long as they do not go in a circle.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "plumbing": ("errors", "environment", "files", "folders", "registry"),
+    "plumbing": ("checks", "errors", "environment", "files", "folders", "registry"),
     "messages between processes": ("distributed",),
     "graph": ("graph",),
     "files of models": ("load",),

@@ -26,6 +26,7 @@ MODULES = (
 # root modules that are not public, with the reason
 INTERNAL = {
     "onnxfit.__main__": "runs the command line",
+    "onnxfit.checks": "plumbing",
     "onnxfit.environment": "plumbing",
     "onnxfit.files": "plumbing",
     "onnxfit.folders": "plumbing",

@@ -17,6 +17,7 @@ from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.peft import Matrices
 from onnxfit.adapters.requantizing import repacked_weights
 from onnxfit.adapters.targets import match_adapters
+from onnxfit.checks import name_list, shortened
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.index import tensors_of
 from onnxfit.graph.model import as_tensors, with_references, with_tensors
@@ -25,7 +26,6 @@ from onnxfit.graph.values import GraphBuilder
 from onnxfit.load.completion import opset_of
 from onnxfit.load.normalize import inline_functions
 from onnxfit.load.trainable import TrainableModel
-from onnxfit.registry import name_list, shortened
 
 FIRST_OPSET = 7  # in which Add and Mul broadcast
 

@@ -9,9 +9,16 @@ from typing import Any
 
 from onnxfit.adapters.onnx_adapter import is_onnx_adapter, read_onnx_adapter
 from onnxfit.adapters.peft import Matrices, read_adapters, scale_of
+from onnxfit.checks import (
+    ChecksArguments,
+    check_arguments,
+    check_number,
+    name_list,
+    set_field,
+    shortened,
+)
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import require_path
-from onnxfit.registry import ChecksArguments, check_arguments, check_number, name_list, shortened
 
 __all__ = ["LoRA"]
 
@@ -82,7 +89,7 @@ class LoRA(ChecksArguments):
                 raise SettingError(
                     "target=[] matches no weight. Omit target to adapt all linear layers."
                 )
-            object.__setattr__(self, "target", patterns)
+            set_field(self, "target", patterns)
         for name, known in (("scaling", SCALINGS), ("init", INITIALIZERS)):
             if getattr(self, name) not in known:
                 raise SettingError(

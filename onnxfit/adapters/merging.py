@@ -12,6 +12,7 @@ from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.targets import match_adapters
+from onnxfit.checks import check_arguments
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.index import tensors_of
 from onnxfit.graph.model import as_tensors, with_tensors
@@ -20,7 +21,6 @@ from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.load.constant_nodes import lower_constants
 from onnxfit.load.normalize import inline_functions
 from onnxfit.load.reading import ModelSource, read_model
-from onnxfit.registry import check_arguments
 
 __all__ = ["merge", "unmerge"]
 

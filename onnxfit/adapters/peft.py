@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
+from onnxfit.checks import shortened
 from onnxfit.errors import CheckpointError, SettingError, listed_names
 from onnxfit.files import (
     COUNT,
@@ -37,7 +38,6 @@ from onnxfit.files import (
 )
 from onnxfit.folders import finish_folder, write_folder
 from onnxfit.graph.tensors import read_metadata, read_safetensors, write_safetensors
-from onnxfit.registry import shortened
 
 Array = npt.NDArray[Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import check_arguments
 from onnxfit.errors import SettingError
-from onnxfit.registry import check_arguments
 
 __all__ = ["GradientAccumulationScheduler"]
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.callbacks.checks import require_at_least, require_constant_rate, require_weights
+from onnxfit.callbacks.learning_rate import require_constant_rate
 from onnxfit.callbacks.logs import Logs
-from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback, require_weights
+from onnxfit.checks import check_arguments, require_at_least
 from onnxfit.errors import CheckpointError, SettingError, listed_names
 from onnxfit.files import ARRAY, COUNT, mapping_of, optional
 from onnxfit.graph import names
-from onnxfit.registry import check_arguments
 
 __all__ = ["StochasticWeightAveraging", "SwapEMAWeights"]
 
@@ -171,7 +171,7 @@ class StochasticWeightAveraging(StatefulCallback):
                 " a checkpoint of this model."
             )
         if self.learning_rate is not None:
-            require_constant_rate(self.trainer, "StochasticWeightAveraging", "Remove either.")
+            require_constant_rate(self, "StochasticWeightAveraging", "Remove either.")
 
     @property
     def first_epoch(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Thread
 from typing import Any, Union
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import require_frequency
 from onnxfit.errors import SettingError
 
 __all__: list[str] = []  # no class of the public package
@@ -101,3 +102,22 @@ class _Save(Thread):
             except BaseException as error:
                 self.error = error
                 self.failed = True
+
+
+def require_save_freq(owner: str, save_freq: object) -> None:
+    """Raise SettingError unless `save_freq` is "epoch" or a number of batches >= 1."""
+    needed = f"{owner} needs save_freq to be 'epoch' or a number of batches >= 1"
+    require_frequency(needed, save_freq, ("epoch",))
+
+
+def require_adapters(settings: Mapping[str, Any]) -> None:
+    """Raise SettingError for the settings of a Trainer without adapters.
+
+    - `settings`: the arguments of its constructor.
+    """
+    if settings["adapters"] is None:
+        raise SettingError(
+            "adapters_only=True saves adapters without the frozen model, but this trainer has no"
+            " adapters. Remove adapters_only, or train adapters with Trainer(...,"
+            " adapters=onnxfit.LoRA(rank=8))."
+        )

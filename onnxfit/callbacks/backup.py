@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Union
 
-from onnxfit.callbacks.background import SavingCallback
-from onnxfit.callbacks.checks import require_adapters, require_at_least, require_save_freq
+from onnxfit.callbacks.background import SavingCallback, require_adapters, require_save_freq
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import check_arguments, require_at_least
 from onnxfit.errors import CheckpointError, warn_user
 from onnxfit.files import remove_leftovers, require_checkpoint_name, require_path
-from onnxfit.registry import check_arguments
 
 if TYPE_CHECKING:
     from onnxfit.trainer import Trainer

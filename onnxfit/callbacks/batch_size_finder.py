@@ -8,13 +8,12 @@ from itertools import repeat
 from time import perf_counter
 from typing import Any, Union
 
-from onnxfit.callbacks.checks import require_at_least, require_below, writes_files
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.plot import plot_curve
 from onnxfit.callbacks.stateful_callback import StatefulCallback
-from onnxfit.errors import SettingError
+from onnxfit.callbacks.write_guard import writes_files
+from onnxfit.checks import check_arguments, require_at_least, require_below, require_choice
 from onnxfit.files import NUMBER, POSITIVE_COUNT, TEXT, ValueType, list_of, optional
-from onnxfit.registry import check_arguments
 
 __all__ = ["BatchSizeFinder"]
 
@@ -80,10 +79,7 @@ class BatchSizeFinder(StatefulCallback):
         min_gain: float | None = 0.05,
         set_batch_size: bool = True,
     ) -> None:
-        if mode not in ("power", "binsearch"):
-            raise SettingError(
-                f"BatchSizeFinder needs mode to be 'power' or 'binsearch', got {mode!r}."
-            )
+        require_choice("BatchSizeFinder needs mode to be", mode, ("power", "binsearch"))
         require_at_least(
             "BatchSizeFinder",
             1,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from onnxfit.callbacks.callback import HOOKS, PHASES, Callback
 from onnxfit.callbacks.hooks import check_hooks
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import require_choice
 from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.runtime.backends import get_backend
@@ -381,10 +382,7 @@ def _check(callbacks: list[Any], backend: str) -> None:
                 f"callbacks must be instances of onnxfit.callbacks.Callback, got {callback!r}.{fix}"
             )
         name = type(callback).__name__
-        if callback.ranks not in (None, "all", "first"):
-            raise SettingError(
-                f"{name}.ranks must be 'all', 'first' or None, got {callback.ranks!r}."
-            )
+        require_choice(f"{name}.ranks must be", callback.ranks, ("all", "first", None))
         if callback.phase not in PHASES:
             raise SettingError(
                 f"{name}.phase must be one of {', '.join(PHASES)}, got {callback.phase!r}."

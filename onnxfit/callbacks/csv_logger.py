@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Union
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.write_guard import WriteGuard
+from onnxfit.checks import check_arguments
 from onnxfit.errors import SettingError
 from onnxfit.files import (
     COUNT,
@@ -21,7 +22,6 @@ from onnxfit.files import (
     read_regular_file,
     write_atomically,
 )
-from onnxfit.registry import check_arguments
 
 __all__ = ["CSVLogger", "JSONLLogger"]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from onnxfit.callbacks.checks import require_at_least, require_weights
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
-from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback, require_weights
+from onnxfit.checks import check_arguments, require_at_least
 from onnxfit.files import ARRAY, COUNT, NUMBER, mapping_of, optional
-from onnxfit.registry import check_arguments
 
 __all__ = ["EarlyStopping"]
 

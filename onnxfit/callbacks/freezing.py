@@ -8,10 +8,10 @@ from typing import Union
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import check_arguments
 from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.graph.weights import matching
 from onnxfit.optimizers import NAdam
-from onnxfit.registry import check_arguments
 
 __all__ = ["Freeze", "Unfreeze"]
 

@@ -7,15 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress import print_line
 from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.tensorboard import TensorBoard
+from onnxfit.checks import check_arguments, require_at_least, shortened
 from onnxfit.data.sampling import Sampling
 from onnxfit.errors import SettingError
 from onnxfit.files import TEXT, list_of, mapping_of
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["GenerateSamples"]
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.checks import check_arguments
 from onnxfit.files import COUNT, FIGURE, list_of, mapping_of
-from onnxfit.registry import check_arguments
 
 __all__ = ["GradientNorm"]
 

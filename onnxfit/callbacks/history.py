@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Union
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress.line import number_text
 from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.checks import check_arguments, name_list
 from onnxfit.drawing.notebook import paragraph
 from onnxfit.drawing.tables import Table
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError
 from onnxfit.files import COUNT, FIGURE, list_of, mapping_of, require_types
-from onnxfit.registry import check_arguments, name_list
 
 __all__ = ["History"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from onnxfit.callbacks.callback import HOOKS, Callback
 from onnxfit.callbacks.hooks import OLDER_NAMES
+from onnxfit.checks import check_arguments
 from onnxfit.errors import UnknownNameError
-from onnxfit.registry import check_arguments
 
 __all__ = ["LambdaCallback"]
 

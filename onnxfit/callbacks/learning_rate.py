@@ -7,14 +7,14 @@ import numbers
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from onnxfit.callbacks.checks import require_at_least, require_constant_rate
+from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
 from onnxfit.callbacks.stateful_callback import StatefulCallback
-from onnxfit.errors import SettingError
+from onnxfit.checks import check_arguments, is_finite, require_at_least
+from onnxfit.errors import SettingError, UnsupportedError
 from onnxfit.files import COUNT, NUMBER, optional
-from onnxfit.registry import check_arguments, is_finite
 
 __all__ = ["LearningRateScheduler", "ReduceLROnPlateau"]
 
@@ -186,10 +186,25 @@ def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def require_constant_rate(callback: Callback, owner: str, fix: str) -> None:
+    """Raise UnsupportedError if a Schedule sets the learning rate, so that a callback cannot.
+
+    - `callback`: the callback, whose trainer's optimizer is checked.
+    - `owner`: the callback's class, named in the message.
+    - `fix`: a sentence that says how to change the settings.
+    """
+    rate = callback.trainer.optimizer.settings.learning_rate
+    if callable(rate):
+        raise UnsupportedError(
+            f"{owner} cannot change the learning rate, because {rate!r} sets it at every update."
+            f" {fix}"
+        )
+
+
 def _require_constant_rate(callback: StatefulCallback, owner: str) -> None:
     optimizer = type(callback.trainer.optimizer.settings).__name__
     fix = (
         f"Remove {owner} to keep the schedule, or give {optimizer} a number as its learning_rate to"
         f" keep {owner}."
     )
-    require_constant_rate(callback.trainer, owner, fix)
+    require_constant_rate(callback, owner, fix)

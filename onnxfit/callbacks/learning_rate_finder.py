@@ -9,18 +9,14 @@ from typing import Union
 
 import numpy as np
 
-from onnxfit.callbacks.checks import (
-    require_at_least,
-    require_below,
-    require_constant_rate,
-    writes_files,
-)
+from onnxfit.callbacks.learning_rate import require_constant_rate
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.plot import plot_curve
 from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.callbacks.write_guard import writes_files
+from onnxfit.checks import check_arguments, require_at_least, require_below, require_choice
 from onnxfit.errors import SettingError
 from onnxfit.files import NUMBER, RATE, list_of, optional
-from onnxfit.registry import check_arguments
 
 __all__ = ["LearningRateFinder"]
 
@@ -70,10 +66,7 @@ class LearningRateFinder(StatefulCallback):
             )
         require_at_least("LearningRateFinder", 3, steps=steps)
         require_below("LearningRateFinder", 2**31, steps=steps)
-        if mode not in ("exponential", "linear"):
-            raise SettingError(
-                f"LearningRateFinder needs mode to be 'exponential' or 'linear', got {mode!r}."
-            )
+        require_choice("LearningRateFinder needs mode to be", mode, ("exponential", "linear"))
         if stop_factor is not None and not stop_factor > 1:
             raise SettingError(f"LearningRateFinder needs stop_factor > 1, got {stop_factor}.")
         self.min_lr = min_lr
@@ -93,7 +86,7 @@ class LearningRateFinder(StatefulCallback):
         super().on_train_begin(logs)
         if self.set_rate:
             require_constant_rate(
-                self.trainer,
+                self,
                 "LearningRateFinder",
                 "Pass set_rate=False to plot the losses and keep the schedule.",
             )

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import check_arguments
 from onnxfit.errors import SettingError
-from onnxfit.registry import check_arguments
 
 __all__ = ["LearningRateMonitor"]
 

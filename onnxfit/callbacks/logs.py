@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn, SupportsFloat, Union
 
+from onnxfit.checks import shortened
 from onnxfit.errors import SettingError, UnsupportedError
-from onnxfit.registry import shortened
 
 __all__ = ["Logs"]
 

@@ -13,9 +13,9 @@ from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.write_guard import WriteGuard
+from onnxfit.checks import check_arguments
 from onnxfit.errors import InstallationError
 from onnxfit.files import ValueType, optional
-from onnxfit.registry import check_arguments
 
 __all__ = ["MLflowLogger"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Union
 
 from onnxfit.callbacks import file_template
-from onnxfit.callbacks.background import SavingCallback
-from onnxfit.callbacks.checks import require_adapters, require_at_least, require_save_freq
+from onnxfit.callbacks.background import SavingCallback, require_adapters, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor, may_log
 from onnxfit.callbacks.progress import print_line
 from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.checks import check_arguments, require_at_least
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import (
     NUMBER,
@@ -29,7 +29,6 @@ from onnxfit.files import (
     write_atomically,
 )
 from onnxfit.graph.tensors import write_safetensors
-from onnxfit.registry import check_arguments
 
 __all__ = ["ModelCheckpoint"]
 

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from onnxfit.callbacks.callback import HOOKS
-from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import require_at_least, require_choice
 from onnxfit.errors import SettingError, listed_names, nearest_name, warn_user
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ class Monitor:
     """
 
     def __init__(self, owner: str, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
-        if mode not in ("auto", "min", "max"):
-            raise SettingError(f"{owner} needs mode to be 'auto', 'min' or 'max', got {mode!r}.")
+        require_choice(f"{owner} needs mode to be", mode, ("auto", "min", "max"))
         require_at_least(owner, 0, min_delta=min_delta)
         self.owner = owner
         self.name = name

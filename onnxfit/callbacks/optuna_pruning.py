@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
+from onnxfit.checks import check_arguments
 from onnxfit.errors import InstallationError, SettingError
-from onnxfit.registry import check_arguments
 
 __all__ = ["OptunaPruning"]
 

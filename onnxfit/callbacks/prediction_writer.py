@@ -10,9 +10,9 @@ import numpy as np
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import check_arguments
 from onnxfit.errors import CheckpointError
 from onnxfit.files import write_atomically
-from onnxfit.registry import check_arguments
 
 __all__ = ["PredictionWriter"]
 

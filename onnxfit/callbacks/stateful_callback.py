@@ -6,8 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Union
 
+import numpy as np
+import numpy.typing as npt
+
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.errors import CheckpointError
 from onnxfit.files import ANYTHING, ValueType, require_types
 
 __all__ = ["StatefulCallback"]
@@ -76,3 +80,34 @@ def _snapshot(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _snapshot(entry) for key, entry in value.items()}
     return [_snapshot(entry) for entry in value] if isinstance(value, list) else value
+
+
+def require_weights(
+    callback: StatefulCallback,
+    name: str,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    dtype: npt.DTypeLike | None = None,
+) -> None:
+    """Raise CheckpointError unless loaded arrays can take the place of the trainer's weights.
+
+    - `callback`: the callback with the loaded state.
+    - `name`: the arrays' name in that state.
+    - `arrays`: weight -> array.
+    - `dtype`: the type of all arrays; None for each weight's own type.
+    """
+    weights = callback.trainer.get_weights() if arrays else {}
+    for key, array in arrays.items():
+        weight = weights.get(key)
+        if weight is None:
+            problem = "but the trainer has no weight of this name"
+        elif (array.shape, array.dtype) != (weight.shape, np.dtype(dtype or weight.dtype)):
+            problem = (
+                f"as {array.dtype}{list(array.shape)}, but expected"
+                f" {np.dtype(dtype or weight.dtype)}{list(weight.shape)}"
+            )
+        else:
+            continue
+        raise CheckpointError(
+            f"The saved state of {callback.state_key} has {name} of {key!r}, {problem}. The state"
+            " belongs to another model. Resume from a checkpoint of this model."
+        )

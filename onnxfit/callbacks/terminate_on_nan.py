@@ -6,8 +6,8 @@ import math
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.checks import check_arguments
 from onnxfit.errors import DivergenceError
-from onnxfit.registry import check_arguments
 
 __all__ = ["TerminateOnNaN"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
-from onnxfit.registry import check_arguments
+from onnxfit.checks import check_arguments
 
 __all__ = ["ThresholdStop"]
 

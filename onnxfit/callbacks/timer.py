@@ -8,9 +8,9 @@ from typing import ClassVar, Union
 
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.checks import check_arguments, require_choice
 from onnxfit.errors import SettingError
 from onnxfit.files import RATE
-from onnxfit.registry import check_arguments
 
 __all__ = ["Timer"]
 
@@ -42,8 +42,7 @@ class Timer(StatefulCallback):
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
         if seconds is not None and not seconds > 0:
             raise SettingError(f"Timer needs duration > 0 seconds, got {seconds:g}.")
-        if interval not in ("batch", "epoch"):
-            raise SettingError(f"Timer needs interval to be 'batch' or 'epoch', got {interval!r}.")
+        require_choice("Timer needs interval to be", interval, ("batch", "epoch"))
         self.duration = seconds
         self.interval = interval
         self._last_reading: float | None = None  # of the clock; None outside a fit

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Union
 
-from onnxfit.callbacks.checks import require_update_freq
 from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.write_guard import WriteGuard
+from onnxfit.checks import check_arguments, require_frequency
 from onnxfit.errors import InstallationError, SettingError, warn_user
 from onnxfit.files import ValueType, optional
-from onnxfit.registry import check_arguments
 
 __all__ = ["WandbLogger"]
 
@@ -74,7 +73,9 @@ class WandbLogger(StatefulCallback):
         log_model: bool = False,
         **settings: Any,
     ) -> None:
-        require_update_freq("WandbLogger", update_freq)
+        require_frequency(
+            "WandbLogger needs update_freq to be 'epoch', 'batch' or a number >= 1", update_freq
+        )
         self.project = project
         self.run = run
         self.update_freq = update_freq

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from onnxfit.callbacks.callback import Callback
 from onnxfit.errors import CheckpointError, warn_user
 
 __all__: list[str] = []  # no class of the public package
@@ -61,3 +62,12 @@ class WriteGuard:
             return False
         self.warn(error)
         return True
+
+
+def writes_files(callback: Callback) -> bool:
+    """Return whether this process writes files: rank 0, where several train together.
+
+    - `callback`: a callback, which has no trainer before its first `fit`.
+    """
+    trainer = getattr(callback, "trainer", None)
+    return trainer is None or trainer.is_main

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from onnxfit.checks import check_arguments
 from onnxfit.data.batch import Array, Batch, Columns, Target, signature_of
 from onnxfit.data.convert import (
     as_array,
@@ -36,7 +37,6 @@ from onnxfit.errors import DataError, SettingError, UnknownNameError, warn_user
 from onnxfit.graph.names import SAMPLE_WEIGHT, weight_of
 from onnxfit.graph.names import sample_weight as sample_weight_name
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.registry import check_arguments
 
 __all__ = ["DataAdapter"]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.checks import shortened
 from onnxfit.data.batch import Array
 from onnxfit.data.optional import import_optional
 from onnxfit.errors import DataError, SettingError, UnknownNameError
-from onnxfit.registry import shortened
 
 # An augmentation of uint8 images (height, width, channels). The type of its generator is a string,
 # because NumPy imports its module of random numbers only when it is first used.

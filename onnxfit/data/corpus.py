@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.checks import shortened
 from onnxfit.data.arrow import FORMATS, column_files, lists
 from onnxfit.data.batch import Array
 from onnxfit.data.mapped import is_path, open_paths
 from onnxfit.data.padding import MASK
 from onnxfit.data.structure import common_rows
 from onnxfit.errors import DataError, listed_names
-from onnxfit.registry import shortened
 
 MAX_ID = 2**31 - 1  # ids are int32 or int64 in models
 IGNORED = -100  # the label that CausalLM ignores

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.augmentation import MODES, augmented, get_augmentation, to_picture
 from onnxfit.data.batch import Array
@@ -22,7 +23,6 @@ from onnxfit.data.order import batch_indices, permutation
 from onnxfit.data.source import Splittable
 from onnxfit.errors import DataError, SettingError, listed_names
 from onnxfit.files import require_path, require_regular_file
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["ImageFolder"]
 

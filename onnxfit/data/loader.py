@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import as_array
@@ -31,7 +32,6 @@ from onnxfit.data.structure import common_rows, map_arrays, named_arrays
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.given_axes import axes_by_name
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["DataLoader", "Loader", "LoaderSource"]
 

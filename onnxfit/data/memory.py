@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from onnxfit.checks import is_number, shortened
 from onnxfit.data.adapter import ConvertedData, DataAdapter
 from onnxfit.data.batch import Batch
 from onnxfit.data.convert import rows_first
@@ -27,7 +28,6 @@ from onnxfit.data.structure import (
 )
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.registry import is_number, shortened
 
 __all__ = ["ArraySource", "validation_split"]
 

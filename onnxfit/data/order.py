@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.batch import Array
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["permutation"]
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.adapter import LABEL_KEYS, DataAdapter
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import as_array, is_float
@@ -19,7 +20,6 @@ from onnxfit.data.order import permutation
 from onnxfit.data.source import Splittable
 from onnxfit.data.structure import common_rows, length_of
 from onnxfit.errors import DataError, SettingError
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["Bucket", "Pad"]
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Union
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.arrow import ColumnFile, column_files
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import in_dtype, is_float
@@ -17,7 +18,6 @@ from onnxfit.data.loader import Loader
 from onnxfit.data.order import permutation
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["ParquetLoader"]
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from onnxfit.checks import check_arguments
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch
 from onnxfit.data.share import Share
 from onnxfit.data.source import Batching, Source, closing_generator
 from onnxfit.data.structure import holds_arrays
 from onnxfit.errors import SettingError
-from onnxfit.registry import check_arguments
 
 __all__ = ["Prefetch", "PrefetchedSource"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxfit.checks import is_finite, shortened
 from onnxfit.data.batch import Array
 from onnxfit.errors import SettingError
-from onnxfit.registry import is_finite, shortened
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+from onnxfit.checks import shortened
 from onnxfit.data.batch import Array, Batch, signature_of
 from onnxfit.errors import DataError, SettingError
-from onnxfit.registry import shortened
 
 ALONE = "or let each process train a model of its own: Trainer(..., distribute=None)"
 

@@ -8,6 +8,7 @@ from copy import copy
 from itertools import islice
 from typing import Any, ClassVar
 
+from onnxfit.checks import shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch
 from onnxfit.data.order import permutation
@@ -15,7 +16,6 @@ from onnxfit.data.share import Share, data_of_rank
 from onnxfit.data.source import Batching, ShardedSource, Source, closing_generator
 from onnxfit.data.structure import holds_arrays, length_of
 from onnxfit.errors import DataError
-from onnxfit.registry import shortened
 
 __all__ = ["FunctionSource", "IndexedSource", "IterableSource"]
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import is_float
@@ -26,7 +27,6 @@ from onnxfit.data.padding import (
 from onnxfit.data.source import Splittable
 from onnxfit.errors import DataError, SettingError, warn_user
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["TextLoader"]
 

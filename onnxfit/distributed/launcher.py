@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from onnxfit.checks import check_arguments, shortened
 from onnxfit.distributed.find import is_launched
 from onnxfit.errors import InstallationError, SettingError
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["launch"]
 

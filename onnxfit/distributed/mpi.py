@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import check_arguments, shortened
+from onnxfit.distributed.communicator import TIMEOUT, require_settings
 from onnxfit.distributed.float16 import Float16Converter, NumpyConverter
-from onnxfit.distributed.settings import TIMEOUT, require_settings
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError
-from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["MPI"]
 

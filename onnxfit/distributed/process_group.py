@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.distributed.settings import TIMEOUT, require_settings
+from onnxfit.checks import check_arguments
+from onnxfit.distributed.communicator import TIMEOUT, require_settings
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError, listed_names
-from onnxfit.registry import check_arguments
 
 __all__ = ["Torch"]
 

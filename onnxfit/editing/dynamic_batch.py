@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxfit.checks import check_arguments
 from onnxfit.editing.batch_axes import REMEDY, BatchAxis, BatchAxisError, hides_batch
 from onnxfit.editing.batch_inputs import data_inputs, name_dimension, without_known_ifs
 from onnxfit.editing.batch_search import walk
@@ -21,7 +22,6 @@ from onnxfit.graph.subgraphs import subgraph_protos
 from onnxfit.graph.tensors import is_large
 from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.load.training_form import to_inference_form
-from onnxfit.registry import check_arguments
 
 __all__ = ["dynamic_batch"]
 

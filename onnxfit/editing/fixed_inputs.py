@@ -10,12 +10,12 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from onnxfit.checks import shortened
 from onnxfit.data.convert import as_array, in_dtype
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.graph.index import required_inputs
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.registry import shortened
 
 Array = npt.NDArray[Any]
 

@@ -10,6 +10,7 @@ import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
+from onnxfit.checks import is_integer, shortened
 from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, integer, matrix_of, output_channels
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
@@ -19,7 +20,6 @@ from onnxfit.graph.model import large_tensors_as_inputs, to_ir
 from onnxfit.graph.records import FOLDED_FROM, KIND
 from onnxfit.load.constant_nodes import lift_constants, lower_constants
 from onnxfit.load.reading import ModelSource, load_model
-from onnxfit.registry import is_integer, shortened
 
 __all__ = ["replace_head"]
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 import onnx
 import onnx_ir as ir
 
+from onnxfit.checks import name_list
 from onnxfit.editing import protos
 from onnxfit.errors import UnknownNameError
 from onnxfit.graph.index import tensors_of
@@ -27,7 +28,6 @@ from onnxfit.graph.sharing import (
 from onnxfit.graph.weights import all_weights, statistics
 from onnxfit.load.constant_nodes import lift_constants, lower_constants
 from onnxfit.load.reading import ModelSource, load_model
-from onnxfit.registry import name_list
 
 __all__ = ["untie"]
 

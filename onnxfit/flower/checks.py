@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import shortened
 from onnxfit.errors import DataError, SettingError, listed_names
 from onnxfit.files import POSITIVE_COUNT, RATE, ValueType
-from onnxfit.registry import shortened
 
 Array = npt.NDArray[Any]
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.callback_list import as_list
+from onnxfit.checks import check_arguments
 from onnxfit.data.structure import split_validation_data
 from onnxfit.errors import DataError, SettingError, listed_names
 from onnxfit.flower.checks import checked_config, checked_weights
@@ -23,7 +24,6 @@ from onnxfit.flower.messages import (
 )
 from onnxfit.gradients.update import initial_slots
 from onnxfit.graph import names
-from onnxfit.registry import check_arguments
 from onnxfit.runtime.backends import get_backend
 from onnxfit.trainer import Trainer
 from onnxfit.training.training import training_of

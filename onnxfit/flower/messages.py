@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import shortened
 from onnxfit.errors import DataError, InstallationError, listed_names
 from onnxfit.flower.checks import check_form, check_names
-from onnxfit.registry import shortened
 
 Array = npt.NDArray[Any]
 

@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
+from onnxfit.checks import name_list
 from onnxfit.errors import GradientError, SettingError, UnknownNameError
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.definitions import write_definitions
@@ -19,7 +20,6 @@ from onnxfit.load.normalize import normalize
 from onnxfit.load.operator_versions import lower_opset
 from onnxfit.load.opset import OPSET
 from onnxfit.load.reading import ModelSource, read_model
-from onnxfit.registry import name_list
 
 
 def gradient_model(

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from onnxfit.checks import name_list
 from onnxfit.errors import UnknownNameError
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, key_of
 from onnxfit.graph import names
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.weights import FLOATS
-from onnxfit.registry import name_list
 
 NOT_FLOATS = {
     ir.DataType.INT4,

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Union
 
 import onnx_ir as ir
@@ -95,12 +95,9 @@ class Rule:
     op_type: str
     domain: str
     function: Callable[..., Gradients]
-    broadcasts: bool = False
-    all_outputs: bool = False
-    signature: RuleSignature = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "signature", _rule_signature(self.function))
+    broadcasts: bool
+    all_outputs: bool
+    signature: RuleSignature
 
 
 @dataclass(frozen=True)
@@ -110,10 +107,7 @@ class Decomposition:
     op_type: str
     domain: str
     function: Callable[..., Any]
-    signature: RuleSignature = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "signature", _decomposition_signature(self.function))
+    signature: RuleSignature
 
 
 RULES: dict[Key, Rule] = {}
@@ -169,7 +163,7 @@ def gradient(
     """
 
     def register(function: Callable[..., Gradients]) -> Callable[..., Gradients]:
-        rule = Rule(op_type, domain, function, broadcasts, all_outputs)
+        rule = Rule(op_type, domain, function, broadcasts, all_outputs, _rule_signature(function))
         _clear((domain, op_type), function.__module__)
         RULES[domain, op_type] = rule
         if infer is not None:
@@ -207,7 +201,7 @@ def decompose(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        decomposition = Decomposition(op_type, domain, function)
+        decomposition = Decomposition(op_type, domain, function, _decomposition_signature(function))
         _clear((domain, op_type), function.__module__)
         DECOMPOSITIONS[domain, op_type] = decomposition
         if infer is not None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxfit.checks import matching_names, name_list
 from onnxfit.errors import SettingError
 from onnxfit.graph import scopes
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import FLOATS
-from onnxfit.registry import matching_names, name_list
 
 
 def stop_gradients(model: ir.Model, patterns: Sequence[str] | str) -> None:

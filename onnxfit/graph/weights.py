@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.checks import matching_names, name_list
 from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph.fixed_tensors import described, fixed_tensors, list_text
 from onnxfit.graph.front_ends import short_name
 from onnxfit.graph.names import LIFTED, PLACE
 from onnxfit.graph.quantized import describe_quantized, quantized_weights
 from onnxfit.graph.records import NO_PARAMETER, PARAMETER, Record, Records
-from onnxfit.registry import matching_names, name_list
 
 # (operator, input) whose tensor is a setting of the operator, not a weight
 SETTINGS = {

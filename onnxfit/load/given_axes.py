@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onnxfit.checks import is_integer, shortened
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.registry import is_integer, shortened
 
 Axes = Mapping[str, int | None]  # name -> axis, or None for a value without a batch
 

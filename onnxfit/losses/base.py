@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxfit.checks import ChecksArguments
 from onnxfit.errors import SettingError
 from onnxfit.graph import names
 from onnxfit.graph.labels import AllowedLabels, adopt_sizes, align, check_range, label_numbers
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses.outputs import masked, per_row, shape_text
-from onnxfit.registry import ChecksArguments
 
 __all__ = ["Loss"]
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
+from onnxfit.checks import is_number
 from onnxfit.graph.labels import AllowedLabels, refuse_where
 from onnxfit.graph.logarithms import softplus
 from onnxfit.graph.spec import TensorSpec
@@ -14,7 +15,6 @@ from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses.base import Loss, loss_name
 from onnxfit.losses.checks import check_length, require, set_numbers
 from onnxfit.losses.outputs import binary_divergence, safe_log, scores_of
-from onnxfit.registry import is_number
 
 __all__ = ["BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "Hinge", "SquaredHinge"]
 

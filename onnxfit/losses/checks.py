@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import is_finite, is_number, set_field, shortened
 from onnxfit.errors import SettingError
 from onnxfit.graph.labels import refuse_where
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import Value
 from onnxfit.losses.base import Loss, loss_name
-from onnxfit.registry import is_finite, is_number, shortened
 
 Array = npt.NDArray[Any]
 CLASS_LIMIT = 2**63  # class indices are int64 in the graph
@@ -72,7 +72,7 @@ def set_numbers(
         ) from None
     for number in numbers:
         require(loss, expected, number, holds)
-    object.__setattr__(loss, name, numbers)
+    set_field(loss, name, numbers)
 
 
 def check_length(

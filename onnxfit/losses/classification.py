@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import check_number, is_number
 from onnxfit.errors import SettingError
 from onnxfit.graph.labels import (
     AllowedLabels,
@@ -43,7 +44,6 @@ from onnxfit.losses.outputs import (
     scores_of,
     warn_once,
 )
-from onnxfit.registry import check_number, is_number
 
 __all__ = ["NLL", "ClassLoss", "CrossEntropy", "Focal", "KLDivergence"]
 

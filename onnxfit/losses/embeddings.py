@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from onnxfit.checks import check_number
 from onnxfit.graph.logarithms import log_softmax
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses.base import Loss
 from onnxfit.losses.functions import JointFormula, require_names
 from onnxfit.losses.outputs import per_vector
-from onnxfit.registry import check_number
 
 __all__ = ["CosineSimilarity", "InfoNCE", "TripletMargin"]
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from onnxfit.checks import name_list, set_field, shortened
 from onnxfit.errors import SettingError, UnsupportedError, listed_names
 from onnxfit.graph.labels import (
     adopt_sizes,
@@ -26,7 +27,6 @@ from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.opset import OPSET
 from onnxfit.losses.base import Loss, loss_name
 from onnxfit.losses.checks import class_axis
-from onnxfit.registry import name_list, shortened
 
 __all__ = ["Function", "Joint"]
 
@@ -155,7 +155,7 @@ class Joint(Loss):
     def __post_init__(self) -> None:
         super().__post_init__()
         for kind in ("outputs", "inputs", "values"):
-            object.__setattr__(self, kind, tuple(name_list(kind, getattr(self, kind))))
+            set_field(self, kind, tuple(name_list(kind, getattr(self, kind))))
         if not self.read:
             raise SettingError("Joint needs the name of an output, an input or a value to read.")
         self._check_function()

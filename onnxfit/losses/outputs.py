@@ -184,5 +184,5 @@ def warn_once(loss: Any, text: str, setting: str = "") -> None:
     One object warns once: a Trainer builds several graphs, but has its own object.
     """
     if not vars(loss).get("_has_warned"):
-        object.__setattr__(loss, "_has_warned", True)
+        vars(loss)["_has_warned"] = True
         warn_user(f"{type(loss).__name__}{setting} {text}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onnxfit.checks import check_number
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses.base import Loss
 from onnxfit.losses.checks import require
-from onnxfit.registry import check_number
 
 __all__ = [
     "Elastic",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from onnxfit.checks import check_number
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses.base import Loss
 from onnxfit.losses.outputs import binary_divergence, takes_logits
-from onnxfit.registry import check_number
 
 __all__ = ["Dice", "Tversky"]
 

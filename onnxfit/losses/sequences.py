@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import check_number
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.labels import AllowedLabels, adopt_sizes, label_numbers, refuse_where
 from onnxfit.graph.spec import TensorSpec
@@ -18,7 +19,6 @@ from onnxfit.losses.base import Loss, SoftTargets, loss_name
 from onnxfit.losses.checks import CLASS_LIMIT, require, whole_numbers
 from onnxfit.losses.classification import ClassLoss, CrossEntropy
 from onnxfit.losses.outputs import class_divergence, log_probabilities
-from onnxfit.registry import check_number
 
 __all__ = ["CTC", "CausalLM"]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxfit.checks import shortened
 from onnxfit.errors import SettingError
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.metrics.alignment import (
@@ -21,7 +22,6 @@ from onnxfit.metrics.alignment import (
 from onnxfit.metrics.base import Array
 from onnxfit.metrics.in_graph import right_class_in_graph
 from onnxfit.metrics.means import MeanMetric
-from onnxfit.registry import shortened
 
 __all__ = [
     "Accuracy",

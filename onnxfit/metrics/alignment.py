@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.checks import is_finite, is_number, shortened
 from onnxfit.errors import DataError, SettingError, warn_user
 from onnxfit.metrics.base import Array, Metric
-from onnxfit.registry import is_finite, is_number, shortened
 
 
 def softmax(scores: Array) -> Array:

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import ChecksArguments, shortened
 from onnxfit.errors import CheckpointError, SettingError, UnsupportedError, listed_names
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import ChecksArguments, is_newest, shortened, snake_case
+from onnxfit.registry import is_newest, snake_case
 
 __all__ = ["Metric"]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.checks import shortened
 from onnxfit.errors import (
     CheckpointError,
     DataError,
@@ -27,7 +28,6 @@ from onnxfit.errors import (
 from onnxfit.metrics.alignment import class_axis, counted_rows, per_element
 from onnxfit.metrics.base import Array, Metric
 from onnxfit.metrics.functions import mode_by_name, one_number, takes_two
-from onnxfit.registry import shortened
 
 __all__ = ["ExternalMetric"]
 

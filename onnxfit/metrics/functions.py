@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.checks import shortened
 from onnxfit.errors import DataError, SettingError, listed_names, warn_user
 from onnxfit.metrics.alignment import (
     aligned,
@@ -24,7 +25,6 @@ from onnxfit.metrics.alignment import (
 )
 from onnxfit.metrics.base import Array, Metric, merged_copies
 from onnxfit.metrics.means import MeanMetric
-from onnxfit.registry import shortened
 
 __all__ = ["EpochMetric"]
 

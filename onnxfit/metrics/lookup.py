@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable
 from typing import Any, Union
 
+from onnxfit.checks import shortened
 from onnxfit.errors import SettingError
 from onnxfit.metrics.base import Array, Metric
 from onnxfit.metrics.external import ExternalMetric, has_state
 from onnxfit.metrics.functions import FunctionMetric, takes_two
-from onnxfit.registry import lookup, registry, shortened
+from onnxfit.registry import lookup, registry
 
 __all__ = ["get_metric"]
 

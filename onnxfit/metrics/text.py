@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.checks import shortened
 from onnxfit.ctc import greedy_decode
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.logarithms import log_softmax
@@ -17,7 +18,6 @@ from onnxfit.metrics.alignment import classes_and_scores, counted_rows, misfit, 
 from onnxfit.metrics.base import Array, Metric, merged_copies, without_warnings
 from onnxfit.metrics.in_graph import class_axis_in_graph, known_classes
 from onnxfit.metrics.means import MeanMetric
-from onnxfit.registry import shortened
 
 __all__ = ["CharacterErrorRate", "Perplexity", "WordErrorRate"]
 

@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxfit.checks import check_arguments
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
 from onnxfit.graph.index import constant_of
 from onnxfit.graph.model import to_ir
@@ -33,7 +34,6 @@ from onnxfit.quantization.removed_activations import (
     NonNegativeValues,
     add_removed_activation,
 )
-from onnxfit.registry import check_arguments
 
 __all__ = ["dequantize"]
 

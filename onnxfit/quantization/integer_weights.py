@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from onnxfit.checks import matching_names
 from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph.index import tensors_of
 from onnxfit.graph.shared_tensors import array_of
@@ -23,7 +24,6 @@ from onnxfit.quantization.operators import (
     wrong_type,
 )
 from onnxfit.quantization.parameters import FLOATS, LIMITS, QuantizationParameters
-from onnxfit.registry import matching_names
 
 # element types of ONNX's own DequantizeLinear -> the first opset that has them
 FIRST_OPSETS: dict[int, int] = {

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import onnx
 import onnx.shape_inference
 
+from onnxfit.checks import matching_names, name_list
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, UnsupportedError, listed_names
 from onnxfit.graph.index import NodeIndex, required_inputs
@@ -19,7 +20,6 @@ from onnxfit.load.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.quantization.operators import OPSET_OF_CHANNELS, is_conversion, is_quantized
 from onnxfit.quantization.weight_axes import LAYERS
-from onnxfit.registry import matching_names, name_list
 from onnxfit.runtime.quantizer import optimize
 
 OPSET_OF_FOUR_BITS = 21  # the first opset with integers of 4 bits

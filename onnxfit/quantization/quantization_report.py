@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from tqdm import tqdm
 
+from onnxfit.checks import check_arguments, shortened
 from onnxfit.data import Batch, DataAdapter, Source
 from onnxfit.errors import DataError, ModelError, SettingError
 from onnxfit.graph.index import GraphIndex
@@ -24,7 +25,6 @@ from onnxfit.quantization.preparation import optimize_float_model
 from onnxfit.quantization.qdq_form import in_qdq_form
 from onnxfit.quantization.report import QuantizationReport, QuantizedLayer
 from onnxfit.quantization.switched_model import SwitchedModel, run_arrays
-from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.device import CPU
 from onnxfit.runtime.session import StatelessSession
 from onnxfit.step.objectives import Losses

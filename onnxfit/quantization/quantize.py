@@ -7,6 +7,7 @@ from typing import Any, Union
 
 import onnx
 
+from onnxfit.checks import check_arguments
 from onnxfit.errors import DataError, ModelError, SettingError, UnknownNameError
 from onnxfit.quantization.calibration import calibration_source, measured_ranges
 from onnxfit.quantization.operators import is_conversion
@@ -24,7 +25,6 @@ from onnxfit.quantization.preparation import (
 )
 from onnxfit.quantization.weight_axes import LAYERS, explicit_axes, require_finite_weights
 from onnxfit.quantization.weight_only import quantize_weights_only
-from onnxfit.registry import check_arguments
 from onnxfit.runtime.quantizer import (
     INTEGER_TYPES,
     METHODS,

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxfit.checks import check_arguments
 from onnxfit.drawing.bars import BarPanel, bars_svg
 from onnxfit.drawing.labels import count
 from onnxfit.drawing.notebook import bullets, image, paragraph
 from onnxfit.drawing.tables import Table
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import require_path, write_atomically
-from onnxfit.registry import check_arguments
 
 __all__ = ["QuantizationReport", "QuantizedLayer"]
 

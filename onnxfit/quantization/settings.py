@@ -8,9 +8,16 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
+from onnxfit.checks import (
+    ChecksArguments,
+    check_number,
+    name_list,
+    require_choice,
+    set_field,
+    shortened,
+)
 from onnxfit.errors import SettingError
 from onnxfit.load.reading import ModelSource
-from onnxfit.registry import ChecksArguments, check_number, name_list, shortened
 from onnxfit.step.distillation import Distillation
 
 __all__ = ["Quantization"]
@@ -111,10 +118,7 @@ class Quantization(ChecksArguments):
 
     def __post_init__(self) -> None:
         check_number(self, "observe", at_least=0, at_most=MAX_OBSERVED, whole=True)
-        if self.scales not in ("fixed", "learned"):
-            raise SettingError(
-                f"scales must be 'fixed' or 'learned', got {shortened(self.scales)}."
-            )
+        require_choice("scales must be", self.scales, ("fixed", "learned"))
         if self.scales == "learned" and self.observe:
             raise SettingError(
                 f"scales='learned' cannot be combined with observe={self.observe}. Train with"
@@ -122,13 +126,13 @@ class Quantization(ChecksArguments):
                 " scales='learned'."
             )
         if self.weights is not None:
-            object.__setattr__(self, "weights", tuple(name_list("weights", self.weights)))
+            set_field(self, "weights", tuple(name_list("weights", self.weights)))
         for name in ("float_model", "teacher"):
             self._check_source(name)
         if self.teacher is not None:
             for name, default in (("temperature", 2.0), ("teacher_weight", 0.5)):
                 if getattr(self, name) is None:
-                    object.__setattr__(self, name, default)
+                    set_field(self, name, default)
         if self.temperature is not None:
             check_number(self, "temperature", above=0)
         if self.teacher_weight is not None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnxfit.checks import check_arguments
 from onnxfit.drawing.labels import clean
 from onnxfit.drawing.tables import Table
 from onnxfit.load.facts import OutputFact
 from onnxfit.quantization.settings import Quantization
-from onnxfit.registry import check_arguments
 from onnxfit.script.measure import Measurement, measure
 from onnxfit.script.placeholders import Placeholder, literal
 from onnxfit.script.plan import Plan, plan_of

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from onnxfit.checks import checks_names, shortened
 from onnxfit.errors import ArgumentError
-from onnxfit.registry import checks_names, shortened
 
 F = TypeVar("F", bound=Callable[..., Any])
 

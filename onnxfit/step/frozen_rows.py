@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.checks import matching_names
 from onnxfit.errors import SettingError
 from onnxfit.gradients.update import FrozenRows, with_rows
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import matching_names
 
 
 def frozen_rows(

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfit.checks import set_field
 from onnxfit.errors import DataError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names, scopes
 from onnxfit.graph.labels import AllowedLabels, declared_labels
@@ -363,7 +364,7 @@ def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
     if not hasattr(loss, "from_logits"):
         return Objective(loss, weight, is_explained=shown.is_shown, reads=reads)
     if loss.from_logits is None:
-        object.__setattr__(loss, "from_logits", shown.logits)
+        set_field(loss, "from_logits", shown.logits)
         return Objective(loss, weight, shown, shown.is_shown, reads)
     decision = decide_logits(loss.from_logits, output, loss.assumes_logits)
     return Objective(loss, weight, decision, shown.is_shown, reads)

@@ -99,45 +99,64 @@ class Recipe:
     sums_metrics: bool = True
     # the graphs that trainers of equal networks share
     built: BuiltGraphs | None = field(default=None, compare=False, repr=False)
-    # running statistics that a step updates
-    statistics: tuple[str, ...] = field(init=False)
-    # whether the tensors exceed the size limit of one graph
-    large: bool = field(init=False)
-    # the frozen tensors that are inputs of every graph, which shares their memory
-    constants: tuple[str, ...] = field(init=False)
-    # the packed weights of a few bits, which the forward pass reads with onnxruntime's kernel
-    packed: tuple[str, ...] = field(init=False)
-    # whether the packed weights are so large that few compiled graphs should have copies of them
-    prepacks_large_weights: bool = field(init=False)
-    # whether `predict` compiles the model with its tensors inside, like an exported file
-    compiles_weights: bool = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def statistics(self) -> tuple[str, ...]:
+        """The running statistics that a step updates."""
         statistics = updated_statistics(self.model, self.weights, self.batch_norm)
         own = self.trainable.statistics if self.trainable is not None else ()
-        object.__setattr__(self, "statistics", (*statistics, *own))
-        sizes = {
-            name: value.const_value.nbytes
-            for name, value in self.model.graph.initializers.items()
-            if value.const_value
-        }
-        large = sum(sizes.values()) > tensors.MAX_MODEL_BYTES
+        return (*statistics, *own)
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        """A mapping from initializer to the number of its bytes."""
+        values = self.model.graph.initializers
+        return {name: v.const_value.nbytes for name, v in values.items() if v.const_value}
+
+    @cached_property
+    def large(self) -> bool:
+        """Whether the tensors exceed the size limit of one graph."""
+        return sum(self._sizes.values()) > tensors.MAX_MODEL_BYTES
+
+    @cached_property
+    def _packed_tensors(self) -> frozenset[str]:
+        """The packed weights, and the other tensors that their kernel prepares."""
         # A graph refers to packed tensors. Only for other devices, it is compiled with them inside.
-        fits = self.device == "cpu" or not large
-        packed = _packed_tensors(self.model.graph) if fits else set()
+        fits = self.device == "cpu" or not self.large
+        return frozenset(_packed_tensors(self.model.graph) if fits else ())
+
+    @cached_property
+    def packed(self) -> tuple[str, ...]:
+        """The packed weights of a few bits, which onnxruntime's kernel reads."""
+        return tuple(n for n in quantized_weights(self.model) if n in self._packed_tensors)
+
+    @cached_property
+    def prepacks_large_weights(self) -> bool:
+        """Whether packed weights are too large for a copy in every compiled graph."""
+        sizes = self._sizes
+        packed = sum(sizes[name] for name in self._packed_tensors & sizes.keys())
+        return packed > tensors.MAX_PACKED_BYTES
+
+    @cached_property
+    def _shares_constants(self) -> bool:
+        """Whether all graphs share the frozen tensors, instead of having copies."""
         state = set(self.state)
-        copied = sum(size for name, size in sizes.items() if name not in state)
-        kept = state | packed
-        frozen = {name: size for name, size in sizes.items() if name not in kept}
-        shares = large or copied > tensors.MAX_COPIED_BYTES
-        constants = [n for n, size in frozen.items() if shares and size > tensors.MAX_INLINE_BYTES]
-        object.__setattr__(self, "large", large)
-        weights = [n for n in quantized_weights(self.model) if n in packed]
-        object.__setattr__(self, "packed", tuple(weights))
-        packed_bytes = sum(size for name, size in sizes.items() if name in packed)
-        object.__setattr__(self, "prepacks_large_weights", packed_bytes > tensors.MAX_PACKED_BYTES)
-        object.__setattr__(self, "constants", tuple(constants))
-        object.__setattr__(self, "compiles_weights", self.evaluates_file or not shares)
+        frozen = sum(size for name, size in self._sizes.items() if name not in state)
+        return self.large or frozen > tensors.MAX_COPIED_BYTES
+
+    @cached_property
+    def constants(self) -> tuple[str, ...]:
+        """The frozen tensors that are inputs of every graph, which shares their memory."""
+        if not self._shares_constants:
+            return ()
+        kept = self._packed_tensors.union(self.state)
+        large = (n for n, size in self._sizes.items() if size > tensors.MAX_INLINE_BYTES)
+        return tuple(name for name in large if name not in kept)
+
+    @property
+    def compiles_weights(self) -> bool:
+        """Whether `predict` compiles the model with its tensors inside, like an exported file."""
+        return self.evaluates_file or not self._shares_constants
 
     @classmethod
     def build(

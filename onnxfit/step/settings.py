@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from onnxfit.checks import is_finite, is_number, require_choice, shortened
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.registry import is_finite, is_number, shortened
 from onnxfit.step.objectives import Losses, Metrics
 from onnxfit.step.precision import get_precision
 
@@ -79,10 +79,7 @@ class TrainerSettings:
 
 def check_batch_norm(batch_norm: object) -> None:
     """Raise SettingError unless `batch_norm` is a way to normalize by batches or statistics."""
-    if batch_norm not in ("train", "frozen", "batch"):
-        raise SettingError(
-            f"batch_norm must be 'train', 'frozen' or 'batch', got {shortened(batch_norm)}."
-        )
+    require_choice("batch_norm must be", batch_norm, ("train", "frozen", "batch"))
 
 
 def check_accumulate(batches: object) -> None:

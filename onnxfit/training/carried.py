@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.checks import shortened
 from onnxfit.data.batch import Batch
 from onnxfit.data.convert import as_array, in_dtype, rows_first
 from onnxfit.data.loader import Loader
 from onnxfit.errors import CheckpointError, DataError, SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.batch_axis import BatchLayout
-from onnxfit.registry import shortened
 from onnxfit.step.recipe import Recipe
 
 Array = npt.NDArray[Any]

@@ -13,9 +13,9 @@ from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress.batches import shown_batches
+from onnxfit.checks import shortened
 from onnxfit.data import Batch, Source
 from onnxfit.errors import DataError, SettingError
-from onnxfit.registry import shortened
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training.carried import CarriedStates

@@ -12,6 +12,7 @@ import onnx
 from onnxfit.adapters.adapted import AdaptedModel
 from onnxfit.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
 from onnxfit.adapters.peft import require_task, write_adapters
+from onnxfit.checks import shortened
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.files import require_path
@@ -23,7 +24,6 @@ from onnxfit.load.constant_nodes import lower_constants, with_constant_nodes
 from onnxfit.load.facts import facts_of
 from onnxfit.load.model_file import ModelSnapshot, write_model
 from onnxfit.load.training_form import to_inference_form
-from onnxfit.registry import shortened
 from onnxfit.runtime.placement import operators_on_cpu
 from onnxfit.training.training import Training
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.checks import shortened
 from onnxfit.data.sampling import Sampling
 from onnxfit.data.text import MAX_LENGTH
 from onnxfit.errors import SettingError
-from onnxfit.registry import shortened
 from onnxfit.training.decoding import (
     Array,
     Decoder,

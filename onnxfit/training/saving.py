@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from onnxfit.callbacks.checks import require_adapters
+from onnxfit.callbacks.background import require_adapters
 from onnxfit.callbacks.history import History
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.files import as_checkpoint_error

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy.typing as npt
 
+from onnxfit.checks import is_finite, is_number, shortened
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, listed_names
 from onnxfit.files import COUNT, RATE, optional
 from onnxfit.graph.weights import matching
 from onnxfit.optimizers import learning_rate_at
-from onnxfit.registry import is_finite, is_number, shortened
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.carried import CarriedStates

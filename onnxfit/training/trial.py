@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterable
 from contextlib import ExitStack, closing
 from itertools import count
 
+from onnxfit.checks import is_finite, is_number, shortened
 from onnxfit.errors import SettingError
-from onnxfit.registry import is_finite, is_number, shortened
 from onnxfit.runtime.backends.shape_cache import trial_shapes
 from onnxfit.training.training import Training
 

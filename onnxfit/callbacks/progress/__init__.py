@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Union
 from tqdm import tqdm
 
 from onnxfit.callbacks.callback import Callback
-from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress.line import (
     LineFormat,
@@ -26,8 +25,8 @@ from onnxfit.callbacks.progress.output import (
     shows_bars,
     stream_width,
 )
+from onnxfit.checks import check_arguments, require_at_least
 from onnxfit.errors import SettingError
-from onnxfit.registry import check_arguments
 
 __all__ = ["ProgressBar"]
 

@@ -10,9 +10,9 @@ from itertools import islice
 from tqdm import tqdm
 
 from onnxfit.callbacks.progress import print_line
+from onnxfit.checks import shortened
 from onnxfit.data import Batch, Source
 from onnxfit.errors import SettingError
-from onnxfit.registry import shortened
 
 __all__ = ["shown_batches"]
 

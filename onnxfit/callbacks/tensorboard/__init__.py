@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 import numpy as np
 
 from onnxfit.callbacks.callback import Callback
-from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.write_guard import WriteGuard
-from onnxfit.errors import SettingError
+from onnxfit.checks import check_arguments, require_at_least, require_frequency
 from onnxfit.files import (
     COUNT,
     FLAG,
@@ -28,7 +27,6 @@ from onnxfit.files import (
     require_path,
     require_types,
 )
-from onnxfit.registry import check_arguments
 
 if TYPE_CHECKING:
     from onnxfit.callbacks.tensorboard.writer import RunWriter
@@ -103,13 +101,9 @@ class TensorBoard(Callback):
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
         require_at_least("TensorBoard", 0, histogram_freq=histogram_freq)
-        if update_freq not in ("epoch", "batch") and not (
-            isinstance(update_freq, int) and update_freq >= 1
-        ):
-            raise SettingError(
-                "TensorBoard needs update_freq to be 'epoch', 'batch' or a number >= 1, got"
-                f" {update_freq!r}."
-            )
+        require_frequency(
+            "TensorBoard needs update_freq to be 'epoch', 'batch' or a number >= 1", update_freq
+        )
         require_path(log_dir)
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = histogram_freq
