@@ -15,7 +15,7 @@ from typing import Union
 import onnx_ir as ir
 
 from onnxfit.graph.index import constant_of
-from onnxfit.graph.match import Match, Pattern
+from onnxfit.graph.match import Match, Matcher, Pattern
 
 SIGMOID, SOFTMAX, LOG_SOFTMAX = "Sigmoid", "Softmax", "LogSoftmax"
 EXPONENTIAL = ("Add", "1", ("Exp", "u"))
@@ -184,8 +184,7 @@ def _matched(pattern: Pattern, node: ir.Node) -> Match[ir.Value] | None:
     """Return the match of a pattern whose root is a node."""
     if pattern[0] != node.op_type:
         return None
-    match = Match(_look, _fits)
-    return match if match.node(pattern, node.op_type, _operands(node)) else None
+    return next(Matcher(_look, _fits).node(pattern, node.op_type, _operands(node)), None)
 
 
 def _look(value: ir.Value) -> tuple[str, Sequence[ir.Value]] | None:

@@ -10,19 +10,27 @@ gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import helper
 
+from onnxfit.graph.index import attributes_of
+from onnxfit.graph.match import Equation, Pattern
 from onnxfit.kernels.library import DOMAIN
-from onnxfit.kernels.search import NodeSearch, ResultType, needed_nodes, with_kernel_nodes
+from onnxfit.kernels.search import (
+    KernelRule,
+    NodeSearch,
+    ResultType,
+    needed_nodes,
+    with_kernel_nodes,
+)
 
 # From this number of pixels per image, the kernels take 0.3 to 0.5 of the time of the operators.
 # For one pixel and for vectors they take as long, because they have a small cost per channel.
 MIN_PIXELS = 16
 NONE, RELU, RELU6 = range(3)  # the attribute `activation`: the function behind the kernel
+STEEP = 1e37  # a HardSigmoid of a larger slope is 1 for every positive number
 
 
 def replace_batch_norms(
@@ -33,232 +41,175 @@ def replace_batch_norms(
     The same holds for each gradient of one. Not all nodes that are not needed any more are removed.
     The nodes are returned themselves if there is no normalization.
     """
-    search = _BatchNormSearch(graph, nodes, types)
-    norms = list(search.norms())
+    search = NodeSearch(graph, nodes, types)
+    norms = list(search.found(BatchNorm(), {}))
     if not norms:
         return nodes
-    gradients = [found for norm in norms for found in search.gradients(norm)]
+    gradients = [node for norm in norms for node in search.rewritten(BatchNormGradient(), norm)]
     nodes = with_kernel_nodes(nodes, gradients)
-    outputs = [value.name for value in graph.output]
-    search = _BatchNormSearch(graph, needed_nodes(nodes, outputs), types)
-    return with_kernel_nodes(nodes, [search.kernel(norm) for norm in norms])
+    search = NodeSearch(graph, needed_nodes(nodes, search.outputs), types)
+    return with_kernel_nodes(nodes, [BatchNorm().rewrite(search, norm) for norm in norms])
 
 
-@dataclass(frozen=True)
-class _BatchNorm:
-    """The names of a normalization's values: y = (x - mean) factor + bias."""
+class BatchNorm(KernelRule):
+    """y = (x - mean) factor + bias, of float32 images of known sizes."""
 
-    x: str
-    scale: str
-    bias: str
-    epsilon: str
-    mean: str
-    centred: str
-    variance: str
-    deviation: str
-    factor: str
-    y: str
+    result = "y"
+    equations: Sequence[Equation] = (
+        ("y", ("Add", ("Mul", "centred", "factor"), "bias")),
+        ("centred", ("Sub", "x", "mean")),
+        ("mean", ("ReduceMean", "x", "axes of x")),
+        ("factor", ("Div", "scale", "deviation")),
+        ("deviation", ("Sqrt", ("Add", "variance", "epsilon"))),
+        ("variance", ("ReduceMean", ("Mul", "centred", "centred"), "axes of squares")),
+    )
 
+    def check(self, graph: NodeSearch, found: Mapping[str, str]) -> str:
+        of_channels = graph.shape(found["mean"])
+        if not all(_is_of_channels(graph, found[name]) for name in ("mean", "variance")):
+            return "the mean or the variance is not that of each channel"
+        if graph.number(found["epsilon"]) is None:
+            return "epsilon is not a constant"
+        if any(graph.shape(found[name]) != of_channels for name in ("scale", "bias")):
+            return "the scale or the bias does not have one number for each channel"
+        is_small = math.prod(graph.shape(found["x"])[2:]) < MIN_PIXELS
+        return "the operators are as fast for small images" if is_small else ""
 
-class _BatchNormSearch(NodeSearch):
-    """A search for nodes by what they compute."""
-
-    def norms(self) -> Iterator[_BatchNorm]:
-        """Yield each normalization of float32 images of known sizes by the batch."""
-        for node in self.nodes:
-            if node.op_type == "Add" and not node.domain:
-                norm = self._norm(node)
-                if norm is not None and self._is_faster(norm):
-                    yield norm
-
-    def _norm(self, add: onnx.NodeProto) -> _BatchNorm | None:
-        """Return the normalization whose last node is an Add."""
-        product, bias = add.input
-        centred, factor = self.operands(product, "Mul")
-        x, mean = self.operands(centred, "Sub")
-        scale, deviation = self.operands(factor, "Div")
-        (sum_,) = self.operands(deviation, "Sqrt")
-        variance, epsilon = self.operands(sum_, "Add")
-        square = self._reduced(variance, "ReduceMean")
-        if not square or self.operands(square, "Mul") != (centred, centred):
-            return None
-        if self._reduced(mean, "ReduceMean") != x or self.number(epsilon) is None:
-            return None
-        of_channels = self.shape(mean)
-        if any(self.shape(name) != of_channels for name in (scale, bias)):
-            return None
-        y = add.output[0]
-        return _BatchNorm(x, scale, bias, epsilon, mean, centred, variance, deviation, factor, y)
-
-    def _is_faster(self, norm: _BatchNorm) -> bool:
-        return math.prod(self.shape(norm.x)[2:]) >= MIN_PIXELS
-
-    def kernel(self, norm: _BatchNorm) -> onnx.NodeProto:
+    def rewrite(self, graph: NodeSearch, found: Mapping[str, str]) -> onnx.NodeProto:
         """Return the node that normalizes, and computes the function behind it if possible."""
-        activation, y = NONE, norm.y
+        activation, y = NONE, found["y"]
         # Exporters cast the bounds of a Clip to the type of y, which needs none of its numbers.
-        readers = [node for node in self.readers[y] if node.op_type != "CastLike"]
-        if len(readers) == 1 and y not in self.outputs:
-            (reader,) = readers
-            activation = self._activation(reader)
-            y = reader.output[0] if activation else y
-        inputs = [norm.x, norm.scale, norm.bias, norm.epsilon]
-        results = [y, norm.mean, norm.variance, norm.deviation, norm.factor]
-        return _node("BatchNorm", inputs, results, activation)
+        readers = [node for node in graph.readers[y] if node.op_type != "CastLike"]
+        if len(readers) == 1 and y not in graph.outputs:
+            activation = _activation(graph, readers[0])
+            y = readers[0].output[0] if activation else y
+        inputs = [found[name] for name in ("x", "scale", "bias", "epsilon")]
+        results = [found[name] for name in ("mean", "variance", "deviation", "factor")]
+        return _node("BatchNorm", inputs, [y, *results], activation)
 
-    def _activation(self, node: onnx.NodeProto) -> int:
-        """Return the number of a node's function, if a kernel computes it."""
-        if node.domain:
-            return NONE
-        if node.op_type == "Relu":
-            return RELU
-        bounds = [self.number(name) for name in node.input[1:]]
-        return RELU6 if node.op_type == "Clip" and bounds == [0, 6] else NONE
 
-    def gradients(self, norm: _BatchNorm) -> Iterator[onnx.NodeProto]:
-        """Yield a node for the gradient of a normalization, if it is in the graph."""
-        for product in self.readers[norm.centred]:
-            if product.op_type == "Mul" and len(set(product.input)) == 2:
-                (dz,) = set(product.input) - {norm.centred}
-                kernel = self._gradient(norm, product, dz)
-                if kernel is not None:
-                    yield kernel
+class BatchNormGradient(KernelRule):
+    """The gradient of a normalization.
 
-    def _gradient(
-        self, norm: _BatchNorm, product: onnx.NodeProto, dz: str
-    ) -> onnx.NodeProto | None:
-        """Return the node of a gradient, of which `product` is dz (x - mean).
+    That of x is dz factor + (x - mean) slope, minus the mean of this over the batch. The sum over
+    the batch is also that of dz, times the factor, since x - mean has the sum 0.
+    """
 
-        The gradient of x is dz factor + (x - mean) slope, minus the mean of that over the batch.
-        """
-        if self.shape(dz) != self.shape(norm.x):
-            return None
-        sums = self._sums(product.output[0])
-        scaled = self.results(dz, "Mul", norm.factor)
-        if len(sums) != 1 or len(scaled) != 1:
-            return None
-        for total in self.results(scaled[0], "Add"):
-            (other,) = set(self.operands(total, "Add")) - {scaled[0]} or {""}
-            slopes = set(self.operands(other, "Mul")) - {norm.centred}
-            if len(slopes) == 1 and self._is_slope(slopes.pop(), sums[0], norm):
-                dx = self._without_mean(total, dz, norm)
-                if dx:
-                    return self._gradient_kernel(norm, product, dz, scaled[0], (dx, sums[0]))
-        return None
+    result = "dx"
+    equations: Sequence[Equation] = (
+        ("product", ("Mul", "dz", "centred")),
+        ("of scale", ("ReduceSum", "product", "axes of product")),
+        ("total", ("Add", ("Mul", "dz", "factor"), ("Mul", "centred", "slope"))),
+        ("slope", ("Mul", "per element", ("Div", ("Neg", "steepness"), "divisor"))),
+        ("steepness", ("Mul", "factor", ("Div", "of scale", "deviation"))),
+        ("divisor", ("Mul", "two", "deviation")),
+        ("dx", ("Add", "total", ("Mul", "one part", ("Neg", "sum")))),
+    )
 
-    def _gradient_kernel(
-        self,
-        norm: _BatchNorm,
-        product: onnx.NodeProto,
-        dz: str,
-        scaled: str,
-        results: tuple[str, str],
-    ) -> onnx.NodeProto:
-        dx, product_sum = results
-        sums = self._sums(dz)
-        inputs = [norm.x, dz, norm.mean, norm.deviation, norm.factor]
-        inside = {product.output[0], scaled, *sums}
-        activation, dy = self._masked(dz, norm)
-        if activation and {node.output[0] for node in self.readers[dz]} == inside:
-            inputs[1:2] = [dy]
-            inputs.append(norm.bias)
+    def check(self, graph: NodeSearch, found: Mapping[str, str]) -> str:
+        if graph.shape(found["dz"]) != graph.shape(found["x"]):
+            return "the gradient is repeated along an axis"
+        if not _is_of_channels(graph, found["of scale"]):
+            return "the gradient of the scale is not a sum over each channel"
+        per_element, two, one_part = (
+            graph.number(found[name]) for name in ("per element", "two", "one part")
+        )
+        if per_element is None or two is None or one_part is None:
+            return "a factor is not a constant"
+        elements = _elements(graph, found["x"])
+        if not math.isclose(per_element * elements, two, rel_tol=1e-6):
+            return "the slope is not that of the variance"
+        if not math.isclose(one_part * elements, 1, rel_tol=1e-6):
+            return "the mean is not that of each channel"
+        sums = _sums(graph, found["total"])
+        for sum_ in _sums(graph, found["dz"]):
+            sums += graph.results(sum_, "Mul", found["factor"])
+        return "" if found["sum"] in sums else "another value than the mean is subtracted"
+
+    def rewrite(self, graph: NodeSearch, found: Mapping[str, str]) -> onnx.NodeProto:
+        dz = found["dz"]
+        sums = _sums(graph, dz)
+        inputs = [found[name] for name in ("x", "dz", "mean", "deviation", "factor")]
+        scaled = graph.results(dz, "Mul", found["factor"])
+        activation, dy = _before_mask(graph, dz, found["y"])
+        inside = {found["product"], *scaled, *sums}
+        if activation and {node.output[0] for node in graph.readers[dz]} == inside:
+            inputs = [inputs[0], dy, *inputs[2:], found["bias"]]
         else:
             activation = NONE
-        of_bias = sums[0] if len(sums) == 1 else f"{dx}/sum"
-        return _node("BatchNormGradient", inputs, [dx, of_bias, product_sum], activation)
+        of_bias = sums[0] if len(sums) == 1 else f"{found['dx']}/sum"
+        results = [found["dx"], of_bias, found["of scale"]]
+        return _node("BatchNormGradient", inputs, results, activation)
 
-    def _masked(self, dz: str, norm: _BatchNorm) -> tuple[int, str]:
-        """Return the activation behind y whose mask makes dz of dy, and dy."""
-        if dz in self.outputs:
-            return NONE, dz
-        operands = self.operands(dz, "Mul")
-        for dy, mask in (operands, operands[::-1]):
-            activation = self._mask(mask, norm.y)
-            if activation and self.shape(dy) == self.shape(dz):
-                return activation, dy
-        return NONE, dz
 
-    def _mask(self, mask: str, z: str) -> int:
-        """Return the activation of z that lets pass a gradient where a value is 1."""
-        node = self.producers.get(mask)
-        if node is not None and node.op_type == "HardSigmoid":
-            attributes = {a.name: a.f for a in node.attribute}
-            (result,) = node.input
-            alpha, beta = attributes.get("alpha", 0), attributes.get("beta")
-            if alpha > 1e37 and beta == 0:
-                return RELU if self.operands(result, "Relu") == (z,) else NONE
-            (difference,) = self.operands(result, "Abs")
-            if alpha < -1e37 and beta == 1:
-                return self._activation_equal_to(z, self.operands(difference, "Sub"))
+# The value that is 1 where the activation of y lets pass a gradient, as gradient rules write it.
+MASKS: Sequence[Pattern] = (
+    ("HardSigmoid", ("Relu", "y")),
+    ("HardSigmoid", ("Abs", ("Sub", "y", "clipped"))),
+    ("HardSigmoid", ("Abs", ("Sub", "clipped", "y"))),
+    ("Cast", ("Equal", "y", "clipped")),
+    # Bounds that are not constants in the file are compared as well.
+    ("Cast", ("And", ("Equal", "y", "clipped"), ("LessOrEqual", "least", "most"))),
+)
+
+
+def _before_mask(graph: NodeSearch, dz: str, y: str) -> tuple[int, str]:
+    """Return the activation behind y whose mask makes dz of dy, and dy."""
+    for pattern in () if dz in graph.outputs else MASKS:
+        equations: list[Equation] = [("dz", ("Mul", "dy", "mask")), ("mask", pattern)]
+        for found in graph.matcher.solutions(equations, {"dz": dz, "y": y}):
+            if graph.shape(found["dy"]) == graph.shape(dz):
+                activation = _masked_activation(graph, found)
+                if activation:
+                    return activation, found["dy"]
+    return NONE, dz
+
+
+def _masked_activation(graph: NodeSearch, found: Mapping[str, str]) -> int:
+    """Return the activation of y whose mask was found by one of MASKS."""
+    mask = graph.producers[found["mask"]]
+    clip = graph.producers.get(found.get("clipped", ""))
+    if mask.op_type == "HardSigmoid":
+        given = attributes_of(mask)
+        alpha, beta = given.get("alpha", 0), given.get("beta")
+        if clip is None:
+            return RELU if alpha > STEEP and beta == 0 else NONE
+        if alpha >= -STEEP or beta != 1:
             return NONE
-        (is_unclipped,) = self.operands(mask, "Cast")
-        # Bounds that are not constants in the file are compared as well.
-        is_equal, has_order = self.operands(is_unclipped, "And")
-        bounds = list(self.operands(has_order, "LessOrEqual"))
-        compared = self.operands(is_equal or is_unclipped, "Equal")
-        return self._activation_equal_to(z, compared, bounds if is_equal else None)
-
-    def _activation_equal_to(
-        self, z: str, compared: Sequence[str], bounds: Sequence[str] | None = None
-    ) -> int:
-        """Return the activation whose result is compared with z.
-
-        `bounds` are its bounds; None accepts any.
-        """
-        for name in self.results(z, "Clip"):
-            clip = self.producers[name]
-            if {*compared} - {z} == {name} and bounds in (None, clip.input[1:]):
-                return self._activation(clip)
+    if clip is None or clip.op_type != "Clip" or clip.input[0] != found["y"]:
         return NONE
+    if "least" in found and [found["least"], found["most"]] != clip.input[1:]:
+        return NONE
+    return _activation(graph, clip)
 
-    def _is_slope(self, slope: str, product_sum: str, norm: _BatchNorm) -> bool:
-        """Return whether a value is -product_sum factor / (n deviation^2), as rules write it."""
-        factor, quotient = self.scaled(slope)
-        dividend, divisor = self.operands(quotient, "Div")
-        double, deviation = self.scaled(divisor)
-        (product,) = self.operands(dividend, "Neg")
-        terms = set(self.operands(product, "Mul"))
-        if deviation != norm.deviation or norm.factor not in terms or len(terms) != 2:
-            return False
-        (of_scale,) = terms - {norm.factor}
-        if self.operands(of_scale, "Div") != (product_sum, norm.deviation):
-            return False
-        return math.isclose(factor * self._elements(norm.x), double, rel_tol=1e-6)
 
-    def _without_mean(self, total: str, dz: str, norm: _BatchNorm) -> str:
-        """Return the name of `total` minus its mean over the batch, if it is computed.
+def _activation(graph: NodeSearch, node: onnx.NodeProto) -> int:
+    """Return the number of a node's function, if a kernel computes it."""
+    if node.domain:
+        return NONE
+    if node.op_type == "Relu":
+        return RELU
+    bounds = [graph.number(name) for name in node.input[1:]]
+    return RELU6 if node.op_type == "Clip" and bounds == [0, 6] else NONE
 
-        The sum of `total` is also that of dz, times the factor, since x - mean has the sum 0.
-        """
-        of_dz = [name for s in self._sums(dz) for name in self.results(s, "Mul", norm.factor)]
-        sums = [*self._sums(total), *of_dz]
-        negative = [name for sum_ in sums for name in self.results(sum_, "Neg")]
-        for mean in [name for value in negative for name in self.results(value, "Mul")]:
-            factor, _ = self.scaled(mean)
-            if math.isclose(factor * self._elements(total), 1, rel_tol=1e-6):
-                for dx in self.results(total, "Add", mean):
-                    return dx
-        return ""
 
-    def _reduced(self, result: str, op_type: str) -> str:
-        """Return the value that a node reduces to one number for each channel."""
-        operand, axes = self.axes(result, op_type)
-        shape = self.shape(operand)
-        if len(shape) < 2:
-            return ""
-        of_channel = [axis for axis in range(len(shape)) if axis != 1]
-        keeps_axes = self.shape(result) == (1, shape[1], *[1] * (len(shape) - 2))
-        return operand if keeps_axes and axes == of_channel else ""
+def _is_of_channels(graph: NodeSearch, result: str) -> bool:
+    """Return whether a reduction has one number for each channel."""
+    operand, axes = graph.axes(result, graph.producers[result].op_type)
+    shape = graph.shape(operand)
+    keeps_axes = graph.shape(result) == (1, *shape[1:2], *[1] * (len(shape) - 2))
+    return keeps_axes and axes == [axis for axis in range(len(shape)) if axis != 1]
 
-    def _sums(self, operand: str) -> list[str]:
-        """Return the sums of a value over each channel."""
-        results = self.results(operand, "ReduceSum")
-        return [result for result in results if self._reduced(result, "ReduceSum")]
 
-    def _elements(self, name: str) -> int:
-        """Return the number of elements of each channel."""
-        shape = self.shape(name)
-        return math.prod(shape) // shape[1]
+def _sums(graph: NodeSearch, operand: str) -> list[str]:
+    """Return the sums of a value over each channel."""
+    return [name for name in graph.results(operand, "ReduceSum") if _is_of_channels(graph, name)]
+
+
+def _elements(graph: NodeSearch, name: str) -> int:
+    """Return the number of elements of each channel."""
+    shape = graph.shape(name)
+    return math.prod(shape) // shape[1]
 
 
 def _node(

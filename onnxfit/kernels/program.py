@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxfit.graph.match import Match, Pattern
+from onnxfit.graph.match import Matcher, Pattern
 
 # Operators of ONNX that are one instruction, and the number of their inputs.
 OPERATORS = {
@@ -109,6 +109,7 @@ def _select(
     def fits(variable: str, name: str) -> bool:
         return is_scalar(name) == (variable in "st")
 
+    matcher = Matcher(look, fits)
     contained: set[str] = set()
     instructions = []
     for node in reversed(nodes):
@@ -117,8 +118,8 @@ def _select(
             continue
         instruction = Instruction(node.op_type, result, node.input)
         for name, (pattern, variables) in PATTERNS.items():
-            match = Match(look, fits)
-            if match.node(pattern, node.op_type, node.input):
+            match = next(matcher.node(pattern, node.op_type, node.input), None)
+            if match is not None:
                 operands = [match.values[variable] for variable in variables]
                 instruction = Instruction(name, result, operands)
                 contained.update(match.contained)

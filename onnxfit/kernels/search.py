@@ -11,13 +11,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import onnx
 from onnx import numpy_helper
 
 from onnxfit.graph import names, scopes
 from onnxfit.graph.index import GraphIndex, NodeIndex
+from onnxfit.graph.match import Matcher, MatchRule
 from onnxfit.graph.subgraphs import read_by
 
 # Operators whose result may share the memory of their first input.
@@ -137,6 +139,36 @@ class NodeSearch(GraphIndex):
             if node.op_type == op_type and not node.domain and {*others} <= {*node.input}
         ]
 
+    def found(self, rule: KernelRule, known: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+        """Yield the values that a rule finds and accepts, once for each result.
+
+        - `known`: values of some variables. If there are none, each node of the graph may be the
+          root.
+        """
+        variable, pattern = rule.equations[0]
+        op_type = pattern[0]
+        roots = [n.output[0] for n in self.nodes if n.op_type == op_type and not n.domain]
+        done: set[str] = set()
+        for start in [known] if known else [{variable: root} for root in roots]:
+            for found in self.matcher.solutions(rule.equations, start):
+                if found[rule.result] not in done and not rule.check(self, found):
+                    done.add(found[rule.result])
+                    yield found
+
+    def rewritten(self, rule: KernelRule, known: Mapping[str, str]) -> Iterator[onnx.NodeProto]:
+        """Yield the kernels for the values that a rule finds; `known` is as for `found`."""
+        for found in self.found(rule, known):
+            yield rule.rewrite(self, found)
+
+    @cached_property
+    def matcher(self) -> Matcher[str]:
+        """A search for operators of ONNX by the names of values."""
+        return Matcher(self._look, lambda variable, name: bool(name), self.results)
+
+    def _look(self, name: str) -> tuple[str, Sequence[str]] | None:
+        node = self.producers.get(name)
+        return None if node is None or node.domain else (node.op_type, node.input)
+
     def scaled(self, result: str) -> tuple[float, str]:
         """Return the number and the value whose product a value is."""
         left, right = self.operands(result, "Mul")
@@ -175,6 +207,15 @@ class NodeSearch(GraphIndex):
         shape = self.shape(operand)
         keeps_axis = self.shape(result) == (*shape[:-1], 1)
         return operand if keeps_axis and axes == [len(shape) - 1] else ""
+
+
+class KernelRule(MatchRule[NodeSearch, onnx.NodeProto]):
+    """Nodes that are found by what they compute, and the kernel that takes their place.
+
+    - `result`: the variable of the value that the kernel computes.
+    """
+
+    result: ClassVar[str]
 
 
 @dataclass(frozen=True)

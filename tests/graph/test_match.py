@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxfit.graph.match import Match, Pattern
+from onnxfit.graph.match import Equation, Matcher, Pattern
 
 GRAPH = {
     "half": ("Mul", ("0.5", "x")),
@@ -14,6 +14,13 @@ GRAPH = {
     "difference": ("Sub", ("x", "half")),
     "twice": ("Add", ("half", "other")),
 }
+
+
+def results(value: str, op_type: str) -> list[str]:
+    return [name for name, (kind, read) in GRAPH.items() if kind == op_type and value in read]
+
+
+MATCHER = Matcher(GRAPH.get, lambda text, name: text.isalpha() or text == name, results)
 
 
 @pytest.mark.parametrize(
@@ -34,12 +41,39 @@ GRAPH = {
 def test_a_tree_matches_in_any_order_of_a_sum(
     pattern: Pattern, value: str, expected: dict[str, str] | None
 ) -> None:
-    match = Match(GRAPH.get, lambda text, name: text.isalpha() or text == name)
-    assert match.value(pattern, value) == (expected is not None)
-    assert match.values == (expected or {})
+    match = next(MATCHER.matches(pattern, value), None)
+    assert (None if match is None else match.values) == expected
 
 
 def test_contained_values_come_in_the_order_of_their_computation() -> None:
-    match = Match(GRAPH.get, lambda text, name: text.isalpha() or text == name)
-    assert match.value(("Add", ("Mul", "0.5", "a"), ("Mul", "0.5", "b")), "twice")
-    assert [*match.contained] == ["half", "other", "twice"]
+    (match, other) = MATCHER.matches(("Add", ("Mul", "0.5", "a"), ("Mul", "0.5", "b")), "twice")
+    assert match.contained == ("half", "other", "twice")
+    assert (match.values, other.values) == ({"a": "x", "b": "z"}, {"a": "z", "b": "x"})
+
+
+@pytest.mark.parametrize(
+    ("equations", "known", "expected"),
+    [
+        # from an operand to the results that are computed from it, and from there to operands
+        (
+            [("h", ("Mul", "0.5", "x")), ("y", ("Add", "h", "v"))],
+            {"x": "x"},
+            ["sum", "apart", "twice"],
+        ),
+        ([("y", ("Add", ("Mul", "0.5", "x"), "x"))], {"x": "x"}, ["sum"]),
+        # a later equation decides which of two operands a variable is
+        ([("y", ("Add", "h", "v")), ("v", ("Mul", "0.5", "z"))], {"h": "half"}, ["twice"]),
+        (
+            [("y", ("Add", "h", "v")), ("v", ("Mul", "0.5", "u"))],
+            {"y": "twice"},
+            ["twice", "twice"],
+        ),
+        ([("y", ("Sub", "h", "x"))], {"x": "x", "h": "half"}, []),
+    ],
+)
+def test_equations_hold_together(
+    equations: list[Equation], known: dict[str, str], expected: list[str]
+) -> None:
+    found = list(MATCHER.solutions(equations, known))
+    assert [values["y"] for values in found] == expected
+    assert all(known.items() <= values.items() for values in found)

@@ -13,6 +13,8 @@ import pytest
 import onnxfit
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.kernels import batch_norm
+from onnxfit.kernels.batch_norm import BatchNorm
+from onnxfit.kernels.search import NodeSearch, declared_types
 from onnxfit.kernels.transforms import with_kernels
 from onnxfit.load.training_form import to_training_form
 from onnxfit.step.finish import finish
@@ -339,3 +341,27 @@ def test_wrong_nodes_are_refused(change: dict[str, object], message: str, kernel
         value.type.tensor_type.ClearField("shape")
     with pytest.raises(Exception, match=message):
         run(model, feeds_of(model), kernels)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [("axes", "not that of each channel"), ("epsilon", "not a constant"), ("pixels", "small")],
+)
+def test_a_rule_says_why_it_keeps_the_operators(
+    changed: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("images", "none")
+    search = NodeSearch(model.graph, list(model.graph.node), declared_types(model.graph))
+    (found,) = search.found(BatchNorm(), {})
+    assert BatchNorm().check(search, found) == ""
+    if changed == "axes":
+        for tensor in model.graph.initializer:
+            if tensor.dims == [3]:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([0, 2, 1]), tensor.name))
+    elif changed == "epsilon":
+        model.graph.initializer.remove(search.tensors[found["epsilon"]])
+    else:
+        monkeypatch.setattr(batch_norm, "MIN_PIXELS", 10**6)
+    search = NodeSearch(model.graph, list(model.graph.node), declared_types(model.graph))
+    assert reason in BatchNorm().check(search, found)
+    assert not list(search.found(BatchNorm(), {}))
