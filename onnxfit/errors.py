@@ -85,6 +85,8 @@ OTHER_NAMES = {
     "lora_dropout": ("dropout",),
     "loss_fn": ("loss",),
     "lr": ("learning_rate",),
+    **dict.fromkeys(("lr_mult", "lr_scale"), ("learning_rate_multipliers",)),
+    **dict.fromkeys(("no_weight_decay", "no_weight_decay_list"), ("exclude_from_weight_decay",)),
     "max_epochs": ("epochs",),
     "max_iter": ("epochs",),
     "mixed_precision": ("precision",),

@@ -91,22 +91,38 @@ def to_config(instance: Any) -> dict[str, Any]:
         else:
             default = field.default_factory()
         if field.init and value != default:
-            settings[field.name] = to_config(value) if dataclasses.is_dataclass(value) else value
+            settings[field.name] = _configured(value)
     config: dict[str, Any] = {"name": type(instance).__name__}
     if settings:
         config["settings"] = settings
     return config
 
 
+def _configured(value: Any) -> Any:
+    """Return a setting with `to_config` of the dataclasses in it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_config(value)
+    if isinstance(value, dict):
+        return {key: _configured(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_configured, value))
+    return value
+
+
 def from_config(config: Any, *modules: str) -> Any:
-    """Return the instance that `to_config` wrote as `config`; other values are returned unchanged.
+    """Return the instance that `to_config` wrote as `config`; other values are returned unchanged,
+    but for the instances in lists and dicts.
 
     Only the concrete dataclasses that the onnxfit modules called `modules` export are
     instantiated: nothing is imported, and no function is called. SettingError: the name is unknown,
     or the class does not take the settings.
     """
-    if not (isinstance(config, dict) and isinstance(config.get("name"), str)):
+    if isinstance(config, (list, tuple)):
+        return type(config)(from_config(entry, *modules) for entry in config)
+    if not isinstance(config, dict):
         return config
+    if not isinstance(config.get("name"), str):
+        return {key: from_config(entry, *modules) for key, entry in config.items()}
     name, settings = config["name"], config.get("settings", {})
     for module in modules:
         exports = sys.modules[module]

@@ -36,6 +36,7 @@ from onnxfit.optimizers import (
     Optimizer,
     RAdam,
     RMSprop,
+    WeightInfo,
     get_optimizer,
     learning_rate_at,
 )
@@ -65,14 +66,17 @@ def compiled(optimizer, specs):
     )
     weights = {name: op.input(name, dtype, shape) for name, dtype, shape in specs}
     gradients = {name: op.input(f"{name}/g", dtype, shape) for name, dtype, shape in specs}
+    infos = [WeightInfo(name, shape, np.dtype(dtype)) for name, dtype, shape in specs]
+    own = optimizer.for_weights(infos)
     arrays = {
-        name: initial_slots(optimizer, name, np.zeros(shape, dtype)) for name, dtype, shape in specs
+        name: initial_slots(own[name].optimizer, name, np.zeros(shape, dtype))
+        for name, dtype, shape in specs
     }
     slots = {
-        n: {s: op.input(f"{n}/{s}", a.dtype, a.shape) for s, a in own.items()}
-        for n, own in arrays.items()
+        n: {s: op.input(f"{n}/{s}", a.dtype, a.shape) for s, a in slots_of_one.items()}
+        for n, slots_of_one in arrays.items()
     }
-    weights_after, slots_after = apply_update(op, optimizer, weights, gradients, slots, lr, step)
+    weights_after, slots_after = apply_update(op, own, weights, gradients, slots, lr, step)
     nodes = [(node.op_type, node.name) for node in graph]
     outputs = []
     for name in weights:
@@ -94,7 +98,9 @@ class Update:
     def __init__(self, optimizer, weights):
         self.optimizer = optimizer
         self.weights = {name: np.array(w) for name, w in weights.items()}
-        self.slots = {name: initial_slots(optimizer, name, w) for name, w in weights.items()}
+        infos = [WeightInfo(name, w.shape, w.dtype) for name, w in weights.items()]
+        own = optimizer.for_weights(infos)
+        self.slots = {n: initial_slots(own[n].optimizer, n, w) for n, w in weights.items()}
         self.steps = 0
         specs = tuple((name, w.dtype, w.shape) for name, w in weights.items())
         self.session, self.nodes, self.dtypes, self.outputs = compiled(optimizer, specs)
@@ -858,7 +864,8 @@ def test_fused_weights_stay_in_the_cache(monkeypatch):
     sizes = {"a": 50, "b": 50, "c": 1, "large": 61, "d": 60, "e": 39, "f": 60, "none": 0}
     weights = {name: np.ones(n, np.float32) for name, n in sizes.items()}
     slots = {name: initial_slots(Adam(), name, w) for name, w in weights.items()}
-    assert fused_weights(Adam(), weights, slots) == [["a", "b"], ["c", "d", "e"]]
+    infos = [WeightInfo(name, w.shape, w.dtype) for name, w in weights.items()]
+    assert fused_weights(Adam().for_weights(infos), weights, slots) == [["a", "b"], ["c", "d", "e"]]
 
 
 @pytest.mark.parametrize("gradient", SOURCES)

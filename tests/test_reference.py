@@ -84,6 +84,7 @@ def test_the_page_has_every_class(entries: dict[str, str]) -> None:
         "metrics.EpochMetric",
         "metrics.ExternalMetric",
         "metrics.WordErrorRate",
+        "optimizers.Groups",
     }
 
 

@@ -30,7 +30,7 @@ struct Training {
     manifest = Json::parse({text.data(), text.size()});
     require(manifest["version"].text == "1", "the manifest has another version");
     require(!manifest["graphs"].has("scalars"), "write the folder with target=\"onnxruntime\"");
-    require(manifest["learning_rate"]["schedule"].null(), "a schedule is computed in Python alone");
+    require(std::string(&text[0], text.size()).find("\"schedule\": {") + 1 == 0, "it has a schedule");
     file = read(folder + "/state.safetensors");
     const uint64_t size = *reinterpret_cast<uint64_t*>(file.data());
     const Json header = Json::parse({&file[8], &file[8] + size});

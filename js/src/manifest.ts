@@ -8,7 +8,7 @@ import { BYTES, type TensorType } from "./tensors.js";
 const FORMAT = "onnxfit-training-folder";
 const VERSION = 1;
 // Roles of the inputs that are fed in addition to the state.
-const FED = ["x", "y", "sample_weight", "learning_rate", "step", "seed", "scalar"];
+const FED = ["x", "y", "sample_weight", "learning_rate", "step", "seed", "scalar", "schedule"];
 
 /** A tensor of a graph or of the state. An entry of `shape` is null or a text where it is open. */
 export interface TensorSpec {
@@ -20,6 +20,8 @@ export interface TensorSpec {
 export interface GraphTensor extends TensorSpec {
   role: string;
   of?: string | null;
+  /** Only of the role "schedule": the schedule whose value is the input. */
+  schedule?: ScheduleDescription;
   /** Only of labels, and absent in folders of older versions. */
   labels?: AllowedLabels;
 }
@@ -130,8 +132,12 @@ const allowedLabels = fields({
   values: orNull(listOf(number)),
   ignored: orNull(number),
 });
+const schedule = fields({ name: text, settings: record });
 const graphTensor: Check = (value) =>
-  tensor(value) && text(value.role) && (value.labels === undefined || allowedLabels(value.labels));
+  tensor(value) &&
+  text(value.role) &&
+  (value.labels === undefined || allowedLabels(value.labels)) &&
+  (value.role !== "schedule" || schedule(value.schedule));
 const stateTensor: Check = (value) =>
   named(value) && fields({ shape: listOf(count), kind: text, output: orNull(text) })(value);
 const program = fields({
@@ -170,7 +176,7 @@ const MANIFEST: Record<string, Check> = {
   metrics: listOf(fields({ name: text, output: text, metric: text })),
   learning_rate: fields({
     value: number,
-    schedule: orNull(fields({ name: text, settings: record })),
+    schedule: orNull(schedule),
   }),
   random: fields({ seed: (seed) => Number.isSafeInteger(seed) }),
   order: fields({ function: text, seed: (seed) => Number.isSafeInteger(seed) }),

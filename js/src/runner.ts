@@ -6,6 +6,7 @@ import { ModelError, shown } from "./errors.js";
 import type { TrainingFolder } from "./folder.js";
 import type { Graph, GraphName, Manifest } from "./manifest.js";
 import { computeScalars } from "./scalars.js";
+import { scheduleOf } from "./schedules.js";
 import { Counters, parseState, stateBytes } from "./state.js";
 import { BYTES, sizeOf, type TypedTensor, zeros } from "./tensors.js";
 import { Tracker } from "./tracker.js";
@@ -170,7 +171,8 @@ export class Runner {
     };
     const feeds: Feeds = {};
     for (const input of this.manifest.graphs[name]?.inputs ?? []) {
-      const value = values[input.role];
+      const { schedule } = input;
+      const value = schedule ? scheduleOf(schedule)(this.counters.global_step) : values[input.role];
       if (value === undefined) continue;
       const data = zeros(input.type, 1);
       const isBig = BYTES[input.type] === 8 && input.type !== "float64";

@@ -119,6 +119,9 @@ def networks() -> dict[str, tuple[onnx.ModelProto, dict[str, Any], Array, dict[s
     decay = onnxfit.schedules.Warmup(onnxfit.schedules.Cosine(0.02, decay_steps=30), steps=5)
     adam = {**accuracy, "optimizer": "adam"}
     momentum = onnxfit.optimizers.SGD(decay, momentum=0.9)
+    groups = onnxfit.optimizers.Groups(
+        {"b*": momentum, "w1": {"learning_rate": 0.01}}, default="adam", layer_decay=0.8
+    )
     web = {"target": "web"}
     return {
         "cnn": (cnn(), adam, image, web),
@@ -129,6 +132,7 @@ def networks() -> dict[str, tuple[onnx.ModelProto, dict[str, Any], Array, dict[s
         "frozen": (mlp(), {**adam, "weights": ["w3", "b3"]}, flat, web),
         "adapters": (mlp(), {**adam, "adapters": onnxfit.LoRA(rank=2, target="w*")}, flat, web),
         "schedule": (mlp(), {**accuracy, "optimizer": momentum}, flat, web),
+        "groups": (mlp(), {**accuracy, "optimizer": groups}, flat, web),
         "lstm": (lstm(), adam, digits((8, 8), np.float32, 16), web),
         "transformer": (transformer(), adam, digits((64,), np.int64, 1), web),
     }

@@ -35,6 +35,7 @@ for (const name of [
   "frozen",
   "adapters",
   "schedule",
+  "groups",
   "lstm",
   "transformer",
 ]) {

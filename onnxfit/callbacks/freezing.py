@@ -54,7 +54,8 @@ class _Freezing(Callback):
 
     def _warn_of_first_steps(self, thawed: list[str]) -> None:
         """Warn if the first steps of weights that were frozen are many times too large."""
-        if isinstance(self.trainer.optimizer, NAdam) and self.trainer.global_step >= 16:
+        members = self.trainer.optimizer.members
+        if self.trainer.global_step >= 16 and any(isinstance(one, NAdam) for one in members):
             warn_user(
                 "NAdam counts all updates, also those in which a weight was frozen. The first steps"
                 f" of {listed_names(thawed)} are therefore 4 to 44 times as large as for a new"

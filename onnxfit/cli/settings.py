@@ -108,7 +108,7 @@ def parse_optimizer(text: str, learning_rate: str | None) -> optimizers.Optimize
         rate: Any = float(learning_rate)
     except ValueError:
         rate = _instance("schedule or number", learning_rate, schedules, schedules.Schedule)
-    return dataclasses.replace(optimizer, learning_rate=rate)
+    return optimizer.with_learning_rate(rate)
 
 
 QUANTIZATION = ("scales", "observe", "weights", "temperature", "teacher_weight")

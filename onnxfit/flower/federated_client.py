@@ -168,14 +168,13 @@ class FlowerClient:
         trainer = self.trainer
         if learning_rate is not None:
             trainer.learning_rate = learning_rate  # raises its errors before anything changes
+        recipe = training_of(trainer).recipe
         slots = {
             names.slot(name, slot): value
-            for name in trainer.settings["weights"]
-            for slot, value in initial_slots(
-                trainer.optimizer.settings, name, weights[name]
-            ).items()
+            for name, one in recipe.optimizers.items()
+            for slot, value in initial_slots(one.optimizer, name, weights[name]).items()
         }
-        slots |= training_of(trainer).recipe.loss_scale
+        slots |= recipe.loss_scale
         state = trainer.get_state()
         rate = self._learning_rate if learning_rate is None else learning_rate
         counters = {**state["counters"], "epoch": 0, "global_step": 0, "window": 0}

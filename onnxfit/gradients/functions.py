@@ -30,6 +30,7 @@ from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, values_of
 from onnxfit.load.opset import IR_VERSION, OPSET
+from onnxfit.optimizers import WeightInfo
 from onnxfit.registry import snake_case
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def update_function(
 ) -> onnx.ModelProto:
     """Build the update of one weight as a model; `Optimizer.build_onnx_function` describes it."""
     op = new_function(optimizer)
+    own = optimizer.for_weights([WeightInfo(name, tuple(shape), np.dtype(dtype))])
     wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
     w = op.input("weight", dtype, shape)
     g = op.input("gradient", dtype, shape)
@@ -83,11 +85,11 @@ def update_function(
     updates = op.input("step", np.int64, ())
     slots = {
         spec.name: op.input(names.slot("weight", spec.name), spec.dtype, spec.shape or ())
-        for spec in _slot_specs(optimizer, name, shape, w.dtype)
+        for spec in _slot_specs(own[name].optimizer, name, shape, w.dtype)
     }
     with op.scope(scopes.OPTIMIZER):
         step = op.cast(updates, np.float64) + 1
-    weights, next_slots = apply_update(op, optimizer, {name: w}, {name: g}, {name: slots}, lr, step)
+    weights, next_slots = apply_update(op, own, {name: w}, {name: g}, {name: slots}, lr, step)
     op.output(names.updated("weight"), weights[name])
     for slot, value in next_slots[name].items():
         op.output(names.updated(names.slot("weight", slot)), value)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.values import GraphBuilder, Value
 
 if TYPE_CHECKING:
-    from onnxfit.optimizers import Optimizer
+    from onnxfit.optimizers import Optimizer, WeightOptimizer
 
 Array = npt.NDArray[Any]
 Bounds = Mapping[str, tuple[Array, Array]]  # weight -> its least and its greatest numbers
@@ -27,7 +25,7 @@ NO_FROZEN_ROWS: FrozenRows = MappingProxyType({})
 
 def apply_update(
     op: GraphBuilder,
-    optimizer: Optimizer,
+    optimizers: Mapping[str, WeightOptimizer],
     weights: Mapping[str, Value],
     gradients: Mapping[str, Value],
     slots: Mapping[str, Mapping[str, Value]],
@@ -40,26 +38,31 @@ def apply_update(
 ) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
     """Return the next value of every weight and of every slot.
 
+    - `optimizers`: weight -> its update, as `Optimizer.for_weights` returns them.
     - `slots`: weight -> slot -> value, in the order of `initial_slots(optimizer, name, w)`.
-    - `lr`: a scalar, the learning rate before the optimizer's multipliers.
+    - `lr`: a scalar, the learning rate of the Trainer before multipliers.
     - `step`: a float64 scalar, 1 for the first update.
     - `scaled`: the gradients are already multiplied by the learning rate; the optimizer is
       `is_plain_sgd`.
     - `bounds`: weight -> two arrays of its shape, to which its numbers are clamped.
     - `frozen_rows`: weight -> rows that keep their numbers, also under weight decay.
 
-    Raises SettingError if the optimizer's `update` changes the number of values, or the type or
-    shape of a value.
+    Adds a scalar input `names.scheduled(i)` for each schedule of `schedules_of` that the weights
+    follow. Raises SettingError if the optimizer's `update` changes the number of values, or the
+    type or shape of a value.
     """
-    # Weights of one element type, learning rate and weight decay share these scalars.
+    # Weights of one element type and the same settings share these scalars.
     shared: dict[Any, tuple[Value | None, tuple[Value, ...]]] = {}
+    scheduled = _ScheduledInputs(op, schedules_of(optimizers.values()))
     next_weights: dict[str, Value] = {}
     next_slots: dict[str, dict[str, Value]] = {}
     for name, w in weights.items():
-        rule, factor = optimizer_for(optimizer, name)
-        group = (w.dtype, factor, rule.weight_decay)
+        settings = optimizers[name]
+        rule, factor = settings.optimizer, settings.multiplier
+        group = w.dtype, id(settings)
         if group not in shared:
-            shared[group] = _shared_scalars(op, rule, factor, lr, step, w)
+            rate = lr if settings.schedule is None else scheduled.value(settings.schedule)
+            shared[group] = _shared_scalars(op, rule, factor, rate, step, w)
         undecayed, coefficients = shared[group]
         own = dict(slots[name])
         average = own.pop(names.EMA, None) if rule.ema_momentum is not None else None
@@ -109,19 +112,29 @@ def _shared_scalars(
         return undecayed, rule.coefficients(op, rate, step)
 
 
-def optimizer_for(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
-    """Return the optimizer with its settings for the weight `name`, and the multiplier of the
-    weight's learning rate.
-    """
-    factor = 1.0
-    for pattern, multiplier in optimizer.learning_rate_multipliers.items():
-        if fnmatchcase(name, pattern):
-            factor = float(multiplier)
-            break
-    excluded = any(fnmatchcase(name, pattern) for pattern in optimizer.exclude_from_weight_decay)
-    if optimizer.weight_decay and excluded:
-        optimizer = replace(optimizer, weight_decay=0.0)
-    return optimizer, factor
+def schedules_of(optimizers: Iterable[WeightOptimizer]) -> list[Callable[[int], float]]:
+    """Return the schedules that weights follow besides the Trainer's learning rate, once each."""
+    found: list[Callable[[int], float]] = []
+    for one in optimizers:
+        if one.schedule is not None and one.schedule not in found:
+            found.append(one.schedule)
+    return found
+
+
+class _ScheduledInputs:
+    """The inputs of a graph for the values of schedules, added when they are first used."""
+
+    def __init__(self, op: GraphBuilder, schedules: Sequence[Callable[[int], float]]) -> None:
+        self._op = op
+        self._schedules = schedules
+        self._values: dict[int, Value] = {}
+
+    def value(self, schedule: Callable[[int], float]) -> Value:
+        """Return the input, a float64, for the value of a schedule."""
+        number = self._schedules.index(schedule)
+        if number not in self._values:
+            self._values[number] = self._op.input(names.scheduled(number), np.float64, ())
+        return self._values[number]
 
 
 def _check_returned(

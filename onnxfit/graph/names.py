@@ -25,6 +25,7 @@ SKIPPED_STEPS = "train/skipped_steps"
 SHARED = "train/shared_loss"
 SHARE = "train/share"  # the rows of this rank, divided by those of the whole batch, float64
 GRADIENT_NORM = "train/gradient_norm"  # the common L2 norm of all gradients before clipping
+SCHEDULED = "train/scheduled/"  # the start of the name of each scheduled value of a step
 METRIC = "train/metric/"  # the start of the name of each sum of a metric
 READ = "train/read/"  # the start of the name of a value that only a loss reads
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
@@ -106,6 +107,11 @@ def metric_of_sum(name: str) -> tuple[str, str] | None:
 def share(output: str) -> str:
     """Return the name of this rank's divisor of an output's loss, divided by that of all ranks."""
     return f"train/{output}_share"
+
+
+def scheduled(number: int) -> str:
+    """Return the name of the value of a schedule that only some weights follow."""
+    return f"{SCHEDULED}{number}"
 
 
 def slot(weight: str, name: str) -> str:

@@ -156,6 +156,7 @@ class FunctionalModel:
             objectives={},
             penalties={},
             optimizer=SGD(),  # not used: the caller updates the weights
+            optimizers={},
             gradient=gradient_source(gradient),
             slots={},
             batch_norm=batch_norm,

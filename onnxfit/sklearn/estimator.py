@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -264,7 +263,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         if self.optimizer is not None:
             optimizer = get_optimizer(self.optimizer)
         if self.learning_rate is not None:
-            optimizer = dataclasses.replace(optimizer, learning_rate=self.learning_rate)
+            optimizer = optimizer.with_learning_rate(self.learning_rate)
         names = ["weights", "penalty", "backend", "gradient", "device", "quantization", "adapters"]
         own = {name: getattr(self, name) for name in names}
         return {"optimizer": optimizer, "threads": self._threads(), **own}

@@ -86,7 +86,10 @@ def is_scaled(recipe: Recipe) -> bool:
 
     An update w - lr g allows this, if nothing else reads the gradient.
     """
-    if not recipe.optimizer.is_plain_sgd or recipe.norms != "none":
+    if recipe.norms != "none":
+        return False
+    own = {id(one): one for one in recipe.optimizers.values()}.values()
+    if not all(one.optimizer.is_plain_sgd and one.schedule is None for one in own):
         return False
     if recipe.clip_norm is not None or recipe.precision.scales_loss:
         return False

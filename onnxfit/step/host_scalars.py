@@ -20,6 +20,12 @@ from onnxfit.graph.values import GraphBuilder, values_of
 from onnxfit.step.finish import prune
 
 SOURCES = (names.LEARNING_RATE, names.STEP, names.SEED)
+
+
+def _is_source(name: str | None) -> bool:
+    return name is not None and (name in SOURCES or name.startswith(names.SCHEDULED))
+
+
 # maximum number of elements of a tensor that a host computes; a key of Dropout has 8
 MAX_HOST_ELEMENTS = 16
 # the operators and element types that hosts compute; docs/training-folder.md describes them
@@ -49,14 +55,14 @@ def cut_host_scalars(step: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.Model
     _read_as_inputs(rest.graph, border)
     values = values_of(host.graph)
     host.graph.outputs[:] = [values[name] for name in border]
-    host.graph.inputs[:] = [value for value in host.graph.inputs if value.name in SOURCES]
+    host.graph.inputs[:] = [value for value in host.graph.inputs if _is_source(value.name)]
     return _finished(rest.graph), _finished(host.graph)
 
 
 def _border(graph: ir.Graph) -> list[str]:
     """Return the values that the host computes and that other nodes or a caller read."""
     constant = set(graph.initializers.values())
-    known = {value for value in graph.inputs if value.name in SOURCES}
+    known = {value for value in graph.inputs if _is_source(value.name)}
     on_host: set[ir.Node] = set()
     for node in graph:
         reads = {value for value in node.inputs if value is not None}

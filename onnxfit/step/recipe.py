@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,9 +22,10 @@ from onnxfit.gradients.update import (
     Bounds,
     FrozenRows,
     initial_slots_to_read,
-    optimizer_for,
+    schedules_of,
 )
 from onnxfit.graph import names, tensors
+from onnxfit.graph.layers import layers_after
 from onnxfit.graph.model import spec_of, tensor_outputs
 from onnxfit.graph.quantized import quantized_weights
 from onnxfit.graph.spec import TensorSpec
@@ -34,7 +35,7 @@ from onnxfit.load.batch_axis import BatchLayout
 from onnxfit.load.normalize import normalize
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.load.training_form import keep_batch_norms, unmeasured_batch_norms, updated_statistics
-from onnxfit.optimizers import Optimizer, get_optimizer
+from onnxfit.optimizers import Optimizer, WeightInfo, WeightOptimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
 from onnxfit.step.distillation import Distillation, Teacher
 from onnxfit.step.frozen_rows import frozen_rows
@@ -76,6 +77,7 @@ class Recipe:
     objectives: Mapping[str, Objective]
     penalties: Mapping[str, Penalty]
     optimizer: Optimizer
+    optimizers: Mapping[str, WeightOptimizer]
     gradient: GradientSource
     slots: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
     metrics: tuple[OutputMetric, ...] = ()
@@ -201,8 +203,9 @@ class Recipe:
         dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
         own = trainable.bounds
         penalties = penalties_for(settings.penalty, [name for name in weights if name not in own])
-        _check_settings_fit(dtypes, optimizer, penalties)
-        slots = _initial_slots(optimizer, initializers, weights)
+        optimizers = _optimizers(optimizer, normalized, weights)
+        _check_settings_fit(dtypes, optimizers, penalties)
+        slots = _initial_slots(optimizers, initializers)
         keep_batch_norms(normalized, settings.batch_norm)
         recipe = cls(
             model=normalized,
@@ -210,6 +213,7 @@ class Recipe:
             objectives=objectives,
             penalties=penalties,
             optimizer=optimizer,
+            optimizers=optimizers,
             gradient=_gradient_source(settings, precision),
             device=forms_of_device(settings.device),
             slots=slots,
@@ -240,9 +244,16 @@ class Recipe:
         model = normalize(trainable.model)
         initializers = model.graph.initializers
         dtypes = {name: spec_of(initializers[name]).dtype for name in self.weights}
-        _check_settings_fit(dtypes, optimizer, self.penalties)
-        slots = _initial_slots(optimizer, initializers, self.weights)
-        return replace(self, model=model, optimizer=optimizer, slots=slots, layout=trainable.layout)
+        optimizers = _optimizers(optimizer, model, self.weights)
+        _check_settings_fit(dtypes, optimizers, self.penalties)
+        return replace(
+            self,
+            model=model,
+            optimizer=optimizer,
+            optimizers=optimizers,
+            slots=_initial_slots(optimizers, initializers),
+            layout=trainable.layout,
+        )
 
     def for_device(self, device: str) -> Recipe:
         """Return the recipe whose graphs have the forms for a kind of device.
@@ -299,11 +310,18 @@ class Recipe:
     def max_learning_rate(self) -> float:
         """The largest learning rate that, times each weight's multiplier, fits its element type."""
         initializers = self.model.graph.initializers
-        rates = []
-        for name in self.weights:
-            _, multiplier = optimizer_for(self.optimizer, name)
-            rates.append(largest(spec_of(initializers[name]).dtype) / max(multiplier, 1.0))
+        rates = [
+            largest(spec_of(initializers[name]).dtype) / max(one.multiplier, 1.0)
+            for name, one in self.optimizers.items()
+            if one.schedule is None
+        ]
         return min(rates, default=math.inf)
+
+    @cached_property
+    def schedules(self) -> dict[str, Callable[[int], float]]:
+        """The schedules that only some weights follow, by the inputs that have their values."""
+        found = schedules_of(self.optimizers.values())
+        return {names.scheduled(i): schedule for i, schedule in enumerate(found)}
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -383,13 +401,24 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
     return initializer.const_value.numpy()
 
 
+def _optimizers(
+    optimizer: Optimizer, model: ir.Model, weights: Sequence[str]
+) -> dict[str, WeightOptimizer]:
+    """Return the update of each weight."""
+    after = layers_after(model.graph) if optimizer.needs_layers else {}
+    specs = (spec_of(model.graph.initializers[name]) for name in weights)
+    return optimizer.for_weights(
+        [WeightInfo(s.name, s.shape or (), s.dtype, after.get(s.name, 0)) for s in specs]
+    )
+
+
 def _initial_slots(
-    optimizer: Optimizer, initializers: Mapping[str, ir.Value], weights: Sequence[str]
+    optimizers: Mapping[str, WeightOptimizer], initializers: Mapping[str, ir.Value]
 ) -> dict[str, Mapping[str, np.ndarray[Any, Any]]]:
     """Return each weight's slots before the first update."""
     return {
-        name: initial_slots_to_read(optimizer, name, _array_of(initializers[name]))
-        for name in weights
+        name: initial_slots_to_read(one.optimizer, name, _array_of(initializers[name]))
+        for name, one in optimizers.items()
     }
 
 
@@ -447,17 +476,20 @@ def _teacher(
 
 
 def _check_settings_fit(
-    dtypes: Mapping[str, np.dtype[Any]], optimizer: Optimizer, penalties: Mapping[str, Penalty]
+    dtypes: Mapping[str, np.dtype[Any]],
+    optimizers: Mapping[str, WeightOptimizer],
+    penalties: Mapping[str, Penalty],
 ) -> None:
     """Raise SettingError if a number of the optimizer or of a penalty does not fit a weight.
 
     `dtypes` has the element types of the weights by name.
     """
-    fitting: set[np.dtype[Any]] = set()  # element types that the optimizer's numbers fit
+    fitting: set[tuple[np.dtype[Any], int]] = set()  # element types that the numbers fit
     for name, dtype in dtypes.items():
-        if dtype not in fitting:
+        optimizer = optimizers[name].optimizer
+        if (dtype, id(optimizer)) not in fitting:
             check_fits(optimizer, dtype, f"weight {name!r}")
-            fitting.add(dtype)
+            fitting.add((dtype, id(optimizer)))
         check_fits(penalties.get(name), dtype, f"weight {name!r}")
 
 

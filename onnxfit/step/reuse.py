@@ -22,7 +22,7 @@ from onnxfit.gradients.table import RULES
 from onnxfit.graph.dense import NETWORK, PRODUCER
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.trainable import TrainableModel
-from onnxfit.optimizers import get_optimizer
+from onnxfit.optimizers import Groups, get_optimizer
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 
@@ -141,8 +141,10 @@ def _key(trainable: TrainableModel, settings: TrainerSettings) -> Hashable:
     if any(chosen[name] != defaults[name] for name in chosen.keys() - SETTINGS):
         raise NotReusableError
     optimizer = get_optimizer(settings.optimizer)
+    if isinstance(optimizer, Groups):  # the ratios of its learning rates are constants of the graph
+        raise NotReusableError
     if not callable(optimizer.learning_rate):
-        optimizer = dataclasses.replace(optimizer, learning_rate=0.0)
+        optimizer = optimizer.with_learning_rate(0.0)
     chosen |= {"optimizer": optimizer, "seed": 0}
     rules = tuple(map(id, RULES.values()))
     return _structure(trainable.file), _hashable(chosen), rules

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.gradients.update import NO_BOUNDS, Bounds, apply_update, optimizer_for
+from onnxfit.gradients.update import NO_BOUNDS, Bounds, apply_update
 from onnxfit.graph import names, scopes
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.sums import sum_of_squares
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.optimizers import Optimizer
+from onnxfit.optimizers import Optimizer, WeightOptimizer
 from onnxfit.step.frozen_rows import without_frozen_rows
 from onnxfit.step.limits import largest, norm_dtype
 from onnxfit.step.loss_scale import GuardedUpdate
@@ -115,7 +115,7 @@ def add_update(
         clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value, norm)
     next_weights, next_slots = apply_update(
         op,
-        recipe.optimizer,
+        recipe.optimizers,
         weights,
         clipped,
         slots,
@@ -275,7 +275,7 @@ def clip_gradients(
 
 
 def fused_weights(
-    optimizer: Optimizer,
+    optimizers: Mapping[str, WeightOptimizer],
     weights: Mapping[str, Array],
     slots: Mapping[str, Mapping[str, Array]],
     bounds: Bounds = NO_BOUNDS,
@@ -284,15 +284,14 @@ def fused_weights(
     """Group small weights whose update can run on one concatenated tensor, because the operators
     of an update cost more than their elements.
 
-    Skip weights without slots; their update is only one or two operators. `bounds` are as for
-    `apply_update`, and `device` as for GraphBuilder.
+    Skip weights without slots; their update is only one or two operators. `optimizers` and `bounds`
+    are as for `apply_update`, and `device` as for GraphBuilder.
     """
     limits = limits_of(device)
     alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
-        if _can_be_fused(optimizer, w, slots[name], limits):
-            rule, factor = optimizer_for(optimizer, name)
-            key = w.dtype, factor, rule.weight_decay, name in bounds
+        if _can_be_fused(optimizers[name].optimizer, w, slots[name], limits):
+            key = w.dtype, id(optimizers[name]), name in bounds
             alike.setdefault(key, []).append(name)
     groups = [g for some in alike.values() for g in _bounded_groups(some, weights, limits.tensor)]
     return [group for group in groups if len(group) > 1]

@@ -29,9 +29,9 @@ class LearningRate(float):
 class OptimizerView:
     """The settings of an optimizer, whose `learning_rate` (or `lr`) is the one in force.
 
-    Setting the learning rate sets `trainer.learning_rate`, with its errors. `settings` is the
-    optimizer as it was given. SettingError: another setting is set; it is part of the compiled
-    step.
+    Setting the learning rate sets `trainer.learning_rate`, with its errors. `learning_rates` maps
+    each trained weight to its rate. `settings` is the optimizer as it was given. SettingError:
+    another setting is set; it is part of the compiled step.
     """
 
     def __init__(self, optimizer: Optimizer, state: TrainingState) -> None:
@@ -46,6 +46,12 @@ class OptimizerView:
         """The optimizer as it was given, whose `learning_rate` is a number or a schedule."""
         optimizer: Optimizer = self._optimizer
         return optimizer
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """The learning rate of each trained weight for the next update."""
+        rates: dict[str, float] = self._state.learning_rates
+        return rates
 
     def __getattr__(self, name: str) -> Any:
         if name in ("learning_rate", "lr"):

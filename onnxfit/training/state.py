@@ -11,7 +11,7 @@ from onnxfit.checks import is_finite, is_number, shortened
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, listed_names
 from onnxfit.files import COUNT, RATE, optional
 from onnxfit.graph.weights import matching
-from onnxfit.optimizers import learning_rate_at
+from onnxfit.optimizers import learning_rate_at, rate_at
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.carried import CarriedStates
@@ -48,13 +48,21 @@ class TrainingState:
         self.global_step = 0
         self.global_batch = 0
         self.samples_seen = 0
-        self.first_step = 0
         self.averaged_step = 0
         rate = recipe.optimizer.learning_rate
         self.fixed_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self.fixed_rate or 0.0)
         self.frozen = FrozenTensors(backend.state)
         self.carried = carried
+
+    @property
+    def first_step(self) -> int:
+        """The update before which the optimizer's slots began; the backend has it."""
+        return self._backend.first_step
+
+    @first_step.setter
+    def first_step(self, value: int) -> None:
+        self._backend.first_step = value
 
     @property
     def updates(self) -> int:
@@ -84,6 +92,16 @@ class TrainingState:
             )
         self._check_learning_rate(float(value))
         self.fixed_rate = float(value)
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """Learning rate of each trained weight for the next update."""
+        common = self.learning_rate
+        return {
+            name: one.multiplier
+            * (common if one.schedule is None else rate_at(one.schedule, self.global_step))
+            for name, one in self._recipe.optimizers.items()
+        }
 
     def _check_learning_rate(self, rate: float) -> None:
         """Raise SettingError for a rate that the element type of a weight cannot represent."""

@@ -19,6 +19,7 @@ from onnxfit.graph.sharing import reader_counts
 from onnxfit.graph.weights import weight_reasons
 from onnxfit.losses import Function, Joint
 from onnxfit.losses.base import loss_name
+from onnxfit.optimizers import Groups
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
@@ -127,6 +128,7 @@ def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     for i, line in enumerate(recipe.layout.lines()):
         lines.append(f"{'' if i else 'batch':10} {line}")
     lines.append(f"optimizer  {concise(recipe.optimizer, shown=['learning_rate'])}")
+    lines += _group_lines(recipe)
     changed = [
         f"{field.name}={concise(settings[field.name])}"
         for field in dataclasses.fields(TrainerSettings)
@@ -137,6 +139,19 @@ def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     if changed:
         lines.append(f"settings   {', '.join(changed)}")
     return [clean(line) for line in lines]
+
+
+def _group_lines(recipe: Recipe) -> list[str]:
+    """Return the settings of the weights in `Groups`, with the number of weights that have them."""
+    if not isinstance(recipe.optimizer, Groups):
+        return []
+    lines = []
+    for one in {id(one): one for one in recipe.optimizers.values()}.values():
+        names = [name for name, other in recipe.optimizers.items() if other is one]
+        rate = "the learning rate" if one.schedule is None else concise(one.schedule)
+        text = concise(one.optimizer, hidden=["learning_rate"])
+        lines.append(f"  {count(len(names), 'weight')}: {text} with {rate} × {one.multiplier:.4g}")
+    return lines
 
 
 def _is_default(value: object, default: object) -> bool:

@@ -60,6 +60,10 @@ def _role(role: str, of: str | None = None) -> Json:
 def _input_roles(recipe: Recipe) -> dict[str, Json]:
     roles = {name: _role(role) for name, role in ROLES.items()}
     roles |= {name: _role("state") for name in _state_names(recipe)}
+    roles |= {
+        name: {**_role("schedule"), "schedule": described_object(schedule)}
+        for name, schedule in recipe.schedules.items()
+    }
     roles |= {spec.name: _role("x") for spec in recipe.inputs}
     for name, target in recipe.targets.items():
         roles[target.input] = {**_role("y", name), "labels": described_labels(target.allowed)}

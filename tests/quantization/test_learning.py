@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from onnxfit import DivergenceError, ModelError, Quantization, SettingError, Trainer
 from onnxfit.gradients.backward import gradients
 from onnxfit.graph.values import GraphBuilder
-from onnxfit.optimizers import SGD, Adam
+from onnxfit.optimizers import SGD, Adam, WeightInfo
 from onnxfit.quantization import learning
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.step.update import fused_weights
@@ -364,7 +364,11 @@ def test_bounded_weights_are_fused_among_themselves() -> None:
     weights = {name: np.ones(3, np.float32) for name in "abcd"}
     slots = {name: {"m": np.zeros(3, np.float32)} for name in "abcd"}
     bounds = {name: (np.zeros(3), np.ones(3)) for name in "bd"}
-    assert fused_weights(Adam(), weights, slots, bounds) == [["a", "c"], ["b", "d"]]
+    infos = [WeightInfo(name, w.shape, w.dtype) for name, w in weights.items()]
+    assert fused_weights(Adam().for_weights(infos), weights, slots, bounds) == [
+        ["a", "c"],
+        ["b", "d"],
+    ]
 
 
 def test_a_penalty_leaves_scales_alone() -> None:

@@ -36,6 +36,8 @@ class Host:
                 value = self.state[tensor["name"]]
             elif tensor["role"] in numbers:
                 value = numbers[tensor["role"]]
+            elif tensor["role"] == "schedule":
+                value = scheduled(tensor["schedule"], int(self.state[step]))
             elif tensor["role"] == "y":
                 value = arrays["y:" + tensor["of"]]
             else:
@@ -127,3 +129,10 @@ def mix(x: int) -> int:
     x = (x ^ x >> 16) * 0x7FEB352D % 2**32
     x = (x ^ x >> 15) * 0x846CA68B % 2**32
     return x ^ x >> 16
+
+
+def scheduled(schedule: dict[str, object], step: int) -> float:
+    """The value of onnxfit.schedules.Step."""
+    assert schedule["name"] == "Step"
+    settings = schedule["settings"]
+    return settings["learning_rate"] * settings["gamma"] ** (step // settings["step_size"])

@@ -160,6 +160,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "averages": {"optimizer": onnxfit.optimizers.Adam(0.01, ema_momentum=0.9)},
     "a large rate": {"optimizer": 0.3},
     "float64 bounds": {"clip_norm": float("inf")},
+    "groups": {
+        "optimizer": onnxfit.optimizers.Groups(
+            [
+                {"weights": "fc0.*", "learning_rate": 0.01, "weight_decay": 0.1},
+                {"weights": "*.bias", "learning_rate": onnxfit.schedules.Step(0.1, 2, 0.5)},
+            ],
+            default=onnxfit.optimizers.Adam(0.002),
+            layer_decay=0.75,
+        )
+    },
 }
 
 
@@ -167,6 +177,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_settings_train_alike_in_a_host(name: str, tmp_path: Path) -> None:
     trainer = Trainer(mlp(), **{"loss": "mse", **SETTINGS[name]})
     assert_same_training(trainer, tmp_path)
+
+
+@pytest.mark.parametrize("target", ["web", "webgpu"])
+def test_groups_train_in_a_browsers_step_as_in_ours(target: str, tmp_path: Path) -> None:
+    trainer = Trainer(mlp(), loss="mse", **SETTINGS["groups"])
+    host = assert_same_training(trainer, tmp_path, exact=False, target=target)
+    scalars = host.graphs["scalars"]["inputs"]
+    assert [t["schedule"]["name"] for t in scalars if t["role"] == "schedule"] == ["Step"]
 
 
 def own_loss() -> onnx.ModelProto:

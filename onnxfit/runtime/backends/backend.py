@@ -17,6 +17,7 @@ from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
+from onnxfit.optimizers import rate_at
 from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
 from onnxfit.runtime.backends.inference_sessions import DeployedModel, InferenceSessions
 from onnxfit.runtime.backends.inputs import run_on, share_of_rows, specs_of, write_scalars
@@ -108,6 +109,7 @@ class Backend(ABC):
         self.window = 0
         self._start: tuple[Savepoint, int]  # the state before the running step
         self._window_after = 0  # `window` of the running step, while user code sees the one before
+        self.first_step = 0  # the update before which the optimizer's slots began
         self.accumulate = accumulate
         self.can_accumulate = accumulate > 1
         self.on_gradients: Callable[[dict[str, Array]], None] | None = None
@@ -250,11 +252,20 @@ class Backend(ABC):
             return False
         session = self.batchless_session("update")
         session.feeds[names.WINDOW][()] = self.window
-        write_scalars(session, learning_rate, step, 0)
+        self.write_scalars(session, learning_rate, step, 0)
         session.run()
         self.window = 0
         self.last_update = session
         return True
+
+    def write_scalars(
+        self, session: BoundSession, learning_rate: float, step: int, seed: int
+    ) -> None:
+        """Write the scalars of a step into the session's inputs for them."""
+        write_scalars(session, learning_rate, step, seed)
+        for name, schedule in self.recipe.schedules.items():
+            if name in session.feeds:
+                session.feeds[name][()] = rate_at(schedule, self.first_step + step)
 
     @property
     def is_reduced(self) -> bool:

@@ -18,7 +18,7 @@ from onnxfit.graph import names
 from onnxfit.losses import NLL
 from onnxfit.runtime.backends.backend import Array, Backend
 from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
-from onnxfit.runtime.backends.inputs import share_of_rows, write_batch, write_scalars
+from onnxfit.runtime.backends.inputs import share_of_rows, write_batch
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.backends.two_sessions import compile_passes
 from onnxfit.runtime.reduction import GradientReduction
@@ -110,7 +110,7 @@ class ForwardBackwardBackend(Backend):
 
     def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
         session = self.batchless_session("apply")
-        write_scalars(session, learning_rate, step, 0)
+        self.write_scalars(session, learning_rate, step, 0)
         session.run({names.gradient(name): value for name, value in gradients.items()})
         self.last_update = session
 

@@ -11,7 +11,7 @@ import onnx
 from onnxfit.data import Batch
 from onnxfit.graph import names
 from onnxfit.runtime.backends.backend import Array, Backend
-from onnxfit.runtime.backends.inputs import run_on, share_of_rows, write_scalars
+from onnxfit.runtime.backends.inputs import run_on, share_of_rows
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.joined_weights import join_weights, weights_to_join
@@ -69,7 +69,7 @@ class FullBackend(Backend):
         if self.reduction is not None:
             return self._train_share(self.reduction, batch, learning_rate, step, seed)
         session: BoundSession = self.compiled("train", batch)
-        write_scalars(session, learning_rate, step, seed)
+        self.write_scalars(session, learning_rate, step, seed)
         self.last_update = run_on(session, batch)
         return session
 
@@ -89,7 +89,7 @@ class FullBackend(Backend):
             reduction.clear()
         self._reduce(reduction, session, batch)
         update = self._batchless.get("apply") or self._compile_apply(reduction)
-        write_scalars(update, learning_rate, step, 0)
+        self.write_scalars(update, learning_rate, step, 0)
         update.run()
         self.last_update = update
         return session
@@ -164,7 +164,7 @@ class FullBackend(Backend):
             self.shares_of_counts(batch)
             return None
         session: BoundSession = self.compiled(kind, batch)
-        write_scalars(session, learning_rate, step, seed)
+        self.write_scalars(session, learning_rate, step, seed)
         if self.reduction is not None:
             self.write_shares(session, batch)
         if names.FIRST in session.feeds:
@@ -208,7 +208,7 @@ class FullBackend(Backend):
         self._joined: dict[str, list[str]] = {}
         if not self.can_accumulate and self.device.kind in FUSING:
             forms = self.device.forms
-            groups = fused_weights(recipe.optimizer, weights, recipe.slots, recipe.bounds, forms)
+            groups = fused_weights(recipe.optimizers, weights, recipe.slots, recipe.bounds, forms)
             self._updated_as_one = {names.fused(i): members for i, members in enumerate(groups)}
             # Only the graph of a whole step, in one process, joins them.
             if "train" in self.kinds and not self.world.shares_gradients:

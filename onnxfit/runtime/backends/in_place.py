@@ -14,7 +14,6 @@ from onnxfit.errors import SettingError, StepError
 from onnxfit.graph import names
 from onnxfit.runtime.backends.backend import Array
 from onnxfit.runtime.backends.full import FullBackend
-from onnxfit.runtime.backends.inputs import write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.buffers import Savepoint
 from onnxfit.runtime.device import Device
@@ -160,7 +159,7 @@ class InPlaceBackend(FullBackend):
             if self.can_accumulate:
                 super().flush(learning_rate, step)
             else:
-                write_scalars(update, learning_rate, step, 0)
+                self.write_scalars(update, learning_rate, step, 0)
                 update.run(self._gradients)
                 self.last_update = update
         except StepError as error:
