@@ -659,7 +659,7 @@ class Trainer(CheckedAttributes):
         """
         name = monitor.removeprefix("val_")
         for metric in self._training.recipe.metrics:
-            if metric.name == name:
+            if name == metric.name or name in metric.figures:
                 return metric.mode
         return mode_by_name(name)
 

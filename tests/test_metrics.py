@@ -33,8 +33,10 @@ from onnxfit.metrics import (
     Accuracy,
     BinaryAccuracy,
     CategoricalAccuracy,
+    CohenKappa,
     ConfusionMatrix,
     CosineSimilarity,
+    FBeta,
     MeanSquaredError,
     Metric,
     Perplexity,
@@ -260,7 +262,9 @@ def test_nan_is_never_right(cls: type[Metric]) -> None:
                     "in no cell"
                 )
             elif not math.isnan(result):
-                assert result <= figure(metric, *tasks_without(row, y_true, y_pred)) + 1e-12
+                without = figure(metric, *tasks_without(row, y_true, y_pred))
+                sign = 1 if cls.mode == "max" else -1
+                assert sign * result <= sign * without + 1e-12
 
 
 @every_metric
@@ -370,7 +374,13 @@ def test_functions_are_metrics() -> None:
         (lambda: F1(1.0, from_logits=True), "F1 needs 0 < threshold < 1 for logits, got 1.0"),
         (
             lambda: Precision(average="samples"),
-            "Precision needs average 'macro', 'micro' or 'weighted', got 'samples'",
+            "Precision needs average 'macro', 'micro', 'weighted' or None, got 'samples'",
+        ),
+        (lambda: F1(class_names=["a"]), "F1 needs average=None for class_names, got average='mac"),
+        (lambda: FBeta(beta=0), "FBeta needs beta > 0, got 0"),
+        (
+            lambda: CohenKappa(weights="cubic"),
+            "CohenKappa needs weights 'linear', 'quadratic' or N",
         ),
     ],
 )

@@ -81,6 +81,7 @@ def test_the_page_has_every_class(entries: dict[str, str]) -> None:
         "losses.InfoNCE",
         "losses.Joint",
         "losses.TripletMargin",
+        "metrics.DecisionMetric",
         "metrics.EpochMetric",
         "metrics.ExternalMetric",
         "metrics.WordErrorRate",

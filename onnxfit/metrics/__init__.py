@@ -18,10 +18,19 @@ if TYPE_CHECKING:
     from onnxfit.metrics.accuracy import SparseCategoricalAccuracy as SparseCategoricalAccuracy
     from onnxfit.metrics.accuracy import TopKAccuracy as TopKAccuracy
     from onnxfit.metrics.base import Metric as Metric
+    from onnxfit.metrics.confusion import CohenKappa as CohenKappa
+    from onnxfit.metrics.confusion import ConfusionMatrix as ConfusionMatrix
+    from onnxfit.metrics.confusion import MatthewsCorrelation as MatthewsCorrelation
     from onnxfit.metrics.decisions import F1 as F1
-    from onnxfit.metrics.decisions import ConfusionMatrix as ConfusionMatrix
+    from onnxfit.metrics.decisions import BalancedAccuracy as BalancedAccuracy
+    from onnxfit.metrics.decisions import FalseNegatives as FalseNegatives
+    from onnxfit.metrics.decisions import FalsePositives as FalsePositives
+    from onnxfit.metrics.decisions import FBeta as FBeta
     from onnxfit.metrics.decisions import Precision as Precision
     from onnxfit.metrics.decisions import Recall as Recall
+    from onnxfit.metrics.decisions import Specificity as Specificity
+    from onnxfit.metrics.decisions import TrueNegatives as TrueNegatives
+    from onnxfit.metrics.decisions import TruePositives as TruePositives
     from onnxfit.metrics.external import ExternalMetric as ExternalMetric
     from onnxfit.metrics.functions import EpochMetric as EpochMetric
     from onnxfit.metrics.lookup import get_metric as get_metric
@@ -32,6 +41,9 @@ if TYPE_CHECKING:
     from onnxfit.metrics.regression import MeanAbsoluteError as MeanAbsoluteError
     from onnxfit.metrics.regression import MeanSquaredError as MeanSquaredError
     from onnxfit.metrics.regression import RootMeanSquaredError as RootMeanSquaredError
+    from onnxfit.metrics.segmentation import Dice as Dice
+    from onnxfit.metrics.segmentation import IoU as IoU
+    from onnxfit.metrics.segmentation import MeanIoU as MeanIoU
     from onnxfit.metrics.text import CharacterErrorRate as CharacterErrorRate
     from onnxfit.metrics.text import Perplexity as Perplexity
     from onnxfit.metrics.text import WordErrorRate as WordErrorRate

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from onnxfit.checks import is_finite, is_number, shortened
+from onnxfit.checks import is_finite, is_number, name_list, require_choice, shortened
 from onnxfit.errors import DataError, SettingError, warn_user
 from onnxfit.metrics.base import Array, Metric
 
@@ -178,6 +179,32 @@ def check_threshold(metric: Metric, threshold: float, from_logits: bool | None) 
     if not usable or (from_logits and not 0 < threshold < 1):
         wanted = "0 < threshold < 1 for logits" if from_logits else "a finite threshold"
         raise SettingError(f"{type(metric).__name__} needs {wanted}, got {shortened(threshold)}.")
+
+
+def check_average(metric: Any, *averages: str) -> None:
+    """Check the fields `average` and `class_names` of a metric that can have a figure for each
+    class, which `average=None` means.
+    """
+    kind, names = type(metric).__name__, metric.class_names
+    require_choice(f"{kind} needs average", metric.average, (*averages, None))
+    metric.scalar = metric.average is not None
+    if names is None:
+        return
+    metric.class_names = tuple(name_list("class_names", names))
+    if metric.average is not None:
+        raise SettingError(
+            f"{kind} needs average=None for class_names, got average={metric.average!r}."
+        )
+    if len(set(names)) < len(names):
+        raise SettingError(f"{kind} needs another name for each class, got {shortened(names)}.")
+
+
+def check_class_count(metric: Metric, names: Sequence[str] | None, classes: int) -> None:
+    if names is not None and len(names) != classes:
+        raise DataError(
+            f"{type(metric).__name__} has class_names for {len(names)} classes, but the outputs"
+            f" have {classes}: {shortened(names)}. Pass one name for each class."
+        )
 
 
 def cut_at(metric: Metric, threshold: float, from_logits: bool | None, y_pred: Array) -> float:

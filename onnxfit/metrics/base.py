@@ -33,7 +33,8 @@ class Metric(ChecksArguments, ABC):
     - `name`: the name under which the metric is logged; by default the class's name in snake case.
 
     `mode` is "max" if more is better, else "min"; `scalar` tells whether the result is a float;
-    `running` whether the logs of batches have it, too. Without rows the result is NaN.
+    `running` whether the logs of batches have it, too. Without rows the result is NaN. A metric of
+    several figures returns an array of them and has `figure_names`.
 
     To write a metric, subclass with a dataclass. Its fields are settings. `reset` sets attributes
     that begin with an underscore, always as new objects; `update` changes them and `result` reads
@@ -80,6 +81,7 @@ class Metric(ChecksArguments, ABC):
     mode: ClassVar[str] = "min"
     scalar: ClassVar[bool] = True
     running: ClassVar[bool] = True
+    aliases: ClassVar[tuple[str, ...]] = ()  # further names, of this class alone
     # Fields that, if None, take the value that the output's loss has in a field of this name.
     settings_of_loss: ClassVar[tuple[str, ...]] = ()
 
@@ -158,6 +160,14 @@ class Metric(ChecksArguments, ABC):
         """Return the figure over all batches since `reset`: a float, or an array if `scalar` is
         False.
         """
+
+    @property
+    def figure_names(self) -> tuple[str, ...]:
+        """The names of the entries of `result`, for a metric of several figures: logs have each
+        entry under the metric's name, `_` and its own name. Empty if the result is one figure, or
+        an array that logs lack.
+        """
+        return ()
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Add the batches of other metrics: `result` is then that of one metric, updated with all

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Union
 
 import numpy as np
@@ -21,10 +21,11 @@ from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.batch_axis import ValueLayout
-from onnxfit.losses import NLL, Joint, Loss, get_loss
+from onnxfit.losses import NLL, ClassLoss, Joint, Loss, get_loss
 from onnxfit.losses.base import loss_name
 from onnxfit.losses.lookup import LossLike
 from onnxfit.metrics import Metric, get_metric
+from onnxfit.metrics.alignment import class_axes
 from onnxfit.metrics.lookup import MetricLike
 from onnxfit.registry import is_newest
 from onnxfit.step.limits import check_fits, check_loss_weight
@@ -153,6 +154,16 @@ class OutputMetric:
     @property
     def mode(self) -> str:
         return self.metric.mode
+
+    @property
+    def figures(self) -> dict[str, Callable[[], float]]:
+        """The figures in logs: name -> the function that computes the figure."""
+        if names := self.metric.figure_names:
+            return {f"{self.name}_{names[i]}": partial(self._entry, i) for i in range(len(names))}
+        return {self.name: self.metric.result} if self.metric.scalar else {}
+
+    def _entry(self, index: int) -> float:
+        return float(self.metric.result()[index])
 
     def sums(
         self, op: GraphBuilder, loss: Loss, y_true: Value, y_pred: Value, weight: Value | None
@@ -373,10 +384,15 @@ def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
 # ---------------------------------------------------------------------- metrics
 
 
-def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) -> list[OutputMetric]:
+def get_output_metrics(
+    metrics: Metrics, objectives: Mapping[str, Objective], outputs: Mapping[str, TensorSpec]
+) -> list[OutputMetric]:
     """Return every metric with its output. With several outputs, its name begins with the output's.
 
-    A metric with `from_logits=None` reads an output as logits if its loss does.
+    A metric with `from_logits=None` reads an output as logits if its loss does. A metric of each
+    class gets the names of the classes, if it has none.
+
+    - `outputs`: the specs of the model's outputs.
     """
     several = len(objectives) > 1
     bound = []
@@ -390,10 +406,35 @@ def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) ->
             for setting in metric.settings_of_loss:
                 if getattr(metric, setting) is None:
                     vars(metric)[setting] = getattr(objectives[output].loss, setting, None)
+            if (
+                getattr(metric, "class_names", ()) is None
+                and getattr(metric, "average", "") is None
+            ):
+                loss = objectives[output].loss
+                vars(metric)["class_names"] = _class_names(metric, loss, outputs[output])
             name = f"{output}_{metric.name}" if several else metric.name
             bound.append(OutputMetric(name, output, metric))
-    _check_names([metric.name for metric in bound], list(objectives) if several else [])
+    chosen = [name for metric in bound for name in metric.figures or [metric.name]]
+    _check_names(chosen, list(objectives) if several else [])
     return bound
+
+
+def _class_names(metric: Metric, loss: Loss, output: TensorSpec) -> tuple[str, ...]:
+    """Return names for the classes of an output: class0, class1 and so on."""
+    rank = 0 if output.shape is None else len(output.shape)
+    axis = class_axes(rank)[0] if rank > 1 else 0
+    if getattr(metric, "multi_label", False):
+        axis = 1
+    elif isinstance(loss, ClassLoss):
+        axis = loss.class_axis(rank)
+    classes = output.shape[axis] if output.shape is not None and rank > 1 else 1
+    if output.shape is None or not isinstance(classes, int):
+        raise SettingError(
+            f"{type(metric).__name__}(average=None) needs the number of classes for its names in"
+            f" logs, but the output {output} has a free size there. Pass class_names=[...], a name"
+            " for each class."
+        )
+    return tuple(f"class{number}" for number in range(classes))
 
 
 def _metrics_by_output(

@@ -189,7 +189,7 @@ class Recipe:
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
         objectives = get_objectives(settings.loss, settings.loss_weights, normalized, needed=False)
         _refuse_half_precision([outputs[name] for name in objectives if name in outputs])
-        metrics = get_output_metrics(settings.metrics, objectives)
+        metrics = get_output_metrics(settings.metrics, objectives, outputs)
         differentiated = outputs_read(objectives) or [n for n in outputs if n == names.LOSS]
         patterns = trainable.selected(settings.weights)
         trains = bool(differentiated) or not needs_loss

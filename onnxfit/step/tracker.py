@@ -301,7 +301,7 @@ class Tracker:
 
     def figure_names(self) -> list[str]:
         """Return the names of all figures that are numbers at the end of an epoch."""
-        metrics = [metric.name for metric in self._metrics if metric.metric.scalar]
+        metrics = [name for metric in self._metrics for name in metric.figures]
         return list(dict.fromkeys([*self.figures(), *metrics]))
 
     def figures(self) -> Figures:
@@ -313,11 +313,17 @@ class Tracker:
         for output, mean in self._output_losses.items() if self._several else ():
             figures[f"{output}_loss"] = mean.value
         for metric in self._metrics:
-            if metric.metric.scalar and metric.metric.running:
-                figures[metric.name] = metric.metric.result
+            if metric.metric.running:
+                figures.update(metric.figures)
         return figures
 
     def results(self) -> Figures:
         """Return a mapping from name to figure, with the metrics computed."""
-        metrics = {metric.name: metric.metric.result() for metric in self._metrics}
-        return {**self.figures(), **metrics}
+        results = self.figures()
+        for metric in self._metrics:
+            figure = metric.metric.result()
+            if metric.metric.figure_names:
+                results.update(zip(metric.figures, figure.tolist()))
+            else:
+                results[metric.name] = figure
+        return results
