@@ -49,7 +49,7 @@ from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint, export, forms, generation, saving
 from onnxfit.training.carried import require_order
 from onnxfit.training.epoch_iterator import EpochIterator
-from onnxfit.training.evaluation import Evaluator, check_steps, refuse_number
+from onnxfit.training.evaluation import Evaluator, as_keras, check_steps, refuse_number
 from onnxfit.training.hints import CheckedAttributes, Delegate
 from onnxfit.training.loop import (
     TOO_LATE_FOR_BATCH_SIZE,
@@ -277,7 +277,7 @@ class Trainer(CheckedAttributes):
         sample_weight: Any = None,
         *,
         epochs: int = 1,
-        batch_size: int = 32,
+        batch_size: int | None = 32,
         validation_data: Any = None,
         validation_split: float = 0.0,
         validation_freq: int | Sequence[int] = 1,
@@ -301,7 +301,7 @@ class Trainer(CheckedAttributes):
           in BatchNormalization and in metrics without weights.
         - `epochs`: the number of the last epoch, counted from 1. `fit` runs `epochs` minus
           `initial_epoch` epochs.
-        - `batch_size`: rows of a batch, if `x` consists of arrays.
+        - `batch_size`: rows of a batch, if `x` consists of arrays; None means 32.
         - `validation_data`: `(x, y)`, `(x, y, sample_weight)` or a loader, evaluated after epochs.
         - `validation_split`: instead, the fraction of the rows, taken from the end, to validate on.
         - `validation_freq`: n for every n-th epoch, or a list of epochs counted from 1.
@@ -360,36 +360,54 @@ class Trainer(CheckedAttributes):
                 validation.data.require_re_iterable(sum(map(is_due, range(first, epochs))))
             batches = EpochIterator(source, steps_per_epoch, self.epoch, pending.position)
             stack.callback(batches.close)
-            history = History()
+            history = next((one for one in callbacks if isinstance(one, History)), None)
+            if history is None:
+                history = History()
+                callbacks = [*callbacks, history]
             has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
             bars = [ProgressBar(verbose)] if verbose and not has_bar else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             arguments = {"epochs": epochs, "initial_epoch": first}
             require_same_fits(training, arguments, source, validation_source, callbacks)
             called = CallbackList(
-                self, [*callbacks, history, *bars], params, pending.callbacks, training.world
+                self, [*callbacks, *bars], params, pending.callbacks, training.world
             )
             loop = FitLoop(training, evaluator, batches, validation, called, pending)
             return loop.run(epochs, history)
 
-    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | str | None = None,
+        *,
+        return_dict: bool = True,
+    ) -> Any:
         """Take one step on the rows of `x`, `y`, `sample_weight`.
 
-        Return the loss and metrics of this batch alone, computed before the update.
+        Return the loss and metrics of this batch alone, computed before the update, as a dict from
+        name to value.
+
+        - `class_weight`: as in `fit`; "balanced" counts the classes of this batch.
+        - `return_dict`: False returns Keras's list of values, as in `evaluate`.
         """
+        if isinstance(class_weight, str):
+            class_weight = balanced_class_weight(class_weight, y)
         training = self._training
         tracker = training.batch_tracker
         with (
             training.guard,
             training.world.collective("train_on_batch"),
-            training.single_batches.source("training", x, y, sample_weight) as data,
+            training.single_batches.source("training", x, y, sample_weight, class_weight) as data,
         ):
             training.world.barrier("train_on_batch")
             for batch in data.batches(0):
                 tracker.reset()
                 with training.guard.advancing:
                     training.step(batch, training.state.learning_rate, tracker)
-            return merged_over_ranks(training.world, "train_on_batch", tracker)[0].results()
+            merged, _ = merged_over_ranks(training.world, "train_on_batch", tracker)
+            return as_keras(merged.results(), return_dict)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -400,7 +418,7 @@ class Trainer(CheckedAttributes):
         y: Any = None,
         sample_weight: Any = None,
         *,
-        batch_size: int = 32,
+        batch_size: int | None = 32,
         steps: int | None = None,
         callbacks: Callback | Iterable[Callback] | None = (),
         verbose: int | str = 0,
@@ -426,17 +444,15 @@ class Trainer(CheckedAttributes):
             self._training.source(x, y, sample_weight, batch_size, "evaluation") as data,
             evaluator.calling(callbacks, "evaluate") as called,
         ):
-            results = dict(evaluator.evaluate(data, called, steps, verbose))
-        if return_dict:
-            return results
-        return list(results.values()) if len(results) > 1 else results["loss"]
+            results = evaluator.evaluate(data, called, steps, verbose)
+        return as_keras(results, return_dict)
 
     @check_arguments
     def predict(
         self,
         x: Any,
         *,
-        batch_size: int = 32,
+        batch_size: int | None = 32,
         steps: int | None = None,
         callbacks: Callback | Iterable[Callback] | None = (),
         verbose: int | str = 0,
@@ -464,15 +480,20 @@ class Trainer(CheckedAttributes):
         ):
             return evaluator.predict(data, called, backend.deployed, steps, verbose)
 
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
-        """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`."""
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *, return_dict: bool = True
+    ) -> Any:
+        """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`.
+
+        - `return_dict`: as in `evaluate`.
+        """
         training, evaluator = self._training, self._evaluator
         with (
             training.single_batches.source("evaluation", x, y, sample_weight) as data,
             evaluator.calling((), "test_on_batch") as called,
         ):
             carried = training.carried_in["evaluation"]
-            return dict(evaluator.evaluate(data, called, carried=carried))
+            return as_keras(evaluator.evaluate(data, called, carried=carried), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the model's outputs for the rows of `x`, in one run; fast between two steps.

@@ -18,13 +18,14 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnxfit import OnnxfitError, Trainer
+from onnxfit import OnnxfitError, Trainer, callbacks
 from onnxfit.callbacks import (
     Callback,
     EarlyStopping,
     LambdaCallback,
     ModelCheckpoint,
     ReduceLROnPlateau,
+    TensorBoard,
 )
 from onnxfit.losses import NLL, BinaryCrossEntropy, CrossEntropy, Huber
 from onnxfit.optimizers import SGD, Adam, RMSprop
@@ -74,6 +75,14 @@ class Network:
     def state_dict(self) -> None: ...
 
     def forward(self) -> None: ...
+
+
+class OfKeras:
+    """What a callback of Keras has."""
+
+    def set_model(self, model: Any) -> None: ...
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
 
 
 class Estimator:
@@ -204,6 +213,13 @@ def called(bench: Bench, callback: Any) -> Any:
     return callback
 
 
+def on_batches(**weights: Any) -> list[float]:
+    """The losses of three steps on the same batch, of which one has no weights."""
+    trainer = Trainer(mlp((4, 3)), loss="cross_entropy", optimizer=0.1)
+    steps = [weights, {}, weights]
+    return [trainer.train_on_batch(X, CLASSES, **one)["loss"] for one in steps]
+
+
 WORKS: dict[str, tuple[Callable[[Bench], Any], Callable[[Any], bool]]] = {
     "a loss by its name in PyTorch": (
         lambda _: build(loss="MSELoss").objectives["y"].loss,
@@ -233,6 +249,37 @@ WORKS: dict[str, tuple[Callable[[Bench], Any], Callable[[Any], bool]]] = {
     "evaluate as a number": (
         lambda b: b.classification.evaluate(X, CLASSES, return_dict=False),
         lambda loss: isinstance(loss, float),
+    ),
+    "batch_size=None": (
+        lambda b: (
+            b.fit(batch_size=None).params["steps"],
+            b.regression.evaluate(X, Y, batch_size=None, return_dict=False),
+            b.regression.predict(X, batch_size=None).shape,
+        ),
+        lambda found: found[0] == 2 and len(found[1]) == 2 and found[2] == (40, 1),
+    ),
+    "train_on_batch(return_dict=)": (
+        lambda _: [
+            build(metrics=["mae"]).train_on_batch(X, Y, return_dict=flag) for flag in (True, False)
+        ],
+        lambda results: results[1] == list(results[0].values()) and len(results[1]) == 2,
+    ),
+    "test_on_batch(return_dict=)": (
+        lambda b: (
+            b.classification.test_on_batch(X, CLASSES, return_dict=False),
+            b.classification.evaluate(X, CLASSES, return_dict=False),
+        ),
+        lambda both: both[0] == pytest.approx(both[1]),
+    ),
+    "train_on_batch(class_weight=)": (
+        lambda _: [
+            on_batches(class_weight=inverse_frequencies()),
+            on_batches(class_weight="balanced"),
+            on_batches(
+                sample_weight=np.array([inverse_frequencies()[c] for c in CLASSES], np.float32)
+            ),
+        ],
+        lambda losses: losses[0] == losses[1] == losses[2] and len(set(losses[0])) == 3,
     ),
     "evaluate(steps=)": (
         lambda b: (
@@ -349,6 +396,13 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "Adam(beta_1=)": (lambda _: Adam(beta_1=0.9), "'betas'?"),
     "Adam(epsilon=)": (lambda _: Adam(epsilon=1e-7), "'eps'?"),
     "Adam(clipnorm=)": (lambda _: Adam(clipnorm=1.0), "Trainer(..., clip_norm=...)"),
+    "TensorBoard(write_images=)": (lambda _: TensorBoard(write_images=True), "add_image("),
+    "TensorBoard(profile_batch=)": (lambda _: TensorBoard(profile_batch=(2, 5)), "make profile"),
+    "TensorBoard(embeddings_freq=)": (lambda _: TensorBoard(embeddings_freq=1), "add_embedding("),
+    "a callback of Keras": (
+        lambda b: b.fit(callbacks=[OfKeras()]),
+        "onnxfit.callbacks.Callback: the hooks are the same as in Keras",
+    ),
     "SGD(decay=)": (lambda _: SGD(decay=0.1), "schedules.InverseTime"),
     "SGD(params=)": (lambda _: SGD(params=[]), "Remove it"),
     "RMSprop(rho=)": (lambda _: RMSprop(rho=0.9), "'alpha'?"),
@@ -385,7 +439,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "epochs='2'": (lambda b: b.fit(epochs="2"), "epochs to be a whole number"),
     "epochs=-1": (lambda b: b.fit(epochs=-1), "epochs must be >= 0"),
     "batch_size=0": (lambda b: b.fit(batch_size=0), "batch_size must be >= 1"),
-    "batch_size=None": (lambda b: b.fit(batch_size=None), "batch_size to be a whole number"),
+    "batch_size=1.5": (lambda b: b.fit(batch_size=1.5), "batch_size to be a whole number"),
     "validation_batch_size=0": (
         lambda b: b.fit(validation_data=(X, Y), validation_batch_size=0),
         "batch_size must be >= 1",
@@ -566,6 +620,72 @@ def test_a_habit_is_refused_with_its_fix(name: str, bench: Bench) -> None:
     assert fix in message
     assert len(message.splitlines()) <= MAX_LINES
     np.testing.assert_equal((bench.regression.get_weights(), bench.regression.global_step), before)
+
+
+# Every argument of Keras 3.15 with its default value, for the methods and callbacks that
+# docs/coming-from.md calls the same.
+DATA = {"x": X, "y": Y, "sample_weight": None}
+KERAS_METHODS: dict[str, dict[str, Any]] = {
+    "fit": {
+        **DATA, "batch_size": None, "epochs": 1, "verbose": "auto", "callbacks": None,
+        "validation_split": 0.0, "validation_data": None, "shuffle": True, "class_weight": None,
+        "initial_epoch": 0, "steps_per_epoch": None, "validation_steps": None,
+        "validation_batch_size": None, "validation_freq": 1,
+    },
+    "evaluate": {
+        **DATA, "batch_size": None, "verbose": "auto", "steps": None, "callbacks": None,
+        "return_dict": False,
+    },
+    "predict": {"x": X, "batch_size": None, "verbose": "auto", "steps": None, "callbacks": None},
+    "train_on_batch": {**DATA, "class_weight": None, "return_dict": False},
+    "test_on_batch": {**DATA, "return_dict": False},
+    "predict_on_batch": {"x": X},
+}  # fmt: skip
+MONITORED = {"monitor": "loss", "mode": "auto", "verbose": 0}
+KERAS_CALLBACKS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "EarlyStopping": ([], {
+        **MONITORED, "min_delta": 0, "patience": 0, "baseline": None,
+        "restore_best_weights": False, "start_from_epoch": 0,
+    }),
+    "ModelCheckpoint": (["keras.ckpt"], {
+        **MONITORED, "save_best_only": False, "save_weights_only": False, "save_freq": "epoch",
+        "initial_value_threshold": None,
+    }),
+    "ReduceLROnPlateau": ([], {
+        **MONITORED, "factor": 0.1, "patience": 10, "min_delta": 0.0001, "cooldown": 0,
+        "min_lr": 0.0,
+    }),
+    "BackupAndRestore": (["backup"], {
+        "save_freq": "epoch", "double_checkpoint": False, "delete_checkpoint": True,
+    }),
+    "CSVLogger": (["log.csv"], {"separator": ",", "append": False}),
+    "TensorBoard": ([], {
+        "log_dir": "logs", "histogram_freq": 0, "write_graph": True, "write_images": False,
+        "write_steps_per_second": False, "update_freq": "epoch", "profile_batch": 0,
+        "embeddings_freq": 0, "embeddings_metadata": None,
+    }),
+    "LearningRateScheduler": ([lambda epoch, rate: rate], {"verbose": 0}),
+    "TerminateOnNaN": ([], {"raise_error": False}),
+    "LambdaCallback": ([], dict.fromkeys((
+        "on_epoch_begin", "on_epoch_end", "on_train_begin", "on_train_end",
+        "on_train_batch_begin", "on_train_batch_end",
+    ))),
+    "SwapEMAWeights": ([], {"swap_on_epoch": False}),
+    "History": ([], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERAS_METHODS)
+def test_a_method_takes_every_argument_of_keras(name: str) -> None:
+    build(metrics=["mae"]).__getattribute__(name)(**KERAS_METHODS[name])
+
+
+@pytest.mark.parametrize("name", KERAS_CALLBACKS)
+def test_a_callback_takes_every_argument_of_keras(name: str, bench: Bench) -> None:
+    positional, named = KERAS_CALLBACKS[name]
+    callback = getattr(callbacks, name)(*positional, **named)
+    settings = {"optimizer": Adam(0.1, ema_momentum=0.9)} if name == "SwapEMAWeights" else {}
+    build(**settings).fit(X, Y, callbacks=callback, verbose=0)
 
 
 WARNED = {

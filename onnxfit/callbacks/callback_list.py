@@ -371,15 +371,26 @@ def as_list(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
     return [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
 
 
+def _fix_for(value: Any) -> str:
+    """Return how to make a callback of an object that is none; "" for an object without hooks."""
+    if isinstance(value, type):
+        return f" Create an object: {value.__name__}(...)."
+    if not any(callable(getattr(value, hook, None)) for hook in HOOKS):
+        return ""
+    return (
+        " Derive its class from onnxfit.callbacks.Callback: the hooks are the same as in Keras."
+        " Keras's own callbacks are in onnxfit.callbacks under the same names."
+    )
+
+
 def _check(callbacks: list[Any], backend: str) -> None:
     """Raise SettingError for callbacks that cannot run; warn about methods never called."""
     keys: set[str] = set()
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            is_class = isinstance(callback, type)
-            fix = f" Create an object: {callback.__name__}(...)." if is_class else ""
             raise SettingError(
-                f"callbacks must be instances of onnxfit.callbacks.Callback, got {callback!r}.{fix}"
+                "callbacks must be instances of onnxfit.callbacks.Callback, got"
+                f" {callback!r}.{_fix_for(callback)}"
             )
         name = type(callback).__name__
         require_choice(f"{name}.ranks must be", callback.ranks, ("all", "first", None))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnxfit.data import DataAdapter, Source
-from onnxfit.data.known import BatchPlanCache
+from onnxfit.data.known import ALL_ROWS, BatchPlanCache
 from onnxfit.errors import SettingError
 from onnxfit.step.objectives import label_names
 from onnxfit.step.recipe import Recipe
@@ -54,12 +54,23 @@ class SingleBatches:
         self._size = size
         self._known: dict[tuple[str, int], BatchPlanCache] = {}
 
-    def source(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
+    def source(
+        self,
+        purpose: str,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> Source:
         """Return the source of all rows in one batch, with the errors of a DataAdapter.
 
         With several ranks, the batch has this rank's share of the rows.
         """
-        source = self._batches(purpose, self._size).source(x, y, sample_weight)
+        if class_weight is None:
+            source = self._batches(purpose, self._size).source(x, y, sample_weight)
+        else:  # the weights of the rows depend on their labels, so no plan can be kept
+            adapter = adapter_for(self._recipe, purpose, self._seed, class_weight, self._size)
+            source = adapter.source(x, y, sample_weight, batch_size=ALL_ROWS)
         return source if self._size == 1 else source.shard(self._rank, self._size)
 
     def whole(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:

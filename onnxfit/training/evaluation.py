@@ -218,6 +218,13 @@ def check_steps(name: str, steps: int | None) -> None:
         raise SettingError(f"{name} must be >= 1, got {shortened(steps)}.")
 
 
+def as_keras(results: Mapping[str, Any], return_dict: bool) -> Any:
+    """Return figures as a dict, or as Keras's list; as the loss alone if there are no metrics."""
+    if return_dict:
+        return dict(results)
+    return list(results.values()) if len(results) > 1 else results["loss"]
+
+
 def refuse_number(sample_weight: Any, function: str) -> None:
     """Raise SettingError for a number instead of sample weights."""
     if isinstance(sample_weight, (int, float)):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 # Distance between the seeds of two ranks: a prime number above any seed that users choose.
+DEFAULT_BATCH_SIZE = 32
 RANK_STRIDE = 4_294_967_311
 
 
@@ -122,12 +123,16 @@ class Training:
         x: Any,
         y: Any,
         sample_weight: Any,
-        batch_size: int,
+        batch_size: int | None,
         purpose: str,
         shuffle: bool = False,
         class_weight: Mapping[int, float] | None = None,
     ) -> Source:
-        """Return this rank's share of the data, as batches for a `purpose` such as "training"."""
+        """Return this rank's share of the data, as batches for a `purpose` such as "training".
+
+        A `batch_size` of None is Keras's way to ask for the default.
+        """
+        batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
         self.world.refuse_alone(purpose)
         size = self.world.size
         adapter = adapter_for(self.recipe, purpose, self.seed, class_weight, size)

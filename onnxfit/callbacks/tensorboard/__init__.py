@@ -16,7 +16,8 @@ from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.write_guard import WriteGuard
-from onnxfit.checks import check_arguments, require_at_least, require_frequency
+from onnxfit.checks import check_arguments, require_at_least, require_frequency, shortened
+from onnxfit.errors import SettingError
 from onnxfit.files import (
     COUNT,
     FLAG,
@@ -46,6 +47,21 @@ STATE_TYPES = {
     "rate": RATE,
     "written_step": STEP,
 }
+# argument of Keras -> what to use instead
+INSTEAD = {
+    "write_images": (
+        "Use histogram_freq=1, or a callback that calls board.writer().add_image(name, pixels,"
+        " epoch)."
+    ),
+    "profile_batch": "Use `make profile MODEL=model.onnx` in a clone of the repository.",
+    "embeddings_freq": (
+        "Use a callback that calls board.writer().add_embedding(rows, metadata=names) with rows of"
+        " trainer.get_weights()."
+    ),
+    "embeddings_metadata": (
+        "Pass the names to board.writer().add_embedding(rows, metadata=names) instead."
+    ),
+}
 
 
 class TensorBoard(Callback):
@@ -57,11 +73,15 @@ class TensorBoard(Callback):
     - `histogram_freq` >= 0: every `histogram_freq` epochs, write a histogram of each weight,
       `<weight name>/histogram`, to the train run; 0 writes no histograms.
     - `write_graph`: write the ONNX model for the graph tab.
+    - `write_steps_per_second`: write `epoch_steps_per_second`. Its default is False in Keras.
     - `update_freq`: "epoch" for curves over epochs alone; "batch" for curves over updates too, or a
       number n >= 1 for every n-th update.
     - `hparams`: name -> number, string or bool, listed in the hparams tab in addition to optimizer,
       learning rate, loss and batch size. TensorBoard takes the columns from one of the runs it
       shows, so runs to be compared should have the same names.
+    - `write_images`, `profile_batch`, `embeddings_freq`, `embeddings_metadata`: arguments of Keras,
+      which may only have the value that turns them off. Any other value is a SettingError, which
+      says what to use instead.
 
     The tags are:
 
@@ -97,9 +117,25 @@ class TensorBoard(Callback):
         *,
         histogram_freq: int = 0,
         write_graph: bool = True,
+        write_steps_per_second: bool = True,
         update_freq: Union[str, int] = "epoch",
         hparams: Mapping[str, Any] | None = None,
+        write_images: bool = False,
+        profile_batch: Any = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: Any = None,
     ) -> None:
+        for name, value in (
+            ("write_images", write_images),
+            ("profile_batch", profile_batch),
+            ("embeddings_freq", embeddings_freq),
+            ("embeddings_metadata", embeddings_metadata),
+        ):
+            if value:
+                raise SettingError(
+                    f"TensorBoard needs {name} to be off, as it is by default, got"
+                    f" {shortened(value)}. {INSTEAD[name]}"
+                )
         require_at_least("TensorBoard", 0, histogram_freq=histogram_freq)
         require_frequency(
             "TensorBoard needs update_freq to be 'epoch', 'batch' or a number >= 1", update_freq
@@ -108,6 +144,7 @@ class TensorBoard(Callback):
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
+        self.write_steps_per_second = write_steps_per_second
         self.update_freq = update_freq
         self.hparams = dict(hparams or {})
         self._writers: dict[str, RunWriter] = {}
@@ -234,8 +271,9 @@ class TensorBoard(Callback):
             run, metric = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
             tags[name] = (run, f"epoch_{metric}")
             self.writer(run).add_scalar(f"epoch_{metric}", value, epoch)
-        steps = self.trainer.global_step - self._step_before
-        self.writer("train").add_scalar("epoch_steps_per_second", steps / max(seconds, 1e-9), epoch)
+        if self.write_steps_per_second:
+            speed = (self.trainer.global_step - self._step_before) / max(seconds, 1e-9)
+            self.writer("train").add_scalar("epoch_steps_per_second", speed, epoch)
         if self.histogram_freq and (epoch + 1) % self.histogram_freq == 0:
             self._write_histograms(epoch)
         if not self._hparams_are_written:
