@@ -11,10 +11,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.version_converter
+import onnx_ir as ir
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.inference import MIN_KNOWN_OPSET, find_schema
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.load.completion import move_runtime_operators, opset_of, restore_runtime_operators
 from onnxfit.load.newer_operators import PREVIEW, use_supported_operators
 from onnxfit.load.old_operators import use_newer_operators
@@ -29,6 +31,11 @@ MORE_TYPES = {
     "Cast", "Constant", "ConstantOfShape", "Flatten", "Identity", "Reshape", "Shape", "Size",
     "Squeeze", "Transpose", "Unsqueeze",
 }  # fmt: skip
+
+
+def empty_graph(name: str) -> GraphBuilder:
+    """Return the builder of a new graph in OPSET."""
+    return GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name))
 
 
 def convert_opset(model: onnx.ModelProto, *, oldest: int = OPSET) -> onnx.ModelProto:

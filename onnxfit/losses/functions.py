@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx_ir as ir
 
 from onnxfit.checks import name_list, set_field, shortened
 from onnxfit.errors import SettingError, UnsupportedError, listed_names
@@ -24,7 +23,7 @@ from onnxfit.graph.labels import (
 )
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.load.opset import OPSET
+from onnxfit.load.opset import empty_graph
 from onnxfit.losses.base import Loss, loss_name
 from onnxfit.losses.checks import class_axis
 
@@ -261,7 +260,7 @@ def _built(loss: Loss, build: Callable[[], Any]) -> Value:
 @lru_cache(maxsize=128)
 def _takes(loss: Function, labels: TensorSpec, y_pred: TensorSpec) -> bool:
     """Whether the function builds its graph for these labels and this output."""
-    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="trial"))
+    op = empty_graph("trial")
     inputs = (op.input(spec.name, spec.dtype, spec.shape or ()) for spec in (labels, y_pred))
     try:
         loss(op, *inputs)

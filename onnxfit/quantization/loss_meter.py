@@ -7,16 +7,14 @@ from functools import cached_property
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from onnxfit.data import Batch
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph import names
 from onnxfit.graph.model import model_errors, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.values import GraphBuilder
 from onnxfit.load.normalize import normalize
-from onnxfit.load.opset import OPSET
+from onnxfit.load.opset import empty_graph
 from onnxfit.load.reading import read_model
 from onnxfit.quantization.parameters import Array
 from onnxfit.runtime.buffers import DoubleBufferedState
@@ -96,12 +94,11 @@ class LossMeter:
     @model_errors()
     def _graph(self, weights: tuple[str, ...]) -> onnx.ModelProto:
         """Return a model whose inputs are the outputs of `model`, their labels and `weights`."""
-        graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
-        op = GraphBuilder(graph)
+        op = empty_graph("loss")
         batch = {}
         for name in self.reads:
             y = self._outputs[name]
-            graph.outputs.append(op.input(name, y.dtype, y.shape or ()).ir)
+            op.graph.outputs.append(op.input(name, y.dtype, y.shape or ()).ir)
         for target in self.targets.values():
             batch[target.input] = target.spec
         for name in weights:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -335,3 +335,15 @@ def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:
     op.graph.outputs[:] = [
         v for v in op.graph.outputs if v.name in kept or names.is_added(v.name or "")
     ]
+
+
+def weight_input(
+    op: GraphBuilder, recipe: Recipe, weight: str, name_of: Callable[[str], str] = str
+) -> Value:
+    """Add an input with the type and shape of a weight, such as its gradient.
+
+    - `name_of`: a function that returns the name of the input for that of the weight.
+    """
+    w = spec_of(recipe.model.graph.initializers[weight])
+    assert w.shape is not None
+    return op.input(name_of(weight), w.dtype, w.shape)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from onnxfit.errors import SettingError
 from onnxfit.graph import names, scopes
@@ -29,7 +28,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.graph.weights import select_weights
 from onnxfit.load.normalize import normalize
-from onnxfit.load.opset import OPSET
+from onnxfit.load.opset import empty_graph
 from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.load.training_form import to_evaluation_form, to_inference_form
 from onnxfit.penalties import PenaltyLike, penalties_for
@@ -40,12 +39,13 @@ from onnxfit.step.forward import (
     add_metric_sums,
     forward,
     keep_outputs,
+    weight_input,
     with_loss,
 )
 from onnxfit.step.limits import check_fits
 from onnxfit.step.objectives import Losses, get_objectives, get_targets
 from onnxfit.step.recipe import Batch, Recipe
-from onnxfit.step.update import FusedWeights, add_update
+from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
 
 @model_errors()
@@ -95,15 +95,20 @@ def counted_outputs(recipe: Recipe, batch: Batch) -> list[str]:
     """
     if not recipe.objectives:
         return []
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
-    op = GraphBuilder(graph)
-    for name in recipe.loss_outputs:
-        y = recipe.all_outputs[name]
-        assert y.shape is not None  # a loss needs its rank
-        graph.outputs.append(op.input(name, y.dtype, y.shape).ir)
+    op = _with_outputs(recipe, "loss")
     add_loss_outputs(op, recipe.objectives, {}, batch)
-    added = {v.name for v in graph.outputs}
+    added = {v.name for v in op.graph.outputs}
     return [name for name in recipe.objectives if names.count(name) in added]
+
+
+def _with_outputs(recipe: Recipe, name: str) -> GraphBuilder:
+    """Return an empty graph whose inputs and outputs are the outputs that the loss reads."""
+    op = empty_graph(name)
+    for output in recipe.loss_outputs:
+        y = recipe.all_outputs[output]
+        assert y.shape is not None  # a loss needs its rank
+        op.graph.outputs.append(op.input(output, y.dtype, y.shape).ir)
+    return op
 
 
 @model_errors()
@@ -116,15 +121,24 @@ def counts_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 
 @model_errors()
-def accumulate_graph(recipe: Recipe, batch: Batch, *, shared: bool = False) -> onnx.ModelProto:
-    """Return forward pass, loss, penalty, and gradient added to the window's gradients.
+def accumulate_graph(
+    recipe: Recipe, batch: Batch, *, shared: bool = False, whole: bool = True
+) -> onnx.ModelProto:
+    """Return the gradients of a batch, added to those of its window.
 
-    A window is the batches whose gradients are averaged, as `Trainer(accumulate=)` says. `shared`
-    is as for `gradient`.
+    A window is the batches whose gradients are averaged, as `Trainer(accumulate=)` says.
+
+    - `whole`: whether the graph also has forward pass, loss and penalty, from which it computes the
+      gradients; `shared` is then as for `gradient`. Otherwise it reads the gradients.
     """
-    op, gradients = gradient(recipe, batch, shared=shared)
+    gradients: Mapping[str, Value] = {}
+    if whole:
+        op, gradients = gradient(recipe, batch, shared=shared)
+    else:
+        op = empty_graph("accumulate")
     first = op.input(names.FIRST, np.bool_, ())
-    for weight, g in gradients.items():
+    for weight in gradients or recipe.weights:
+        g = gradients[weight] if whole else weight_input(op, recipe, weight, names.gradient)
         assert g.shape is not None  # the shape of its weight
         so_far = op.input(names.gradient_sum(weight), g.dtype, g.shape)
         # Where, not a product: a NaN must not survive its window
@@ -135,22 +149,33 @@ def accumulate_graph(recipe: Recipe, batch: Batch, *, shared: bool = False) -> o
 
 
 @model_errors()
-def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """Return the update alone, by the mean gradient of a window of batches."""
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="update")
-    op = GraphBuilder(graph)
+def update_graph(
+    recipe: Recipe,
+    fused: FusedWeights = NO_FUSED_WEIGHTS,
+    *,
+    scaled: bool = False,
+    averages: bool = False,
+) -> onnx.ModelProto:
+    """Return the update alone, from the gradients of a batch.
+
+    - `fused`, `scaled`: as for `add_update`.
+    - `averages`: whether the graph reads the sums of a window's gradients, and updates by their
+      mean.
+    """
+    op = empty_graph("update")
     gradients = {}
     window: Value | None = None
     for weight in recipe.weights:
-        w = spec_of(recipe.model.graph.initializers[weight])
-        assert w.shape is not None
-        op.input(weight, w.dtype, w.shape)
-        if window is None:
+        weight_input(op, recipe, weight)
+        if averages and window is None:
             window = op.input(names.WINDOW, np.float32, ())
-        total = op.input(names.gradient_sum(weight), w.dtype, w.shape)
-        with op.scope(scopes.ACCUMULATION):
-            gradients[weight] = total / op.cast(window, w.dtype)
-    add_update(op, recipe, gradients)
+        name_of = names.gradient if window is None else names.gradient_sum
+        g = weight_input(op, recipe, weight, name_of)
+        if window is not None:
+            with op.scope(scopes.ACCUMULATION):
+                g = g / op.cast(window, g.dtype)
+        gradients[weight] = g
+    add_update(op, recipe, gradients, fused, scaled=scaled)
     return finish(op)
 
 
@@ -167,16 +192,9 @@ def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 @model_errors()
 def evaluate_outputs_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return loss and penalty of the model's outputs, which are inputs like the weights."""
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="evaluate")
-    op = GraphBuilder(graph)
-    for name in recipe.loss_outputs:
-        y = recipe.all_outputs[name]
-        assert y.shape is not None  # a loss needs its rank
-        graph.outputs.append(op.input(name, y.dtype, y.shape).ir)
+    op = _with_outputs(recipe, "evaluate")
     for name in recipe.penalties:
-        w = spec_of(recipe.model.graph.initializers[name])
-        assert w.shape is not None
-        op.input(name, w.dtype, w.shape)
+        weight_input(op, recipe, name)
     add_loss_outputs(op, recipe.objectives, recipe.penalties, batch)
     add_metric_sums(op, recipe)
     keep_outputs(op, ())

@@ -26,17 +26,17 @@ from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.logarithms import log_probabilities_of, log_softmax_of, logits_of
 from onnxfit.graph.model import complete_shapes, model_errors, spec_of
 from onnxfit.graph.values import GraphBuilder, Value, values_of
-from onnxfit.load.opset import OPSET
+from onnxfit.load.opset import empty_graph
 from onnxfit.step.finish import finish, prune
 from onnxfit.step.forward import (
     add_loss_outputs,
     add_metric_sums,
     soft_targets,
     training_forward,
+    weight_input,
 )
 from onnxfit.step.loss_scale import scale_input, unscaled
 from onnxfit.step.recipe import Batch, Recipe
-from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
 # What a loss computes with instead of an output: the name of that value, and the function that
 # finds it in the graph
@@ -300,7 +300,7 @@ def loss_graph(
     teacher runs in this graph, which then also reads the model's inputs. `shared` is as for
     `add_loss_outputs`.
     """
-    op = _empty("loss")
+    op = empty_graph("loss")
     for name, value in outputs.items():
         y = spec_of(value)
         assert y.shape is not None
@@ -334,8 +334,8 @@ def _restored(op: GraphBuilder, output: str, source: Value) -> Value:
 
 def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return the penalty, and the gradients of the penalized weights with the penalty's added."""
-    op = _empty("penalty")
-    weights = {name: _weight(op, recipe, name) for name in recipe.penalties}
+    op = empty_graph("penalty")
+    weights = {name: weight_input(op, recipe, name) for name in recipe.penalties}
     total: Value | None = None
     for name, penalty in recipe.penalties.items():
         with op.scope(scopes.penalty_of(name)):
@@ -355,58 +355,8 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finish(op)
 
 
-def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """Return the gradients of a batch, added to those of its window."""
-    op = _empty("accumulate")
-    first = op.input(names.FIRST, np.bool_, ())
-    for name in recipe.weights:
-        g = _gradient(op, recipe, name)
-        assert g.shape is not None
-        sum_so_far = op.input(names.gradient_sum(name), g.dtype, g.shape)
-        with op.scope(scopes.ACCUMULATION):
-            total = op.Where(first, g, sum_so_far + g)
-        op.output(names.updated(names.gradient_sum(name)), total)
-    return finish(op)
-
-
-def update_graph(
-    recipe: Recipe,
-    batch: Batch,
-    fused: FusedWeights = NO_FUSED_WEIGHTS,
-    *,
-    scaled: bool = False,
-) -> onnx.ModelProto:
-    """Return the update alone, from the gradients of a batch.
-
-    `fused` and `scaled` are as for `add_update`.
-    """
-    op = _empty("update")
-    gradients = {}
-    for name in recipe.weights:
-        _weight(op, recipe, name)
-        gradients[name] = _gradient(op, recipe, name)
-    add_update(op, recipe, gradients, fused, scaled=scaled)
-    return finish(op)
-
-
 def _name(value: ir.Value) -> str:
     return value.name or ""
-
-
-def _empty(name: str) -> GraphBuilder:
-    return GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name))
-
-
-def _weight(op: GraphBuilder, recipe: Recipe, name: str) -> Value:
-    w = spec_of(recipe.model.graph.initializers[name])
-    assert w.shape is not None
-    return op.input(name, w.dtype, w.shape)
-
-
-def _gradient(op: GraphBuilder, recipe: Recipe, name: str) -> Value:
-    w = spec_of(recipe.model.graph.initializers[name])
-    assert w.shape is not None
-    return op.input(names.gradient(name), w.dtype, w.shape)
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:

@@ -16,7 +16,7 @@ from onnxfit.graph.model import spec_of
 from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
-from onnxfit.load.opset import OPSET
+from onnxfit.load.opset import empty_graph
 from onnxfit.step.batch_specs import batch_specs
 from onnxfit.step.finish import finish
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
@@ -82,7 +82,7 @@ def step_graphs(
         graphs[EVALUATE] = whole_model(evaluate_graph(recipe, any_rows))
     if PREDICT in include:
         graphs[PREDICT] = whole_model(predict_graph(recipe, any_rows))
-    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=EXPORT))
+    op = empty_graph(EXPORT)
     if recipe.trainable is not None and recipe.trainable.add_export(op):
         graphs[EXPORT] = finish(op)
     return graphs

@@ -436,9 +436,10 @@ class Backend(ABC):
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
         """Return the graph of a kind that is compiled for batches of these shapes."""
+        if kind == "update":
+            return update_graph(self.recipe, averages=True)
         evaluates_outputs = self.recipe.evaluates_outputs
         builders = {
-            "update": update_graph,
             "counts": counts_graph,
             "evaluate": evaluate_outputs_graph if evaluates_outputs else evaluate_graph,
             "predict": predict_graph,

@@ -26,6 +26,7 @@ from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import array_of, copied_arrays
 from onnxfit.step import split
 from onnxfit.step.forward import reports_penalty
+from onnxfit.step.graphs import accumulate_graph, update_graph
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.split import SplitStep
 from onnxfit.step.tracker import StepResult
@@ -149,9 +150,9 @@ class ForwardBackwardBackend(Backend):
         if kind == "penalty":
             return split.penalty_graph(self.recipe, shapes)
         if kind == "accumulate":
-            return split.accumulate_graph(self.recipe, shapes)
+            return accumulate_graph(self.recipe, shapes, whole=False)
         if kind == "apply":
-            return split.update_graph(self.recipe, shapes)
+            return update_graph(self.recipe)
         return super().graph(kind, shapes)
 
     def compile(self, kind: str, shapes: Specs) -> Any:

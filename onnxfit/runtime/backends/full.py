@@ -17,7 +17,6 @@ from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.joined_weights import join_weights, weights_to_join
 from onnxfit.runtime.reduction import GradientReduction, sum_buffers
 from onnxfit.runtime.session import BoundSession
-from onnxfit.step import split
 from onnxfit.step.differentiation import is_scaled
 from onnxfit.step.graphs import (
     accumulate_graph,
@@ -179,7 +178,7 @@ class FullBackend(Backend):
             return gradient_graph(self.recipe, shapes, shared=self.reduction is not None)
         if kind == "apply":
             scaled = is_scaled(self.recipe)
-            return split.update_graph(self.recipe, shapes, self._updated_as_one, scaled=scaled)
+            return update_graph(self.recipe, self._updated_as_one, scaled=scaled)
         if kind == "accumulate":
             shared = self.reduction is not None
             return accumulate_graph(self.recipe, shapes, shared=shared)
@@ -196,7 +195,7 @@ class FullBackend(Backend):
             return {"train": train_graph(self.recipe, shapes)}
         return {
             "accumulate": accumulate_graph(self.recipe, shapes),
-            "update": update_graph(self.recipe, shapes),
+            "update": update_graph(self.recipe, averages=True),
         }
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
