@@ -43,7 +43,7 @@ from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
 from onnxfit.step.objectives import Losses, Metrics, OutputMetric
-from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.reuse import RECIPES
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint, export, forms, generation, saving
@@ -232,7 +232,7 @@ class Trainer(CheckedAttributes):
             checked,
             # no variable of this function, which would keep the file's numbers in memory
             partial(
-                Recipe.build,
+                build_recipe,
                 trainable,
                 checked,
                 needs_loss=backend_class.needs_loss,

@@ -71,7 +71,7 @@ def step() -> pygraphviz.AGraph:
     graph.node_attr.update(**FONT, **BOX)
     graph.edge_attr.update(**FONT, color="#8a98ad", arrowsize="0.6")
     rows = (
-        ("model.onnx", "normalize\n(load/)", "Recipe.build\n(step/recipe.py)"),
+        ("model.onnx", "normalize\n(load/)", "build_recipe\n(step/recipe_builder.py)"),
         (
             "add the loss\n(step/forward.py)",
             "differentiate\n(gradients/)",

@@ -258,14 +258,14 @@ def listed_in(network: Network, precision: str) -> list[str]:
     from onnxfit.load.trainable import TrainableModel
     from onnxfit.runtime.kernel_opset import kernel_opset
     from onnxfit.step.graphs import train_graph
-    from onnxfit.step.recipe import Recipe
+    from onnxfit.step.recipe_builder import build_recipe
     from onnxfit.step.settings import TrainerSettings
     from scripts.cuda_kernels import missing, tables
 
     settings = TrainerSettings(
         loss=network.loss, optimizer="adam", gradient="onnx", device="cuda", precision=precision
     )
-    recipe = Recipe.build(TrainableModel.of(read_model(network.model)), settings)
+    recipe = build_recipe(TrainableModel.of(read_model(network.model)), settings)
     x, y = network.batches[0]
     shapes = {}
     for array, name in ((x, recipe.inputs[0].name), (y, next(iter(recipe.targets.values())).input)):

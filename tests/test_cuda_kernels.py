@@ -22,7 +22,7 @@ from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.forward_backward import loss_and_passes
 from onnxfit.runtime.device import CPU
 from onnxfit.runtime.kernel_opset import kernel_opset
-from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.settings import TrainerSettings
 from scripts import cuda_kernels
 from tests.models import convolutional, mlp
@@ -122,7 +122,7 @@ def graphs(name: str, backend: str, device: str) -> Iterator[tuple[str, onnx.Mod
     """Return every graph that a backend compiles for a device, by its kind."""
     model, options = NETWORKS[name]
     settings = TrainerSettings(loss="cross_entropy", device=device, **options)
-    recipe = Recipe.build(TrainableModel.of(model), settings)
+    recipe = build_recipe(TrainableModel.of(model), settings)
     arrays = initializer_arrays(model, recipe.state)
     created = get_backend(backend)(recipe, arrays, device=CPU, threads=1, accumulate=1)
     shapes = _with_rows({**recipe.declared_batch})

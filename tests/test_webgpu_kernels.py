@@ -26,6 +26,7 @@ from onnxfit.registry import registry
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
 from onnxfit.step.host_scalars import cut_host_scalars
 from onnxfit.step.recipe import Batch, Recipe
+from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.step.update import NO_FUSED_WEIGHTS
 from scripts import webgpu_kernels
@@ -59,7 +60,7 @@ FLOAT32 = [name for name, (_, options) in NETWORKS.items() if "precision" not in
 def recipe_of(name: str, **others: Any) -> Recipe:
     model, options = NETWORKS[name]
     settings = TrainerSettings(**{"loss": "cross_entropy", **options, **others})
-    recipe = Recipe.build(TrainableModel.of(model), settings)
+    recipe = build_recipe(TrainableModel.of(model), settings)
     return replace(recipe, sums_metrics=False)  # as training folders have it
 
 
@@ -106,7 +107,7 @@ def by_class(module: str, base: type[Any]) -> list[str]:
 )
 def test_every_optimizer_and_loss_has_webgpu_kernels(options: dict[str, Any]) -> None:
     settings = TrainerSettings(**{"loss": "mse", **options})
-    recipe = Recipe.build(TrainableModel.of(mlp()), settings)
+    recipe = build_recipe(TrainableModel.of(mlp()), settings)
     assert [str(node) for node in missing(recipe, recipe.declared_batch)] == []
 
 

@@ -23,11 +23,11 @@ from onnxfit.graph.dense import NETWORK, PRODUCER
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.optimizers import Groups, get_optimizer
-from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe import BuiltGraphs, Recipe
+from onnxfit.step.recipe_builder import with_numbers
 from onnxfit.step.settings import TrainerSettings
 
 MAX_RECIPES = 16
-MAX_GRAPHS = 8  # of one recipe
 MAX_BYTES = 2**20  # of a model
 # The steps of these operators do not depend on the numbers of their constants.
 OPERATORS = frozenset({"Add", "Constant", "Div", "MatMul", "Mul", "Relu", "Sub"})
@@ -39,42 +39,6 @@ SETTINGS |= {"seed", "threads"}
 
 class NotReusableError(Exception):
     """A model or a setting whose recipe is built for each trainer."""
-
-
-class BuiltGraphs:
-    """The graphs of the steps of one recipe, in which other constants can be written."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._graphs: dict[Hashable, onnx.ModelProto] = {}
-
-    def graph(
-        self, key: Hashable, build: Callable[[], onnx.ModelProto], constants: Mapping[str, bytes]
-    ) -> onnx.ModelProto:
-        """Return a graph of its own for the caller; build it unless that was done before.
-
-        - `key`: equal for graphs that differ only in constants.
-        - `build`: returns the graph with these constants.
-        - `constants`: the numbers of the model's constants by name.
-        """
-        with self._lock:
-            built = self._graphs.get(key)
-        graph = onnx.ModelProto()
-        if built is not None:
-            graph.CopyFrom(built)
-            for tensor in graph.graph.initializer:
-                if tensor.name in constants:
-                    tensor.raw_data = constants[tensor.name]
-            return graph
-        built = build()
-        # A constant that is missing may be part of another one.
-        initializers = {tensor.name for tensor in built.graph.initializer}
-        if constants.keys() <= initializers:
-            graph.CopyFrom(built)
-            with self._lock:
-                if len(self._graphs) < MAX_GRAPHS:
-                    self._graphs[key] = graph
-        return built
 
 
 def built_once(
@@ -123,7 +87,7 @@ class RecipeCache:
             if found is not None:
                 self._recipes.move_to_end(key)
         if found is not None:
-            return found[0].with_numbers(trainable, get_optimizer(settings.optimizer))
+            return with_numbers(found[0], trainable, get_optimizer(settings.optimizer))
         recipe = dataclasses.replace(build(), built=BuiltGraphs())
         with self._lock:
             self._recipes[key] = recipe, list(RULES.values())

@@ -36,7 +36,7 @@ from onnxfit.losses.base import SoftTargets
 from onnxfit.optimizers import SGD
 from onnxfit.step.distillation import Distillation
 from onnxfit.step.graphs import evaluate_graph, train_graph
-from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.settings import TrainerSettings
 from tests.builds import every_way
 from tests.distributed.threads import on_ranks
@@ -480,7 +480,7 @@ def test_a_float_model_can_have_a_teacher() -> None:
     """The mechanism is not one of integers."""
     distillation = Distillation.read(teacher(), 2.0, 0.5)
     settings = TrainerSettings(loss="cross_entropy")
-    recipe = Recipe.build(
+    recipe = build_recipe(
         TrainableModel.of(read_model(teacher())), settings, distillation=distillation
     )
     graph = train_graph(recipe, recipe.declared_batch).graph

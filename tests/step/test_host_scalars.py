@@ -19,6 +19,7 @@ from onnxfit.registry import registry
 from onnxfit.step.graphs import compact_train_graph, train_graph
 from onnxfit.step.host_scalars import MAX_HOST_ELEMENTS, SOURCES, cut_host_scalars
 from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.step.update import NO_FUSED_WEIGHTS
 from tests.models import convolutional, mlp
@@ -37,7 +38,7 @@ WIDE = {onnx.TensorProto.INT64, onnx.TensorProto.UINT64, onnx.TensorProto.DOUBLE
 
 
 def recipe_of(model: onnx.ModelProto, **settings: Any) -> Recipe:
-    return Recipe.build(TrainableModel.of(model), TrainerSettings(loss="cross_entropy", **settings))
+    return build_recipe(TrainableModel.of(model), TrainerSettings(loss="cross_entropy", **settings))
 
 
 def batch_of(recipe: Recipe) -> dict[str, np.ndarray[Any, Any]]:

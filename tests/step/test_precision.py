@@ -21,7 +21,7 @@ from onnxfit.runtime.device import CPU, Device
 from onnxfit.step.finish import finish
 from onnxfit.step.limits import largest
 from onnxfit.step.precision import ALIASES, OPERATORS, autocast, get_precision
-from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.settings import TrainerSettings
 from tests.gradients.rules.cases import Arrays, Case, families, runner, seeds
 from tests.helpers import classification
@@ -222,7 +222,7 @@ def test_adapters_train_beside_a_base_in_half_precision(backend: str, precision:
 def test_half_precision_is_for_the_cpu_and_cuda() -> None:
     settings = TrainerSettings(loss="mse", precision="fp16", device="webgpu")
     with pytest.raises(SettingError, match="is for the CPU and CUDA, got device='webgpu'"):
-        Recipe.build(TrainableModel.of(mlp()), settings)
+        build_recipe(TrainableModel.of(mlp()), settings)
 
 
 @pytest.mark.parametrize(("precision", "used"), [("float32", "0"), ("tf32", "1")])

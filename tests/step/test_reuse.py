@@ -21,7 +21,8 @@ from onnxfit.optimizers import SGD, Adam, Optimizer
 from onnxfit.penalties import L1, L2
 from onnxfit.schedules import InverseScaling
 from onnxfit.step import reuse
-from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe import MAX_GRAPHS, Recipe
+from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.reuse import MAX_RECIPES, RecipeCache
 
 Array = npt.NDArray[Any]
@@ -42,13 +43,11 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> RecipeCache:
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The recipes and graphs that were built, in their order."""
     built: list[str] = []
-    build = Recipe.build.__func__  # type: ignore[attr-defined]
     graph = reuse.BuiltGraphs.graph
 
-    def build_recipe(cls: Any, *positional: Any, **named: Any) -> Recipe:
+    def build(*positional: Any, **named: Any) -> Recipe:
         built.append("recipe")
-        recipe: Recipe = build(cls, *positional, **named)
-        return recipe
+        return build_recipe(*positional, **named)
 
     def build_graph(self: Any, key: Any, make: Any, constants: Any) -> onnx.ModelProto:
         def counted() -> onnx.ModelProto:
@@ -58,7 +57,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return graph(self, key, counted, constants)
 
-    monkeypatch.setattr(Recipe, "build", classmethod(build_recipe))
+    monkeypatch.setattr("onnxfit.trainer.build_recipe", build)
     monkeypatch.setattr(reuse.BuiltGraphs, "graph", build_graph)
     return built
 
@@ -206,7 +205,7 @@ def test_the_cache_is_bounded(cache: RecipeCache) -> None:
         one.fit(X[:rows], Y[:rows], batch_size=rows, verbose=0)
     built = one._training.recipe.built
     assert built is not None
-    assert len(built._graphs) <= reuse.MAX_GRAPHS
+    assert len(built._graphs) <= MAX_GRAPHS
     large = dense_network([4, 100_000, 2], np.dtype(np.float32), 0)
     before = list(cache._recipes)
     Trainer(large, loss="mse")
