@@ -13,15 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import helper
 
 from onnxfit.graph.index import attributes_of
 from onnxfit.graph.match import Equation, Pattern
-from onnxfit.kernels.library import DOMAIN
 from onnxfit.kernels.search import (
     KernelRule,
     NodeSearch,
     ResultType,
+    make_node,
     needed_nodes,
     with_kernel_nodes,
 )
@@ -215,6 +214,4 @@ def _elements(graph: NodeSearch, name: str) -> int:
 def _node(
     op_type: str, inputs: Sequence[str], results: Sequence[str], activation: int
 ) -> onnx.NodeProto:
-    return helper.make_node(
-        op_type, inputs, results, results[0], domain=DOMAIN, activation=activation
-    )
+    return make_node(op_type, inputs, results, results[0], activation=activation)

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper, numpy_helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
@@ -30,6 +29,7 @@ from onnxfit.kernels.convolution_search import (
     WeightGradient,
     convolutions,
 )
+from onnxfit.kernels.library import run_node
 
 DOMAIN = "com.microsoft.nchwc"
 # A ConvTranspose with strides becomes several convolutions whose results are interleaved. That
@@ -311,22 +311,9 @@ def channel_block() -> int:
     """
     channels = 64
     node = helper.make_node("ReorderInput", ["x"], ["y"], domain=DOMAIN)
-    values = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, channels, 1, 2])
-        for name in "xy"
-    ]
-    graph = helper.make_graph([node], "probe", values[:1], values[1:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     pixels = np.tile(np.arange(2, dtype=np.float32), channels).reshape(1, channels, 1, 2)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        (reordered,) = session.run(None, {"x": pixels})
+        reordered = run_node(node, pixels)
     except Exception:  # onnxruntime raises its own classes, all of them plain Exceptions
         return 0
     block = int(np.argmax(reordered.ravel() == 1))  # start of the second pixel

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import onnx
-from onnx import helper
 
 from onnxfit.kernels.convolution_search import (
     AnyConvolution,
@@ -25,7 +24,7 @@ from onnxfit.kernels.convolution_search import (
     Sizes,
     WeightGradient,
 )
-from onnxfit.kernels.library import DOMAIN
+from onnxfit.kernels.search import make_node
 
 MAX_AXES = 2
 # The smallest number of products whose sum is an element of the result.
@@ -179,12 +178,11 @@ def _node(
 ) -> onnx.NodeProto:
     replaced = convolution.node
     has_winograd = _has_winograd(convolution, **attributes)
-    return helper.make_node(
+    return make_node(
         op_type,
         inputs,
         replaced.output[:1],
         replaced.name,
-        domain=DOMAIN,
         kernel_shape=convolution.kernel,
         winograd=int(has_winograd and _is_faster_by_winograd(convolution)),
         **attributes,

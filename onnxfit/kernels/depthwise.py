@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
-from onnx import helper
 
 from onnxfit.kernels.blocked_convolutions import channel_block
 from onnxfit.kernels.convolution_search import (
@@ -21,7 +20,7 @@ from onnxfit.kernels.convolution_search import (
     ImageGradient,
     WeightGradient,
 )
-from onnxfit.kernels.library import DOMAIN
+from onnxfit.kernels.search import make_node
 
 MAX_TAPS = 49
 # A Conv or the gradient of weights takes 0.75 to 0.95 of the time of its form in blocks of channels
@@ -85,6 +84,4 @@ def _kernel(convolution: Convolution | WeightGradient) -> onnx.NodeProto | None:
 def _node(
     op_type: str, replaced: onnx.NodeProto, inputs: Sequence[str], **attributes: Any
 ) -> onnx.NodeProto:
-    return helper.make_node(
-        op_type, inputs, replaced.output[:1], replaced.name, domain=DOMAIN, **attributes
-    )
+    return make_node(op_type, inputs, replaced.output[:1], replaced.name, **attributes)

@@ -15,9 +15,15 @@ from onnx import helper
 
 from onnxfit.graph import scopes
 from onnxfit.graph.subgraphs import read_by
-from onnxfit.kernels.library import DOMAIN
 from onnxfit.kernels.program import OPERATORS, Program, compile_program
-from onnxfit.kernels.search import NodeSearch, ResultType, needed_nodes, sort_nodes, trains
+from onnxfit.kernels.search import (
+    NodeSearch,
+    ResultType,
+    make_node,
+    needed_nodes,
+    sort_nodes,
+    trains,
+)
 
 KERNELS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "Elementwise",
@@ -257,12 +263,11 @@ def _fused(
     - `pieces`: an input -> the values that are read in its place; {} for none.
     """
     inputs, program, constants = _program(nodes, outputs, types, pieces)
-    fused = helper.make_node(
+    fused = make_node(
         KERNELS[types[outputs[0]].element],
         [piece for name in inputs for piece in pieces.get(name, [name])],
         outputs,
         nodes[-1].name,
-        domain=DOMAIN,
         program=program.numbers,
         temporaries=program.temporaries,
         tensors=sum(name not in constants and not types[name].is_scalar for name in inputs),
@@ -310,6 +315,6 @@ def _with_attributes_as_inputs(
     for attribute, default in (("alpha", 0.2), ("beta", 0.5)):
         name = f"{prefix}/{node.output[0]}/{attribute}"
         value = helper.make_tensor(name, element, [], [given.get(attribute, default)])
-        constants[name] = helper.make_node("Constant", [], [name], name, value=value)
+        constants[name] = make_node("Constant", [], [name], name, value=value, domain="")
         explicit.input.append(name)
     return explicit

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import helper
 
 from onnxfit.gradients.notes import GATHER_DX, GATHER_DY
-from onnxfit.kernels.library import DOMAIN
 from onnxfit.kernels.search import (
     NodeSearch,
     Note,
     ResultType,
+    make_node,
     needed_nodes,
     paired_notes,
     with_kernel_nodes,
@@ -61,12 +60,11 @@ class _GatherSearch(NodeSearch):
         rows, *factors = self.factored(dy, indices, self.shape(dx)[1:])
         update = self.update(dx)
         table, result = ([update.input[0]], update.output[0]) if update else ([], dx)
-        return helper.make_node(
+        return make_node(
             "GatherGradient",
             [indices, rows, *table, *factors],
             [result],
             producer.node.name,
-            domain=DOMAIN,
             shape=self.shape(dx),
             has_factors=len(factors),
         )

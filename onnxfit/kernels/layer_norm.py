@@ -13,15 +13,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxfit.graph.index import attributes_of
 from onnxfit.graph.match import Equation, Pattern
-from onnxfit.kernels.library import DOMAIN
 from onnxfit.kernels.search import (
     KernelRule,
     NodeSearch,
     ResultType,
+    make_node,
     needed_nodes,
     trains,
     with_kernel_nodes,
@@ -70,9 +70,7 @@ def _forward(node: onnx.NodeProto) -> onnx.NodeProto:
     """Return the kernel of a normalization."""
     epsilon = attributes_of(node).get("epsilon", 1e-5)
     inputs = [name for name in node.input if name]
-    return helper.make_node(
-        "LayerNorm", inputs, node.output, node.name, domain=DOMAIN, epsilon=epsilon
-    )
+    return make_node("LayerNorm", inputs, node.output, node.name, epsilon=epsilon)
 
 
 class LayerNormGradient(KernelRule):
@@ -107,7 +105,7 @@ class LayerNormGradient(KernelRule):
         dscale, dbias = _scale_gradient(graph, found), _bias_gradient(graph, found)
         if dscale or dbias:
             results += [dscale or f"{dx}/scale", dbias or f"{dx}/bias"]
-        return helper.make_node("LayerNormGradient", inputs, results, dx, domain=DOMAIN)
+        return make_node("LayerNormGradient", inputs, results, dx)
 
 
 def _is_mean(

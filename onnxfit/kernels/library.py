@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
 from onnx import helper
@@ -19,6 +20,7 @@ from onnx import helper
 from onnxfit.environment import is_switched_off
 from onnxfit.errors import warn_user
 
+Array = npt.NDArray[Any]
 DOMAIN = "onnxfit.kernels"
 SWITCH = "ONNXFIT_KERNELS"  # "off" in this variable of the environment: operators of ONNX alone
 LIBRARY = Path(__file__).with_name("operators.so")  # on every platform
@@ -91,29 +93,36 @@ def has_products(path: str) -> bool:
 
 def _problem(path: str) -> str | None:
     """Return why a library does not work with this onnxruntime; None if it does."""
-    value = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy"]
-    node = helper.make_node(
-        "Elementwise",
-        ["x"],
-        ["y"],
-        domain=DOMAIN,
-        program=[0, 1, 0, 0],
-        temporaries=0,
-        tensors=1,
-        pieces=1,
-    )
+    attributes: dict[str, Any] = {
+        "program": [0, 1, 0, 0],
+        "temporaries": 0,
+        "tensors": 1,
+        "pieces": 1,
+    }
+    node = helper.make_node("Elementwise", ["x"], ["y"], domain=DOMAIN, **attributes)
+    try:
+        y = run_node(node, np.array([1, 2], np.float32), path)
+    except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return None if y.tolist() == [2, 4] else "its results are wrong"
+
+
+def run_node(node: onnx.NodeProto, x: Array, library: str = "") -> Array:
+    """Return what onnxruntime computes with a node from x to y, which have one shape.
+
+    - `library`: the path of the library with the operator.
+    """
+    value = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, x.shape) for name in "xy"]
     graph = helper.make_graph([node], "probe", value[:1], value[1:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(node.domain, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    try:
-        options.register_custom_ops_library(path)
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        (y,) = session.run(None, {"x": np.array([1, 2], np.float32)})
-    except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
-    return None if y.tolist() == [2, 4] else "its results are wrong"
+    if library:
+        options.register_custom_ops_library(library)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    y: Array = session.run(None, {"x": x})[0]
+    return y

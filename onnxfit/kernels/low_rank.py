@@ -16,11 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx
-from onnx import helper
 
 from onnxfit.graph.index import attributes_of
-from onnxfit.kernels.library import DOMAIN
-from onnxfit.kernels.search import NodeSearch, ResultType, needed_nodes, with_kernel_nodes
+from onnxfit.kernels.search import (
+    NodeSearch,
+    ResultType,
+    make_node,
+    needed_nodes,
+    with_kernel_nodes,
+)
 
 # Measured on one thread (onnxruntime 1.19.2, AVX2), with 128 to 3,072 columns on each side: the
 # kernel takes 0.4 to 0.8 of the time of the operators for ranks up to 8, 0.76 to 1.26 for 16, and
@@ -144,7 +148,7 @@ class _LowRankSearch(NodeSearch):
             matrix = product.matrix
             if not product.is_transposed:
                 rows = f"{opposite.gemm.output[0]}/factor"
-                yield helper.make_node("Transpose", [matrix], [rows], rows, perm=[1, 0])
+                yield make_node("Transpose", [matrix], [rows], rows, perm=[1, 0], domain="")
                 matrix = rows
             matrices.append(matrix)
             result, nodes = _result(opposite)
@@ -152,9 +156,7 @@ class _LowRankSearch(NodeSearch):
             after += nodes
         inputs = [half.u.x, other.u.x, *matrices]
         name = f"{half.gemm.name}/LowRankGradient"
-        yield helper.make_node(
-            "LowRankGradient", inputs, results, name, domain=DOMAIN, scale=half.u.scale
-        )
+        yield make_node("LowRankGradient", inputs, results, name, scale=half.u.scale)
         yield from after
 
 
@@ -173,10 +175,10 @@ def _result(half: _Half) -> tuple[str, list[onnx.NodeProto]]:
     nodes = []
     if len(gemm.input) == 3:  # the update of a weight: w - gradient
         gradient = f"{result}/gradient"
-        nodes.append(helper.make_node("Sub", [gemm.input[2], gradient], [result], gemm.name))
+        nodes.append(make_node("Sub", [gemm.input[2], gradient], [result], gemm.name, domain=""))
         result = gradient
     if half.is_transposed:
         rows = f"{result}/rows"
-        nodes.append(helper.make_node("Transpose", [rows], [result], result, perm=[1, 0]))
+        nodes.append(make_node("Transpose", [rows], [result], result, perm=[1, 0], domain=""))
         result = rows
     return result, nodes

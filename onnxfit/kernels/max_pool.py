@@ -10,11 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import helper
 
 from onnxfit.gradients.notes import MAX_POOL_DX, MAX_POOL_DY
-from onnxfit.kernels.library import DOMAIN
-from onnxfit.kernels.search import Note, ResultType, paired_notes
+from onnxfit.kernels.search import Note, ResultType, make_node, paired_notes
 
 KERNELS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "MaxPoolGradient",
@@ -68,9 +66,7 @@ def _gradient(
     if len(windows) + 2 != rank or (is_small and not _halves(types[x].shape[2:], attributes)):
         return None
     name = producer.node.name
-    return helper.make_node(
-        KERNELS[min(elements)], [x, dy], [dx], name, domain=DOMAIN, **attributes
-    )
+    return make_node(KERNELS[min(elements)], [x, dy], [dx], name, **attributes)
 
 
 def _halves(sizes: Sequence[int | str], attributes: Mapping[str, Sequence[int]]) -> bool:

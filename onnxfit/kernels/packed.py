@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxfit.gradients.notes import PACKED_DX, PACKED_DY
 from onnxfit.graph import names
 from onnxfit.graph.index import attributes_of
 from onnxfit.graph.tensors import MAX_PACKED_BYTES
-from onnxfit.kernels.library import DOMAIN, has_products, library_path
-from onnxfit.kernels.search import ResultType, declared_types, paired_notes
+from onnxfit.kernels.library import has_products, library_path
+from onnxfit.kernels.search import ResultType, declared_types, make_node, paired_notes
 
 MIN_INPUTS = 3  # the floats, the integers and their scales
 MIN_BLOCK = 16
@@ -119,12 +119,11 @@ def _kernel(
         return None
     if inputs[3] and (zeros is None or zeros.element not in (TensorProto.UINT8, TensorProto.FLOAT)):
         return None
-    return helper.make_node(
+    return make_node(
         op_type,
         [name for name in (*inputs, bias) if name],
         replaced.output[:1],
         replaced.name,
-        domain=DOMAIN,
         has_bias=int(bool(bias)),
         K=attributes["K"],
         N=attributes["N"],

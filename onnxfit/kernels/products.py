@@ -14,10 +14,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxfit.graph.index import attributes_of
-from onnxfit.kernels.search import NodeSearch, ResultType, needed_nodes, sort_nodes, trains
+from onnxfit.kernels.search import (
+    NodeSearch,
+    ResultType,
+    make_node,
+    needed_nodes,
+    sort_nodes,
+    trains,
+)
 from onnxfit.kernels.strided_products import (
     MAX_ADDENDS,
     Result,
@@ -73,11 +80,11 @@ def _transposed_parts(
             types[part] = ResultType(element, tuple(shape[i] for i in order))
         changed[concat.output[0]] = []
         changed[result] = [
-            helper.make_node("Transpose", [name], [part], part, perm=order)
+            make_node("Transpose", [name], [part], part, perm=order, domain="")
             for part, name in parts.items()
         ]
         changed[result].append(
-            helper.make_node("Concat", list(parts), [result], transpose.name, axis=axis)
+            make_node("Concat", list(parts), [result], transpose.name, axis=axis, domain="")
         )
     return [new for node in search.nodes for new in changed.get(node.output[0], [node])], types
 

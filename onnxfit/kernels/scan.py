@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxfit.graph.index import attributes_of, tensors_of
 from onnxfit.kernels.library import DOMAIN
@@ -29,7 +29,7 @@ from onnxfit.kernels.scan_bodies import (
     is_plain_product,
     with_splits_outside,
 )
-from onnxfit.kernels.search import ResultType, declared_types, needed_nodes, sort_nodes
+from onnxfit.kernels.search import ResultType, declared_types, make_node, needed_nodes, sort_nodes
 
 # Codes of kernels/src/scan.h.
 COPY = len(CODES)
@@ -202,13 +202,12 @@ class _Loop:
             for place in operands:
                 program += [numbers[place.buffer], place.column] if place else [NOTHING, 0]
         scan = self._scan
-        return helper.make_node(
+        return make_node(
             "Scan",
             [*scan.input, *self._inputs()[len(scan.input) :]],
             # a result that nothing reads may have no name
             [name or f"{scan.name}:{i}" for i, name in enumerate(scan.output)],
             scan.name,
-            domain=DOMAIN,
             reverse=self._is_reverse,
             counts=[
                 len(self._states),

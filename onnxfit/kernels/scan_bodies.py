@@ -17,7 +17,7 @@ from onnx import helper
 
 from onnxfit.graph.index import attributes_of
 from onnxfit.kernels.program import OPERATORS
-from onnxfit.kernels.search import NodeSearch, ResultType
+from onnxfit.kernels.search import NodeSearch, ResultType, make_node
 
 # Measured: an LSTM whose inputs have the batch first, and 32 columns, trains in 0.84 to 0.97 of its
 # time if the product with them is in the loop. Others train in 0.99 to 1.04 of it on one thread,
@@ -111,13 +111,15 @@ class LoopSearch(NodeSearch):
             if product.is_transposed:
                 matrix = f"{name}/matrix"
                 transposes.append(
-                    helper.make_node("Transpose", [product.matrix], [matrix], matrix, perm=(1, 0))
+                    make_node(
+                        "Transpose", [product.matrix], [matrix], matrix, perm=(1, 0), domain=""
+                    )
                 )
                 types[matrix] = ResultType(onnx.TensorProto.FLOAT, shape[::-1])
             factor = f"{name}/factor"
             vectors = [product.vector] if product.vector else []
             operands = [factor, matrix, *vectors]
-            nodes.append(helper.make_node("Gemm", operands, [body.input[i].name]))
+            nodes.append(make_node("Gemm", operands, [body.input[i].name], domain=""))
             changed.input[i] = product.slices
             sizes = self.shape(product.slices)[1:]
             described = helper.make_tensor_value_info(factor, onnx.TensorProto.FLOAT, sizes)
@@ -215,7 +217,7 @@ def _moved_into(
     nodes, identities = [], []
     for value, name in zip(_body(scan).input[states:], scan.input[states:], strict=True):
         if name in names:
-            identities.append(helper.make_node("Identity", [names[name]], [value.name]))
+            identities.append(make_node("Identity", [names[name]], [value.name], domain=""))
         else:
             slices[name], names[name] = value, value.name
     for node in moved:

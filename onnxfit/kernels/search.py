@@ -15,12 +15,13 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxfit.graph import names, scopes
 from onnxfit.graph.index import GraphIndex, NodeIndex
 from onnxfit.graph.match import Matcher, MatchRule
 from onnxfit.graph.subgraphs import read_by
+from onnxfit.kernels.library import DOMAIN
 
 # Operators whose result may share the memory of their first input.
 VIEWS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
@@ -61,6 +62,19 @@ def declared_types(graph: onnx.GraphProto) -> dict[str, ResultType]:
     for constant in graph.initializer:
         types[constant.name] = ResultType(constant.data_type, tuple(constant.dims))
     return types
+
+
+def make_node(
+    op_type: str,
+    inputs: Sequence[str],
+    results: Sequence[str],
+    name: str = "",
+    *,
+    domain: str = DOMAIN,
+    **attributes: Any,
+) -> onnx.NodeProto:
+    """Return a node, of an operator of the library unless another `domain` is given."""
+    return helper.make_node(op_type, inputs, results, name, domain=domain, **attributes)
 
 
 def sort_nodes(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
-from onnx import helper
 
 from onnxfit.graph.index import attributes_of
 from onnxfit.graph.match import Equation
-from onnxfit.kernels.library import DOMAIN
 from onnxfit.kernels.search import (
     KernelRule,
     NodeSearch,
     ResultType,
+    make_node,
     needed_nodes,
     with_kernel_nodes,
 )
@@ -96,7 +95,7 @@ def _masked(graph: NodeSearch) -> Iterator[onnx.NodeProto]:
         if y in graph.outputs or any(each.op_type != "SoftmaxGradient" for each in gradients):
             continue
         (z,) = node.output
-        yield helper.make_node("MaskedSoftmax", softmax.input, [z], softmax.name, domain=DOMAIN)
+        yield make_node("MaskedSoftmax", softmax.input, [z], softmax.name)
         for each in gradients:
             yield _gradient(z, each.input[1], each.output[0], is_masked=True)
 
@@ -111,6 +110,4 @@ def _is_over_rows(graph: NodeSearch, node: onnx.NodeProto) -> bool:
 
 def _gradient(y: str, dy: str, dx: str, *, is_masked: bool) -> onnx.NodeProto:
     """Return the node of a gradient; `is_masked`: whether y has 0 in the place of NaN."""
-    return helper.make_node(
-        "SoftmaxGradient", [y, dy], [dx], dx, domain=DOMAIN, is_masked=int(is_masked)
-    )
+    return make_node("SoftmaxGradient", [y, dy], [dx], dx, is_masked=int(is_masked))

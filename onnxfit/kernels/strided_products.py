@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx
-from onnx import helper
 
-from onnxfit.kernels.library import DOMAIN
+from onnxfit.kernels.search import make_node
 from onnxfit.kernels.views import Axis, Loop, Part, View, axis_of, joined, loops_over
 
 BATCH_AXES = 3  # as in kernels/src/product.h
@@ -150,12 +149,11 @@ class StridedProduct:
         ]
         of_result = strides.pop(2)
         inputs = (a, b, *addends)
-        return helper.make_node(
+        return make_node(
             "Product",
             [view.source for view in inputs],
             [result.name],
             name,
-            domain=DOMAIN,
             sizes=[loop.size for loop in (*batch, self.rows, self.columns, self.steps)],
             views=[n for view, each in zip(inputs, strides) for n in (view.offset, *each)],
             strides=of_result,
