@@ -13,6 +13,7 @@ A message says what happened, what was given, what was expected, and how to fix 
     ├── DataError            (ValueError)    a batch, a label or a shape does not fit the model
     ├── CheckpointError      (ValueError)    a checkpoint cannot be written or read
     ├── InstallationError    (ImportError, RuntimeError)  a package is missing or lacks a feature
+    ├── OutOfMemoryError     (MemoryError)   memory ran out while a model or a state was written
     ├── StepError            (RuntimeError)  onnxruntime failed to compile or run a step
     └── DivergenceError      (RuntimeError)  the loss became NaN or infinite
 
@@ -26,7 +27,8 @@ import inspect
 import sys
 import sysconfig
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "MissingAttributeError",
     "ModelError",
     "OnnxfitError",
+    "OutOfMemoryError",
     "SettingError",
     "StepError",
     "UnknownNameError",
@@ -207,6 +210,31 @@ class InstallationError(OnnxfitError, ImportError, RuntimeError):
     It is an ImportError, so that programs for which onnxfit is optional can catch it: `from onnxfit
     import Trainer` raises it if onnxruntime is missing.
     """
+
+
+class OutOfMemoryError(OnnxfitError, MemoryError):
+    """Memory ran out while a model or a training state was written or copied.
+
+    The trainer is as it was, and a file has its old contents.
+    """
+
+
+@contextmanager
+def out_of_memory_errors(call: str, instead: str) -> Iterator[None]:
+    """Raise Python's MemoryError as OutOfMemoryError.
+
+    - `call`: the call that needs memory, such as "export()".
+    - `instead`: a sentence that says what needs less memory.
+    """
+    try:
+        yield
+    except OutOfMemoryError:
+        raise
+    except MemoryError as error:
+        reason = f": {error}" if str(error) else ""
+        raise OutOfMemoryError(
+            f"There is not enough memory for {call}{reason}. The trainer is unchanged. {instead}"
+        ) from error
 
 
 class StepError(OnnxfitError, RuntimeError):

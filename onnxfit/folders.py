@@ -8,10 +8,10 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Union
 
 from onnxfit.errors import CheckpointError
 from onnxfit.files import (
@@ -27,16 +27,19 @@ from onnxfit.files import (
 
 JOURNALS = ".onnxfit.*.ready"  # folders with new files that are complete and being moved
 NAMES = "names.json"  # in a journal: the files to move, and the files to delete
+FileContents = Union[bytes, Callable[[Path, BinaryIO], object]]
 SECONDS_OF_A_MOVE = 2.0  # after which a journal without a change belongs to a killed process
 
 
 def write_folder(
-    folder: str | os.PathLike[str], files: Mapping[str, bytes], stale: Iterable[str] = ()
+    folder: str | os.PathLike[str], files: Mapping[str, FileContents], stale: Iterable[str] = ()
 ) -> Path:
     """Write several files to a folder: after an error or a kill, all are old or all are new.
 
     - `folder`: the folder. It is created if it is missing; its other files are not changed.
-    - `files`: name -> contents. The last file is renamed last, so that it can describe the others.
+    - `files`: name -> contents, or a function that writes them. Its arguments are the temporary
+      folder with the files before it, and the open file. The last file is renamed last, so that it
+      can describe the others.
     - `stale`: names of files to delete, if they exist.
 
     Return `folder`, as a Path. All files are written into a temporary folder and flushed to the
@@ -61,10 +64,11 @@ def write_folder(
         try:
             temporary.mkdir()
             for file, contents in files.items():
-                write_atomically(temporary / "new" / file, partial(_write_bytes, contents))
+                write = partial(_write_bytes, contents) if isinstance(contents, bytes) else contents
+                write_atomically(temporary / "new" / file, partial(write, temporary / "new"))
             (temporary / "old").mkdir()
             text = json.dumps(names).encode()
-            write_atomically(temporary / NAMES, partial(_write_bytes, text))
+            write_atomically(temporary / NAMES, partial(_write_bytes, text, temporary))
             journal = temporary.with_suffix(".ready")
             os.rename(temporary, journal)
             sync_folder(folder)
@@ -119,7 +123,7 @@ def _age(path: Path) -> float:
     return time.time() - max(times) if times else math.inf
 
 
-def _write_bytes(contents: bytes, file: BinaryIO) -> None:
+def _write_bytes(contents: bytes, folder: Path, file: BinaryIO) -> None:
     file.write(contents)
 
 

@@ -25,12 +25,17 @@ from onnxfit.data.sampling import Sampling
 from onnxfit.data.structure import split_validation_data
 from onnxfit.data.weights import balanced_class_weight
 from onnxfit.distributed.find import world_of
-from onnxfit.errors import CheckpointError, SettingError, UnsupportedError
+from onnxfit.errors import (
+    CheckpointError,
+    SettingError,
+    UnsupportedError,
+    out_of_memory_errors,
+)
 from onnxfit.files import require_checkpoint_name, require_path
 from onnxfit.gradients.inspection import Inspection
 from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.garbage import gc_disabled
-from onnxfit.graph.shared_tensors import shared_arrays, whole_model
+from onnxfit.graph.shared_tensors import shared_arrays
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.load.model_file import ModelSnapshot
@@ -77,6 +82,17 @@ __all__ = ["Trainer"]
 
 Array = npt.NDArray[Any]
 SETTINGS = tuple(field.name for field in fields(TrainerSettings))
+
+# What an error says when memory runs out.
+FREE_MEMORY = "Free memory, for instance that of training data, and call it again."
+NO_COPY = "Pass copy=False for views of the weights without a copy."
+EXPORT_TO_PATH = (
+    "export(path) writes the model from the memory of the training, and returns a model above 512"
+    " MB without a copy of its weights."
+)
+BY_CALLBACKS = (
+    "Pass copy=False, or background=False to a callback, to write from the memory of the training."
+)
 
 
 class Trainer(CheckedAttributes):
@@ -785,9 +801,16 @@ class Trainer(CheckedAttributes):
 
     # ------------------------------------------------------------------ state
 
-    def get_weights(self) -> dict[str, Array]:
-        """Return copies of the trained weights and of the running statistics, by name."""
-        return self._training.state.get_weights()
+    @out_of_memory_errors("get_weights()", NO_COPY)
+    @check_arguments
+    def get_weights(self, *, copy: bool = True) -> dict[str, Array]:
+        """Return copies of the trained weights and of the running statistics, by name.
+
+        - `copy`: False returns read-only views of the memory that is trained, without copies. Use
+          them before the next step, which may overwrite them. Tensors of another device than the
+          CPU are copied in any case.
+        """
+        return self._training.state.get_weights(copy=copy)
 
     @check_arguments
     def set_weights(self, weights: Mapping[str, Any]) -> None:
@@ -799,9 +822,14 @@ class Trainer(CheckedAttributes):
         """
         self._training.state.set_weights(weights)
 
-    def get_state(self) -> dict[str, dict[str, Any]]:
-        """Return copies of weights, slots and counters: the whole state of the training."""
-        return self._training.state.get()
+    @out_of_memory_errors("get_state()", NO_COPY)
+    @check_arguments
+    def get_state(self, *, copy: bool = True) -> dict[str, dict[str, Any]]:
+        """Return copies of weights, slots and counters: the whole state of the training.
+
+        - `copy`: as for `get_weights`.
+        """
+        return self._training.state.get(copy=copy)
 
     @check_arguments
     def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
@@ -818,6 +846,7 @@ class Trainer(CheckedAttributes):
         """
         self._training.revert_step()
 
+    @out_of_memory_errors("save()", FREE_MEMORY)
     @check_arguments
     def save(self, path: str | os.PathLike[str], *, adapters_only: bool = False) -> Path:
         """Write the whole training state to the file `path`, atomically.
@@ -834,16 +863,18 @@ class Trainer(CheckedAttributes):
         if not self.is_main:
             saving.require_savable(self._training, "save")
             return Path(path)
-        return saving.snapshot(self._training, "save", adapters_only).write(path)
+        return saving.save(self._training, path, adapters_only)
 
+    @out_of_memory_errors("snapshot()", BY_CALLBACKS)
     @check_arguments
-    def snapshot(self, *, adapters_only: bool = False) -> checkpoint.Snapshot:
+    def snapshot(self, *, adapters_only: bool = False, copy: bool = True) -> checkpoint.Snapshot:
         """Return a copy of the training state in memory; `adapters_only` is as for `save`.
 
         Its `write(path)` may run later, or in another thread, while training continues. With
+        `copy=False` nothing is copied, and `write` must be called before the next step. With
         several processes, only rank 0 writes.
         """
-        return saving.snapshot(self._training, "snapshot", adapters_only)
+        return saving.snapshot(self._training, "snapshot", adapters_only, copy=copy)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Load the state that `save` wrote to `path`, of this trainer or of an equal one.
@@ -914,16 +945,24 @@ class Trainer(CheckedAttributes):
     # ------------------------------------------------------------------ files
 
     @property
+    @out_of_memory_errors("Trainer.model", EXPORT_TO_PATH)
     def model(self) -> onnx.ModelProto:
         """A copy of the given model. Its own tensors that are trained have their current numbers.
 
         A quantized model, and one with adapters, has all numbers that it was given with.
         """
-        model, contents = export.given_model(self._training)
-        model = whole_model(model)
-        del contents  # alive until here
-        return model
+        with self._training.backend.lock:
+            return export.given_model(self._training).whole()
 
+    @property
+    def structure(self) -> onnx.ModelProto:
+        """The given model without the numbers of tensors above 1 KB, which keep type and shape.
+
+        Tools that show or search the graph need no copy of the weights.
+        """
+        return export.structure(self._training)
+
+    @out_of_memory_errors("export()", EXPORT_TO_PATH)
     @check_arguments
     def export(
         self,
@@ -954,18 +993,21 @@ class Trainer(CheckedAttributes):
         `.onnx_adapter` file of `export_adapter`, of any rank, or from arrays. The file has the
         trained values of weights that were trained in addition to the adapters.
         """
-        snapshot = export.exported(self._training, averaged=averaged, adapters=adapters)
-        return snapshot.whole() if path is None else snapshot.written(path)
+        return export.export(self._training, path, averaged=averaged, adapters=adapters)
 
-    def model_snapshot(self) -> ModelSnapshot:
+    @out_of_memory_errors("model_snapshot()", BY_CALLBACKS)
+    @check_arguments
+    def model_snapshot(self, *, copy: bool = True) -> ModelSnapshot:
         """Return the trained model as it is now, as `export` writes it.
 
-        Its `write(path)` may run later, or in another thread, while training continues. It writes
-        tensor by tensor: memory holds the frozen weights of a model above 512 MB only once. With
+        Its `write(path)` may run later, or in another thread, while training continues. Memory
+        holds a copy of the trained weights, and none of the frozen weights of a model above 512 MB.
+        With `copy=False` nothing is copied, and `write` must be called before the next step. With
         several processes, only rank 0 writes.
         """
-        return export.exported(self._training)
+        return export.exported(self._training, copy=copy)
 
+    @out_of_memory_errors("export_adapter()", FREE_MEMORY)
     @check_arguments
     def export_adapter(
         self,
@@ -997,6 +1039,7 @@ class Trainer(CheckedAttributes):
         """
         return export.export_adapter(self._training, path, task_type, base_model)
 
+    @out_of_memory_errors("save_onnx_graph()", FREE_MEMORY)
     def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
         """Write every graph of this trainer, and a checkpoint, to `folder`.
 
@@ -1015,6 +1058,7 @@ class Trainer(CheckedAttributes):
         self.save(Path(folder) / f"{prefix}trainer{suffix}{checkpoint.SUFFIX}")
         return files
 
+    @out_of_memory_errors("export_training()", FREE_MEMORY)
     @check_arguments
     def export_training(
         self,

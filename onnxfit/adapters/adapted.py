@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,8 +20,9 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.checks import name_list, shortened
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.index import tensors_of
-from onnxfit.graph.model import as_tensors, with_references, with_tensors
-from onnxfit.graph.shared_tensors import ComputedTensors, Contents, array_of
+from onnxfit.graph.model import with_references, with_tensors
+from onnxfit.graph.shared_tensors import ComputedArray, Contents, Storable, array_of
+from onnxfit.graph.tensors import nbytes
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.load.completion import opset_of
 from onnxfit.load.normalize import inline_functions
@@ -51,29 +52,34 @@ class AdaptedModel(TrainableModel):
             )
         return [*own, *(pattern for pattern in others if pattern not in own)]
 
-    def to_file(self, arrays: Mapping[str, Array]) -> ComputedTensors:
+    def to_file(self, arrays: Mapping[str, Array]) -> dict[str, Storable]:
         """Return a mapping from each initializer of the file to its value, with adapters merged."""
         rest = dict(arrays)
-        merged: dict[str, Callable[[], Array]] = {}
+        merged: dict[str, Storable] = {}
         tensors = tensors_of(self.file.graph)
         for adapter in self.adapters:
             if not adapter.weight.is_packed:
                 own = {name: rest.pop(name) for name in adapter.names}
                 name = adapter.weight.name
-                merged[name] = partial(_merged, adapter, tensors[name], own)
-        return ComputedTensors(super().to_file(rest), merged)
+                compute = partial(_merged, adapter, tensors[name], own)
+                merged[name] = ComputedArray(compute, nbytes(tensors[name]))
+        return {**super().to_file(rest), **merged}
 
-    def shared_export(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
+    def shared_export(
+        self, arrays: Mapping[str, Array], *, compiled: bool = False
+    ) -> tuple[onnx.ModelProto, list[Contents]]:
         """Return the file with W + s A B instead of W, and the arrays to which it refers.
 
         Nothing can be added to packed integers. Their adapters stay in the file as nodes.
         """
-        return with_references(self._with_nodes(self.file, arrays), self.to_file(arrays))
+        model = self._with_nodes(self.file, arrays)
+        return with_references(model, self.to_file(arrays), compiled=compiled)
 
     def deployed(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
         """Return a model with the inputs of `model` that computes what the exported file does."""
         model = self.file if self.view is None else self.view
-        return with_references(self._with_nodes(model, arrays), self.to_file(arrays))
+        model = self._with_nodes(model, arrays)
+        return with_references(model, self.to_file(arrays), compiled=True)
 
     def _with_nodes(self, model: onnx.ModelProto, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """Return the file, or its view, with the adapters of packed integers as nodes."""
@@ -90,9 +96,7 @@ class AdaptedModel(TrainableModel):
         own = {name for one in packed for name in one.names}
         others = {name: array for name, array in arrays.items() if name not in own}
         changed = repacked_weights(inline_functions(self.file), packed, arrays)
-        merged = self.to_file(others)
-        tensors = {**merged.tensors, **changed}
-        return with_references(self.file, ComputedTensors(tensors, merged.computed))
+        return with_references(self.file, {**self.to_file(others), **changed})
 
     @property
     def no_host(self) -> str | None:
@@ -106,16 +110,14 @@ class AdaptedModel(TrainableModel):
             )
         return None
 
-    def for_host(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+    def for_host(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
         """Return the file with the weights that train beside the adapters, without these."""
         own = {name for adapter in self.adapters for name in adapter.names}
         others = {name: array for name, array in arrays.items() if name not in own}
         tensors = tensors_of(self.file.graph)
-        # Copies with raw data, so that a host can find the position of their bytes in the file.
-        bases = {
-            one.weight.name: partial(array_of, tensors[one.weight.name]) for one in self.adapters
-        }
-        return with_tensors(self.file, ComputedTensors(as_tensors(others), bases))
+        # The tensors are written as raw data, so that a host can find their bytes in the file.
+        bases = {one.weight.name: array_of(tensors[one.weight.name]) for one in self.adapters}
+        return with_references(self.file, {**others, **bases})
 
     def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
         """Write W + s A B for each weight W, as `to_file` computes it."""
@@ -245,7 +247,7 @@ def _frozen(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> onnx.ModelPr
         for one in adapters
         if one.start is not None
     }
-    return with_tensors(model, as_tensors(residuals)) if residuals else model
+    return with_tensors(model, residuals) if residuals else model
 
 
 def with_constants(adapters: Any, constants: Mapping[str, Sequence[Array]]) -> Any:

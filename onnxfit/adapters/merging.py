@@ -15,7 +15,7 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.checks import check_arguments
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.index import tensors_of
-from onnxfit.graph.model import as_tensors, with_tensors
+from onnxfit.graph.model import with_tensors
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.load.constant_nodes import lower_constants
@@ -94,7 +94,7 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     for one, matrices in adapters:
         weight = array_of(tensors[one.weight.name])
         arrays[one.weight.name] = one.merged(weight, {**matrices, one.b: -matrices[one.b]})
-    return lower_constants(with_tensors(file, as_tensors(arrays)))
+    return lower_constants(with_tensors(file, arrays))
 
 
 def _loaded(adapter: AdapterSource) -> list[LoRA]:

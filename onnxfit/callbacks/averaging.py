@@ -56,7 +56,7 @@ class SwapEMAWeights(StatefulCallback):
         self._averages: dict[str, Array] = {}
 
     def reset(self) -> None:
-        current = self.trainer.get_weights()
+        current = self.trainer.get_weights(copy=False)
         if not all(
             name in current and np.array_equal(current[name], average)
             for name, average in self._averages.items()
@@ -164,7 +164,7 @@ class StochasticWeightAveraging(StatefulCallback):
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         require_weights(self, "mean", self.mean, np.float64)
-        if self.count and set(self.mean) != set(self.trainer.get_weights()):
+        if self.count and set(self.mean) != set(self.trainer.get_weights(copy=False)):
             raise CheckpointError(
                 f"The saved state of {self.state_key} has means of {listed_names(self.mean)}, but"
                 " expected a mean of every weight. The state belongs to another model. Resume from"
@@ -187,7 +187,7 @@ class StochasticWeightAveraging(StatefulCallback):
         if epoch < self.first_epoch:
             return
         self.count += 1
-        for name, weight in self.trainer.get_weights().items():
+        for name, weight in self.trainer.get_weights(copy=False).items():
             exact = weight.astype(np.float64)
             mean = self.mean.get(name, exact)
             self.mean[name] = mean + (exact - mean) / self.count
@@ -196,7 +196,7 @@ class StochasticWeightAveraging(StatefulCallback):
         if not self.count:
             return
         trainer = self.trainer
-        weights = trainer.get_weights()
+        weights = trainer.get_weights(copy=False)
         trainer.set_weights({name: self.mean[name].astype(w.dtype) for name, w in weights.items()})
         statistics = [name for name in weights if name not in trainer.settings["weights"]]
         quantization = trainer.settings["quantization"]
@@ -236,6 +236,6 @@ class StochasticWeightAveraging(StatefulCallback):
         self.trainer.set_weights(weights)
         with closing(self.trainer.trial_steps(repeat(0.0))) as steps:
             for _ in steps:
-                updated = self.trainer.get_weights()
+                updated = self.trainer.get_weights(copy=False)
                 yield {name: updated[name].astype(np.float64) for name in names}
                 self.trainer.set_weights(weights)

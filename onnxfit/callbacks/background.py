@@ -10,6 +10,7 @@ from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.checks import require_frequency
 from onnxfit.errors import SettingError
+from onnxfit.graph import tensors
 
 __all__: list[str] = []  # no class of the public package
 
@@ -22,10 +23,16 @@ class SavingCallback(Callback):
     callback's next save, or at the end of training; the saves queued after it are skipped.
     """
 
-    background = True
+    background: Union[bool, None] = None
     save_freq: Union[str, int] = "epoch"
     every_n_steps: Union[int, None] = None
+    _has_small_state = True
     _current_save: _Save | None = None
+
+    @property
+    def copies_state(self) -> bool:
+        """Whether the state is copied, and written in the background."""
+        return self._has_small_state if self.background is None else self.background
 
     def may_save_mid_window(self, batch: int) -> bool:
         return isinstance(self.save_freq, int) and batch % self.save_freq == 0
@@ -38,6 +45,9 @@ class SavingCallback(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         """Raise SettingError if a save would fall between two averages of the ranks' weights."""
         super().on_train_begin(logs)
+        state = self.trainer.get_state(copy=False)
+        size = sum(a.nbytes for kind in ("weights", "slots") for a in state[kind].values())
+        self._has_small_state = size <= tensors.MAX_COPIED_BYTES
         every = self.callbacks.world.average_every or 1
         for name in ("save_freq", "every_n_steps"):
             number = getattr(self, name, None)
@@ -48,13 +58,13 @@ class SavingCallback(Callback):
                 )
 
     def save(self, job: Callable[[], object]) -> None:
-        """Run a function, in a thread unless `background` is False; call `finish_save` first.
+        """Run a function, in the background if it writes a copy; call `finish_save` first.
 
         - `job`: the function that writes the files.
         """
         current = [c._current_save for c in self.callbacks if isinstance(c, SavingCallback)]
         self._current_save = _Save(job, [save for save in current if save is not None])
-        if not self.background:
+        if not self.copies_state:
             self.finish_save()
 
     def finish_save(self) -> None:

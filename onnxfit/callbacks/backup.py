@@ -38,8 +38,9 @@ class BackupAndRestore(SavingCallback):
       gradients there are fewer updates than batches). None: no backups after updates.
     - `adapters_only`: leave the frozen model out of the backups (`trainer.save(path,
       adapters_only=True)`). The script supplies the model when it is run again.
-    - `background`: training waits only for a copy of its state in memory, and continues while the
-      copy is written. The next backup waits for the previous one. False waits for every backup.
+    - `background`: whether training waits only for a copy of its state in memory, and continues
+      while the copy is written. None does so if the state has at most 512 MB; a larger state is
+      written without a copy, and training waits. The next backup waits for the previous one.
 
     The resumed fit continues at the batch after the backup, with the same order of rows and every
     callback's state: its weights equal the weights of an uninterrupted fit. Backups are written
@@ -50,8 +51,8 @@ class BackupAndRestore(SavingCallback):
     numbers must be multiples of k.
 
     SettingError: a setting is out of its range, or the folder has backups of another model.
-    CheckpointError: a backup could not be written, or an old one not deleted; with
-    `background=True` it is raised by the next backup or at the end of training.
+    CheckpointError: a backup could not be written, or an old one not deleted; the
+    next backup or the end of training raises it if the backup is written in the background.
 
     >>> backup = BackupAndRestore("backup", every_n_steps=1000)
     >>> BackupAndRestore("backup", every_n_steps=0)
@@ -72,7 +73,7 @@ class BackupAndRestore(SavingCallback):
         delete_checkpoint: bool = True,
         every_n_steps: int | None = None,
         adapters_only: bool = False,
-        background: bool = True,
+        background: bool | None = None,
     ) -> None:
         require_at_least("BackupAndRestore", 1, every_n_steps=every_n_steps)
         require_save_freq("BackupAndRestore", save_freq)
@@ -162,7 +163,7 @@ class BackupAndRestore(SavingCallback):
         self._last_step = self.trainer.global_step
         number = max((_number(path) for path in self._backups()), default=-1) + 1
         path = self.backup_dir / f"backup-{number:06d}.onnxfit"
-        snapshot = self.trainer.snapshot(adapters_only=self.adapters_only)
+        snapshot = self.trainer.snapshot(adapters_only=self.adapters_only, copy=self.copies_state)
         count = 2 if self.double_checkpoint else 1
 
         def write() -> None:

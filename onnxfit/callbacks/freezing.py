@@ -138,7 +138,7 @@ class Unfreeze(_Freezing):
         return [pattern for patterns in self.schedule.values() for pattern in _list(patterns)]
 
     def frozen_in(self, epoch: int) -> list[str]:
-        names = list(self.trainer.get_weights())
+        names = list(self.trainer.get_weights(copy=False))
         trained: set[str] = set()
         frozen: list[str] = []
         for begin, patterns in self.schedule.items():

@@ -64,10 +64,11 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
       resumed is never deleted, and neither is any file whose name does not fit `filepath`.
     - `save_last`: each time a checkpoint is due, also write "last" with the suffix of `filepath`,
       in the same folder.
-    - `background`: training waits only for a copy of its state in memory, and continues while the
-      copy is written. A file is complete when the next save begins, and all files are complete when
-      `fit` returns or raises. False: a file is complete when the hook returns, so other callbacks
-      may read it.
+    - `background`: whether training waits only for a copy of its state in memory, and continues
+      while the copy is written. None does so if the state has at most 512 MB; a larger state is
+      written without a copy, and training waits. A file in the background is complete when the next
+      save begins, and all files are complete when `fit` returns or raises. Otherwise a file is
+      complete when the hook returns, so other callbacks may read it.
 
     Afterwards `best_model_path` and `best_model_score` are the best file and its metric, and
     `last_model_path` is the file written last. A checkpoint contains the state that every callback,
@@ -79,8 +80,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     as `.keras`, `.h5` or `.pt`), or, before the first step, `monitor` decides what
     is saved and names nothing that the `fit` can compute. UnknownNameError (a KeyError), before the
     first step: the template names a metric that the `fit` does not compute; at the first save, if
-    another callback might have logged it. CheckpointError: a file could not be written; with
-    `background=True`, the next save or the end of training raises it.
+    another callback might have logged it. CheckpointError: a file could not be written; in the
+    background, the next save or the end of training raises it.
 
     >>> best = ModelCheckpoint("best.ckpt", monitor="val_accuracy", save_best_only=True)
     >>> ModelCheckpoint("best.keras")  # doctest: +ELLIPSIS
@@ -118,7 +119,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         every_n_steps: int | None = None,
         top_k: int | None = None,
         save_last: bool = False,
-        background: bool = True,
+        background: bool | None = None,
     ) -> None:
         self.filepath = os.fspath(filepath)
         self.monitor = Monitor("ModelCheckpoint", monitor, mode)
@@ -418,10 +419,11 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
             file_template.fill(self.filepath, values)
 
     def _writer(self) -> Callable[[str], object]:
-        """Return a function that writes the current training state to a path, even later."""
+        """Return a function that writes the current training state to a path."""
+        copy = self.copies_state
         if not self.save_weights_only:
-            return self.trainer.snapshot(adapters_only=self.adapters_only).write
+            return self.trainer.snapshot(adapters_only=self.adapters_only, copy=copy).write
         if self.filepath.endswith(".onnx"):
-            return self.trainer.model_snapshot().write
-        weights = self.trainer.get_weights()
+            return self.trainer.model_snapshot(copy=copy).write
+        weights = self.trainer.get_weights(copy=copy)
         return lambda path: write_atomically(path, lambda file: write_safetensors(file, weights))

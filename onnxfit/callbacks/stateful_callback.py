@@ -95,7 +95,7 @@ def require_weights(
     - `arrays`: weight -> array.
     - `dtype`: the type of all arrays; None for each weight's own type.
     """
-    weights = callback.trainer.get_weights() if arrays else {}
+    weights = callback.trainer.get_weights(copy=False) if arrays else {}
     for key, array in arrays.items():
         weight = weights.get(key)
         if weight is None:

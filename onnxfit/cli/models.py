@@ -129,7 +129,7 @@ def _one_array(name: str, outputs: npt.NDArray[Any] | list[npt.NDArray[Any]]) ->
 
 def require_loss(trainer: Trainer) -> Trainer:
     """Return the trainer. SettingError, before its data is read: it has no loss."""
-    if not trainer.objectives and all(v.name != LOSS for v in trainer.model.graph.output):
+    if not trainer.objectives and all(v.name != LOSS for v in trainer.structure.graph.output):
         raise SettingError(
             f"No loss was given, and the model has no output {LOSS!r}. Pass a loss, such as --loss"
             " cross_entropy."

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import onnx
 
 from onnxfit.drawing.notebook import Png, TextWithHtml, image, preformatted
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import require_path, write_atomically
-from onnxfit.load.reading import ModelSource, load_model
+from onnxfit.load.reading import ModelSource, load_shared
 
 if TYPE_CHECKING:
     from onnxfit.drawing.scene import Scene
@@ -20,8 +23,20 @@ FORMATS = ("png", "svg", "text")
 SUFFIXES = {".png": "png", ".svg": "svg", ".txt": "text"}
 
 
+@runtime_checkable
+class HasStructure(Protocol):
+    """A trainer, whose class is in a module above this one."""
+
+    @property
+    def structure(self) -> onnx.ModelProto:
+        """The model, which may lack the numbers of its larger tensors."""
+
+    def get_weights(self, *, copy: bool) -> Mapping[str, Any]:
+        """Return the tensors that are trained."""
+
+
 def draw(
-    model_onnx: ModelSource,
+    model_onnx: ModelSource | HasStructure,
     path: str | os.PathLike[str] | None = None,
     *,
     format: str | None = None,  # noqa: A002  (Graphviz's and Matplotlib's word)
@@ -38,7 +53,8 @@ def draw(
     box of the node that uses them. Types and shapes are shown where the file contains or implies
     them: along the edges, or in the boxes of a picture with more than 150 boxes.
 
-    - `model_onnx`: the model: the path of an ONNX file, its bytes, or an `onnx.ModelProto`.
+    - `model_onnx`: the model: the path of an ONNX file, its bytes, or an `onnx.ModelProto`; or a
+      `Trainer`, whose trained tensors are drawn as weights.
     - `path`: a file to write the drawing to as well, or None for none. An existing file is
       replaced.
     - `format`: "svg", "png" or "text". By default the suffix of `path` decides (.svg, .png, .txt);
@@ -76,7 +92,7 @@ def draw(
       y: float32[N, 1]
     """
     # Imported late, like the formats below: most importers of this package want its tables only.
-    from onnxfit.drawing.scene import scene_of
+    from onnxfit.drawing.scene import scene_of, weights_of
 
     if path is not None:
         require_path(path)
@@ -87,7 +103,13 @@ def draw(
         raise SettingError(
             f"depth must be a whole number >= 1, or None for every node, got {depth!r}."
         )
-    drawing = _render(scene_of(load_model(model_onnx), depth), format_)
+    if isinstance(model_onnx, HasStructure):
+        scene = scene_of(model_onnx.structure, set(model_onnx.get_weights(copy=False)), depth)
+    else:
+        model, arrays = load_shared(model_onnx)
+        scene = scene_of(model, weights_of(model), depth)
+        del arrays  # `model` refers to them
+    drawing = _render(scene, format_)
     if path is not None:
         data = drawing if isinstance(drawing, bytes) else (drawing + "\n").encode()
         write_atomically(path, lambda file: file.write(data))

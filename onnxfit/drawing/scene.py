@@ -5,13 +5,11 @@ Nodes can be collapsed into one box for each scope.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
-import onnx_ir as ir
 
 from onnxfit.drawing.labels import (
     Attribute,
@@ -25,9 +23,10 @@ from onnxfit.drawing.labels import (
 )
 from onnxfit.errors import ModelError
 from onnxfit.graph import names, scopes
+from onnxfit.graph.model import large_tensors_as_inputs, to_ir
 from onnxfit.graph.weights import all_weights
 from onnxfit.load.constant_nodes import is_constant
-from onnxfit.load.reading import read_model
+from onnxfit.load.reading import read_shared
 
 KINDS = {
     "input": "input",
@@ -94,23 +93,45 @@ class Scene:
         return tuple(stage for stage in scopes.STAGES if stage in present)
 
 
-def scene_of(model: onnx.ModelProto, depth: int | None) -> Scene:
+def weights_of(model: onnx.ModelProto) -> set[str]:
+    """Return the names of the weights; none for a model that cannot be trained."""
+    try:
+        read, arrays = read_shared(model)
+        weights = set(all_weights(to_ir(read)))
+    except ModelError:
+        return set()
+    del arrays  # `read` refers to them
+    return weights
+
+
+def scene_of(model: onnx.ModelProto, weights: set[str], depth: int | None) -> Scene:
     """Return the content of a drawing of the model's main graph.
 
-    With a `depth`, the nodes of a scope that has at least this many levels, its stage included, are
-    one box.
+    - `model`: the model, whose tensors may refer to arrays, or have no numbers.
+    - `weights`: the names of the tensors that are drawn as weights.
+    - `depth`: the nodes of a scope that has at least this many levels, its stage included, are one
+      box. None draws every node.
     """
-    try:
-        weights = set(all_weights(ir.from_proto(read_model(model))))
-    except ModelError:  # a model that cannot be trained has no weights
-        weights = set()
     functions = {(f.domain, f.name): len(f.node) for f in model.functions}
     opsets = {o.domain: o.version for o in model.opset_import}
-    # A model whose shapes contradict each other is drawn with the types in the file.
-    with contextlib.suppress(onnx.shape_inference.InferenceError, ValueError):
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    scene = _read_graph(model.graph, weights, opsets, functions)
+    scene = _read_graph(_with_shapes(model).graph, weights, opsets, functions)
     return scene if depth is None else replace(scene, nodes=tuple(_collapsed(scene, depth)))
+
+
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with inferred shapes.
+
+    A model whose shapes contradict each other is drawn with the types in the file.
+    """
+    small = large_tensors_as_inputs(model)  # ONNX cannot infer the shapes of a model above 2 GB
+    try:
+        inferred = onnx.shape_inference.infer_shapes(small, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError):
+        return model
+    for part in ("input", "initializer"):
+        inferred.graph.ClearField(part)
+        getattr(inferred.graph, part).extend(getattr(model.graph, part))
+    return inferred
 
 
 def _read_graph(

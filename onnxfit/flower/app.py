@@ -51,5 +51,5 @@ def set_arrays(trainer: Trainer, arrays: Any) -> None:
     Then `trainer.export("trained.onnx")` writes the model. DataError, before anything changes: the
     arrays do not match the weights of `trainer`.
     """
-    own = trainer.get_weights()
+    own = trainer.get_weights(copy=False)
     trainer.set_weights(checked_weights(decoded(arrays, own), own))

@@ -75,7 +75,7 @@ class FlowerClient:
         """Create a client; the function `client` describes `trainer`, `data`, `validation_data`,
         `epochs`, `batch_size` and the other arguments, `fit_arguments`.
         """
-        for name, array in trainer.get_weights().items():
+        for name, array in trainer.get_weights(copy=False).items():
             if array.dtype.isbuiltin != 1:
                 raise SettingError(
                     f"Flower sends arrays of NumPy's own types only, but {name!r} has type"
@@ -107,7 +107,7 @@ class FlowerClient:
         """
         trainer = self.trainer
         settings = {**self._settings, **checked_config(config or {}, "server")}
-        arrays = checked_weights(weights, trainer.get_weights())
+        arrays = checked_weights(weights, trainer.get_weights(copy=False))
         callbacks = as_list(self._fit_arguments.get("callbacks", ()))
         if settings.get("proximal_mu"):
             callbacks = [*callbacks, _ProximalTerm(trainer, settings["proximal_mu"], arrays)]
@@ -155,7 +155,7 @@ class FlowerClient:
                 " Pass client(..., validation_data=(x, y)), or turn off evaluation on the server:"
                 " FedAvg(fraction_evaluate=0.0)."
             )
-        self.trainer.set_weights(checked_weights(weights, self.trainer.get_weights()))
+        self.trainer.set_weights(checked_weights(weights, self.trainer.get_weights(copy=False)))
         x, y, sample_weight = split_validation_data(self._validation_data)
         batch_size = settings["batch_size"]
         figures = self.trainer.evaluate(x, y, sample_weight, batch_size=batch_size)
@@ -199,7 +199,7 @@ class FlowerClient:
         ArrayRecord.
         """
         key, record = only_arrays(message)
-        arrays = decoded(record, self.trainer.get_weights())
+        arrays = decoded(record, self.trainer.get_weights(copy=False))
         weights, rows, metrics = self.train_round(arrays, config_of(message))
         return reply(
             message,
@@ -214,7 +214,7 @@ class FlowerClient:
         of `train` and `evaluate_round`.
         """
         _, record = only_arrays(message)
-        arrays = decoded(record, self.trainer.get_weights())
+        arrays = decoded(record, self.trainer.get_weights(copy=False))
         rows, metrics = self.evaluate_round(arrays, config_of(message))
         return reply(message, {NUM_EXAMPLES: rows, **metrics}, {})
 
@@ -249,7 +249,7 @@ class _ListMethods:
         return metrics.pop("loss"), rows, metrics
 
     def _named(self, parameters: Sequence[Array]) -> dict[str, Array]:
-        known = list(self._owner.trainer.get_weights())
+        known = list(self._owner.trainer.get_weights(copy=False))
         if len(parameters) != len(known):
             raise DataError(
                 f"The server sent {len(parameters)} arrays. Expected {len(known)}, in the order of"

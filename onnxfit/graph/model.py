@@ -23,15 +23,25 @@ from onnxfit.graph.inference import (
 )
 from onnxfit.graph.shared_tensors import (
     Contents,
+    Storable,
+    contents_of,
     include_shared,
     ir_tensor,
-    replace_tensors,
+    require_memory,
+    shared_arrays,
     shared_bytes,
+    tensor_of,
     to_proto,
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.subgraphs import graph_protos, nodes_of, subgraph_protos, subgraphs_of
-from onnxfit.graph.tensors import detached, is_detachable, is_external, require_initializers
+from onnxfit.graph.tensors import (
+    detached,
+    is_detachable,
+    is_external,
+    require_initializers,
+    without_initializers,
+)
 from onnxfit.graph.values import values_of
 
 SCALES_OF_PACKED = 2  # the position of the scales among the inputs of a MatMulNBits
@@ -363,7 +373,7 @@ def with_initializers(
 
     Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
     """
-    return with_tensors(model, as_tensors(arrays))
+    return with_tensors(model, arrays)
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, onnx.TensorProto]:
@@ -374,10 +384,8 @@ def as_tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, onnx.Ten
     }
 
 
-def with_tensors(
-    model: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]
-) -> onnx.ModelProto:
-    """Return a copy of the model with other initializers of the same names.
+def with_tensors(model: onnx.ModelProto, tensors: Mapping[str, Storable]) -> onnx.ModelProto:
+    """Return a copy of the model with other values in initializers, by name.
 
     Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
     """
@@ -388,16 +396,31 @@ def with_tensors(
 
 
 def with_references(
-    model: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]
+    model: onnx.ModelProto, tensors: Mapping[str, Storable], *, compiled: bool = False
 ) -> tuple[onnx.ModelProto, list[Contents]]:
-    """Return `with_tensors` of the same arguments that refers to arrays as `model` does.
+    """Return `with_tensors` of the same arguments that refers to larger arrays of `tensors`.
 
-    The second result are these arrays. Keep them alive while using the model.
+    The references of `model` stay. No array is copied, and no computed array is computed.
+
+    - `compiled`: whether a session will compile the model. It then refers to an array only in the
+      place of a reference of `model`, because onnxruntime optimizes the constants of a graph best
+      if the graph has them.
+
+    The second result are the arrays that it refers to. Keep them alive while using the model.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    require_initializers(copy, tensors)
-    return copy, replace_tensors(copy, tensors)
+    require_initializers(model, tensors)
+    copy = without_initializers(model)
+    require_memory(sum(t.ByteSize() for t in model.graph.initializer if t.name not in tensors))
+    kept = shared_arrays(model)  # computed arrays may read them
+    for old in model.graph.initializer:
+        if old.name not in tensors:
+            copy.graph.initializer.append(old)
+            continue
+        refers = not compiled or contents_of(old) is not None
+        new, contents = tensor_of(old, tensors[old.name], refers=refers)
+        copy.graph.initializer.append(new)
+        kept += [] if contents is None else [contents]
+    return copy, kept
 
 
 def clone(model: ir.Model) -> ir.Model:

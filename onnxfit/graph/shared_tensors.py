@@ -8,7 +8,7 @@ Copies of the proto are small, and all graphs read the same arrays.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Union
@@ -55,6 +55,8 @@ class ComputedArray:
 
 
 Contents = Union[Array, ComputedArray]
+# A value for an initializer, or for a tensor of a file.
+Storable = Union[Contents, onnx.TensorProto]
 # Unknown to any file: a proto that refers to an array was created in this process.
 _LOCATION = f"onnxfit-memory-{secrets.token_hex(16)}"
 _contents: WeakValueDictionary[str, Contents] = WeakValueDictionary()
@@ -149,11 +151,20 @@ def to_proto(model: ir.Model, types: Container[int] = TYPES) -> onnx.ModelProto:
             value.const_value = tensor
 
 
+def require_memory(size: int) -> None:
+    """Raise MemoryError if that many bytes cannot be allocated. protobuf would crash instead."""
+    np.empty(size + size // 8, np.uint8)
+
+
 def include_shared(model: onnx.ModelProto, types: Container[int] = TYPES) -> onnx.ModelProto:
     """Copy the arrays that a model refers to into the model, in place, and return it.
 
     - `types`: the element types of the tensors that get a copy. The others stay references.
+
+    MemoryError: there is not enough memory for the copies.
     """
+    copied = [c for t in model.graph.initializer if (c := contents_of(t)) is not None]
+    require_memory(sum(contents.nbytes for contents in copied))
     for tensor in model.graph.initializer:
         data = shared_bytes(tensor) if tensor.data_type in types else None
         if data is not None:
@@ -178,58 +189,34 @@ def shared_arrays(model: onnx.ModelProto) -> list[Contents]:
     return [array for array in contents if array is not None]
 
 
-class ComputedTensors(Mapping[str, onnx.TensorProto]):
-    """A mapping of tensors that computes some of them at each access and does not keep them.
+def values_of_tensor(tensor: Storable) -> Array:
+    """Return the values of a tensor, as an array of its element type."""
+    if isinstance(tensor, onnx.TensorProto):
+        return array_of(tensor)
+    array = tensor.compute() if isinstance(tensor, ComputedArray) else tensor
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
-    The merged weights of a large model are then in memory one at a time.
 
-    - `tensors`: name -> tensor.
-    - `computed`: name -> function that returns the array of a tensor.
+def tensor_of(
+    old: onnx.TensorProto, value: Storable, *, refers: bool
+) -> tuple[onnx.TensorProto, Contents | None]:
+    """Return an initializer with another value than `old`, and the array that it refers to.
+
+    - `value`: a tensor, an array, or a computed array of the element type and shape of `old`.
+    - `refers`: whether the initializer refers to a larger array, instead of having a copy of it.
     """
-
-    def __init__(
-        self,
-        tensors: Mapping[str, onnx.TensorProto],
-        computed: Mapping[str, Callable[[], Array]],
-    ) -> None:
-        self.tensors = tensors
-        self.computed = computed
-
-    def __getitem__(self, name: str) -> onnx.TensorProto:
-        compute = self.computed.get(name)
-        if compute is None:
-            return self.tensors[name]
-        return onnx.numpy_helper.from_array(np.ascontiguousarray(compute()), name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.computed or name in self.tensors  # computes nothing
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self.tensors, **self.computed})
-
-    def __len__(self) -> int:
-        return len(set(self))
-
-
-def replace_tensors(
-    model: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]
-) -> list[Contents]:
-    """Replace initializers by other tensors of the same names, in place.
-
-    A computed tensor in the place of a reference is a reference, too, and is not computed yet.
-    Returns the arrays that the model then refers to, and those from which it computes.
-    """
-    kept = shared_arrays(model)
-    computed = tensors.computed if isinstance(tensors, ComputedTensors) else {}
-    for tensor in model.graph.initializer:
-        name = tensor.name
-        if name not in tensors:
-            continue
-        old = contents_of(tensor)
-        if old is None or name not in computed:
-            tensor.CopyFrom(tensors[name])
-            continue
-        kept.append(ComputedArray(computed[name], old.nbytes))
-        tensor.CopyFrom(onnx.TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims))
-        refer_to(tensor, kept[-1])
-    return kept
+    if isinstance(value, onnx.TensorProto):
+        return value, contents_of(value)
+    shape: Sequence[int] = old.dims
+    data_type = old.data_type
+    if not isinstance(value, ComputedArray):
+        shape = value.shape
+        data_type = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    if not refers or not is_sharable(data_type, value.nbytes):
+        array = values_of_tensor(value).reshape(tuple(shape))
+        return onnx.numpy_helper.from_array(array, old.name), None
+    if not isinstance(value, ComputedArray):
+        value = values_of_tensor(value).reshape(-1).view(np.uint8)
+    tensor = onnx.TensorProto(name=old.name, data_type=data_type, dims=shape)
+    refer_to(tensor, value)
+    return tensor, value

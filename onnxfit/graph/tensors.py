@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Container, Iterable, Mapping
-from typing import IO, BinaryIO, Union
+from typing import IO, BinaryIO, Protocol, Union
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,7 @@ from onnxfit.graph.index import tensors_of
 from onnxfit.graph.shared_tensors import (
     ComputedArray,
     Contents,
+    Storable,
     array_of,
     contents_of,
     is_sharable,
@@ -29,7 +30,6 @@ from onnxfit.graph.shared_tensors import (
 )
 
 Array = npt.NDArray[np.generic]
-Storable = Union[Contents, onnx.TensorProto]
 Message = Union[onnx.ModelProto, onnx.GraphProto, onnx.TensorProto]
 # limit for the bytes of all tensors of a model: a protobuf message, nodes included, has at most 2
 # GiB
@@ -63,6 +63,13 @@ TYPES = {
     "U16": np.uint16,
     "U8": np.uint8,
 }
+
+
+class Writable(Protocol):
+    """An open file, or anything else that takes bytes as a file does."""
+
+    def write(self, data: memoryview | bytes, /) -> object:
+        """Take bytes."""
 
 
 def is_large(model: onnx.ModelProto) -> bool:
@@ -282,7 +289,7 @@ def copy_fields(source: Message, target: Message, excluded: Container[str]) -> N
             getattr(target, field.name).extend(value)
 
 
-def write_elements(file: BinaryIO, tensor: Storable) -> int:
+def write_elements(file: Writable, tensor: Storable) -> int:
     """Write the elements of a tensor and return the number of their bytes.
 
     The tensor is written in chunks, after each of which other threads can run.

@@ -19,7 +19,7 @@ from onnxfit.graph.shared_tensors import (
     refer_to,
     shared_arrays,
 )
-from onnxfit.graph.tensors import copy_fields, is_external, nbytes, refer, without_initializers
+from onnxfit.graph.tensors import copy_fields, is_external, nbytes, without_initializers
 from onnxfit.load.external_data import external_bytes, load_external_data
 from onnxfit.load.wire import (
     DATA_TYPE_OF_TENSOR,
@@ -64,17 +64,6 @@ def without_contents(path: str) -> onnx.ModelProto:
     Raises OSError if the file cannot be read, and DecodeError for a damaged message.
     """
     return _structure(path)[0]
-
-
-def with_places(path: str) -> onnx.ModelProto:
-    """Return the model of a file, whose larger tensors are external data in that file.
-
-    `onnx.external_data_helper.load_external_data_for_model(model, folder)` reads them.
-    """
-    model, places = _structure(path)
-    for index, (start, size) in places.items():
-        refer(model.graph.initializer[index], os.path.basename(path), start, size)
-    return model
 
 
 def _structure(path: str) -> tuple[onnx.ModelProto, dict[int, tuple[int, int]]]:

@@ -8,31 +8,39 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
 
 from onnxfit.files import require_suffix, write_atomically
 from onnxfit.graph import tensors as limits
-from onnxfit.graph.shared_tensors import Contents, contents_of, shared_arrays, whole_model
-from onnxfit.graph.tensors import (
-    Message,
+from onnxfit.graph.shared_tensors import (
+    Contents,
     Storable,
+    contents_of,
+    include_shared,
+    is_sharable,
+    shared_arrays,
+)
+from onnxfit.graph.tensors import (
+    FIELDS_OF_NUMBERS,
+    Message,
+    Writable,
     copy_fields,
     detached,
     initializer_arrays,
     is_large,
     nbytes,
+    refer,
+    without_initializers,
     write_elements,
     write_tensors,
 )
-from onnxfit.load.lean_reading import with_places
 from onnxfit.load.wire import (
     GRAPH_OF_MODEL,
     INITIALIZER_OF_GRAPH,
@@ -57,10 +65,20 @@ def write_model(
 
     SettingError: the name of the file has the suffix of another format, such as `.keras`.
     """
+    _write(path, model, weights)
+    return Path(path)
+
+
+def _write(
+    path: str | os.PathLike[str], model: onnx.ModelProto, weights: Collection[str]
+) -> onnx.ModelProto:
+    """Write a file as `write_model` does. Return the model, whose larger tensors are in files."""
     require_suffix(path, "an ONNX model", ".onnx")
-    if not is_large(model):
-        return write_atomically(path, lambda file: _write_message(file, model))
     path = Path(path)
+    if not is_large(model):
+        places: dict[int, tuple[int, int]] = {}
+        write_atomically(path, lambda file: places.update(write_message(file, model)))
+        return _with_places(model, path.name, places)
     old = _data_files(path)
     data = path.with_name(_free_name(path) if path.exists() else f"{path.name}.data")
     whole_bytes = [t for t in model.graph.initializer if ir.DataType(t.data_type).bitwidth >= 8]
@@ -68,12 +86,30 @@ def write_model(
     bare, tensors = detached(model, initializer_arrays(model, own.intersection(weights)), data.name)
     newest = old[-1] if old else None
     write_atomically(data, lambda file: write_tensors(file, tensors), replaced=newest)
-    write_atomically(path, lambda file: _write_message(file, bare))
+    write_atomically(path, lambda file: write_message(file, bare))
     for other in old:
         if other != data:
             with suppress(OSError):  # another program may have it open; the next call deletes it
                 other.unlink()
-    return path
+    return bare
+
+
+def _with_places(
+    model: onnx.ModelProto, file: str, places: Mapping[int, tuple[int, int]]
+) -> onnx.ModelProto:
+    """Return a copy of a model in which initializers are external data.
+
+    - `places`: the number of an initializer -> its first byte in the file, and its bytes.
+    """
+    copy = without_initializers(model)
+    for index, tensor in enumerate(model.graph.initializer):
+        added = copy.graph.initializer.add()
+        if index in places:
+            copy_fields(tensor, added, FIELDS_OF_NUMBERS)
+            refer(added, file, *places[index])
+        else:
+            added.CopyFrom(tensor)
+    return copy
 
 
 def _free_name(path: Path) -> str:
@@ -93,8 +129,9 @@ def _data_files(path: Path) -> list[Path]:
 class ModelSnapshot:
     """A trained model as it was at one moment. Any thread may write it while training continues.
 
-    - `model`: the model, which may refer to arrays.
-    - `arrays`: these arrays.
+    - `model`: the model, whose larger tensors refer to arrays.
+    - `arrays`: these arrays. If they are the memory of the training itself, the snapshot must be
+      written before the next step.
     - `weights`: the initializers that training changes.
     - `writes`: False for a process that writes nothing because another process does.
     """
@@ -109,26 +146,42 @@ class ModelSnapshot:
         return write_model(path, self.model, self.weights) if self.writes else Path(path)
 
     def whole(self) -> onnx.ModelProto:
-        """Return the model with all tensors in it."""
-        return whole_model(self.model)
+        """Copy the arrays into `model`, and return it."""
+        return include_shared(self.model)
 
     def written(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
         """Write the model, and return it.
 
-        Tensors that refer to arrays are then external data, at their places in the new file.
+        The larger tensors of a large model are then external data, at their places in the new file.
         """
+        size = sum(map(nbytes, self.model.graph.initializer))
+        if size > limits.MAX_COPIED_BYTES and self.writes:
+            return _write(path, self.model, self.weights)
         self.write(path)
-        if not self.arrays or not self.writes:
-            return self.whole()
-        return with_places(os.fspath(path))
+        return self.whole()
 
 
-def _write_message(file: BinaryIO, model: onnx.ModelProto) -> None:
+def write_message(file: Writable, model: onnx.ModelProto) -> dict[int, tuple[int, int]]:
+    """Write the bytes of a model, in which tensors have the elements of the arrays they refer to.
+
+    - `file`: an open file, or another object with its method `write`, such as a checksum.
+
+    Returns the number of each larger initializer -> its first byte, and its bytes. A small model
+    has none.
+    """
+    tensors = enumerate(model.graph.initializer)
+    larger = (index for index, tensor in tensors if _elements(tensor) is not None)
+    places: dict[int, tuple[int, int]] = {}
+    position = 0
     for piece in _message(model):
         if isinstance(piece, bytes):
             file.write(piece)
+            position += len(piece)
         else:
-            write_elements(file, piece)
+            size = write_elements(file, piece)
+            places[next(larger)] = position, size
+            position += size
+    return places
 
 
 def _message(model: onnx.ModelProto) -> Iterator[bytes | Storable]:
@@ -151,32 +204,46 @@ def _message(model: onnx.ModelProto) -> Iterator[bytes | Storable]:
 
 
 def _tensor_message(tensor: onnx.TensorProto) -> Iterator[bytes | Storable]:
-    """Yield the bytes of a tensor, in which its elements are those of the array it refers to."""
-    contents = contents_of(tensor)
-    if contents is None:
+    """Yield the bytes of a tensor; a larger tensor's elements are a piece of their own."""
+    elements = _elements(tensor)
+    if elements is None:
         yield tensor.SerializeToString(deterministic=True)
         return
     before, after = _tensor_parts(tensor)
-    yield before + field_key(RAW_DATA_OF_TENSOR) + varint(contents.nbytes)
-    yield contents
+    yield before + field_key(RAW_DATA_OF_TENSOR) + varint(_size(elements))
+    yield elements
     yield after
+
+
+def _elements(tensor: onnx.TensorProto) -> Storable | None:
+    """Return the array that a tensor refers to, or the tensor if it has many bytes; else None."""
+    contents = contents_of(tensor)
+    if contents is not None:
+        return contents
+    size = nbytes(tensor)
+    is_whole = is_sharable(tensor.data_type, size) and len(tensor.raw_data) == size
+    return tensor if is_whole else None
+
+
+def _size(elements: Storable) -> int:
+    return nbytes(elements) if isinstance(elements, onnx.TensorProto) else elements.nbytes
 
 
 def _message_size(tensor: onnx.TensorProto) -> int:
     """Return the number of bytes of `_tensor_message`, which computes nothing."""
-    contents = contents_of(tensor)
-    if contents is None:
+    elements = _elements(tensor)
+    if elements is None:
         size: int = tensor.ByteSize()
         return size
     before, after = _tensor_parts(tensor)
-    head = field_key(RAW_DATA_OF_TENSOR) + varint(contents.nbytes)
-    return len(before) + len(head) + contents.nbytes + len(after)
+    head = field_key(RAW_DATA_OF_TENSOR) + varint(_size(elements))
+    return len(before) + len(head) + _size(elements) + len(after)
 
 
 def _tensor_parts(tensor: onnx.TensorProto) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the elements of a tensor that refers to an array."""
+    """Return the bytes before and after the elements of a tensor."""
     stub = onnx.TensorProto()
-    copy_fields(tensor, stub, {"external_data", "data_location"})
+    copy_fields(tensor, stub, {"external_data", "data_location", "raw_data"})
     return _parts(stub, onnx.TensorProto, RAW_DATA_OF_TENSOR)
 
 

@@ -62,6 +62,15 @@ def load_model(source: ModelSource) -> onnx.ModelProto:
     return _load(source)[0]
 
 
+def load_shared(source: ModelSource) -> tuple[onnx.ModelProto, list[Contents]]:
+    """Return the model of `load_model`, and the arrays that its larger tensors refer to.
+
+    As for `read_shared`, only a large model's tensors refer to arrays.
+    """
+    model, _, arrays = _load(source, shares=True)
+    return model, arrays
+
+
 def read_model(source: ModelSource) -> onnx.ModelProto:
     """Return the model of `load_model` in operators and tensors that a step supports.
 

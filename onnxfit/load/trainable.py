@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit.graph.model import as_tensors, with_references
-from onnxfit.graph.shared_tensors import Contents, array_of, include_shared
+from onnxfit.graph.model import with_references
+from onnxfit.graph.shared_tensors import Contents, Storable, array_of, include_shared
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.batch_axis import BatchLayout
 
@@ -95,9 +95,9 @@ class TrainableModel:
         """Return the names and patterns of the trained weights, by the user's `weights=`."""
         return patterns
 
-    def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, onnx.TensorProto]:
+    def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, Storable]:
         """Return a mapping from the file's initializers to values, for trained weights `arrays`."""
-        return as_tensors(arrays)
+        return arrays
 
     def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
         """Return a copy of the file with trained weights; only numbers of initializers differ."""
@@ -107,10 +107,14 @@ class TrainableModel:
         return model
 
     def shared_export(
-        self, arrays: Mapping[str, npt.NDArray[Any]]
+        self, arrays: Mapping[str, npt.NDArray[Any]], *, compiled: bool = False
     ) -> tuple[onnx.ModelProto, list[Contents]]:
-        """Return `exported` with references to the arrays of a large file, and these arrays."""
-        return with_references(self.file, self.to_file(arrays))
+        """Return `exported` with references to its larger arrays, and all of these arrays.
+
+        Trained weights refer to `arrays` themselves, so nothing is copied. `compiled` is as for
+        `with_references`.
+        """
+        return with_references(self.file, self.to_file(arrays), compiled=compiled)
 
     @property
     def no_host(self) -> str | None:
@@ -121,12 +125,15 @@ class TrainableModel:
             "trains floats instead of the model's integers, and only Python can convert them back"
         )
 
-    def for_host(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
-        """Return the file for a host that trains: `exported` with these initializers is the result.
+    def for_host(
+        self, arrays: Mapping[str, npt.NDArray[Any]]
+    ) -> tuple[onnx.ModelProto, list[Contents]]:
+        """Return the file for a host that trains, and the arrays to which it refers.
 
-        The initializers that `add_export` computes have the numbers that they began with.
+        It is the model of `shared_export`, but the initializers that `add_export` computes have the
+        numbers that they began with.
         """
-        return self.exported(arrays)
+        return self.shared_export(arrays)
 
     def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
         """Write the nodes that compute initializers of the file from trained weights.
@@ -145,7 +152,7 @@ class TrainableModel:
         The second result are the arrays to which the model refers, as in `shared_export`.
         """
         model = self.file if self.view is None else self.view
-        return with_references(model, self.to_file(arrays))
+        return with_references(model, self.to_file(arrays), compiled=True)
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
         """Raise ModelError or SettingError if the form cannot train these tensors.

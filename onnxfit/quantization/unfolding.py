@@ -24,7 +24,7 @@ from onnx import helper, numpy_helper
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph.replacement import replace_nodes
-from onnxfit.graph.shared_tensors import array_of
+from onnxfit.graph.shared_tensors import Storable, array_of
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.trainable import TrainableModel
@@ -89,7 +89,7 @@ class QuantizedModel(TrainableModel):
         scale_gradients(op, self.grids)
         return {}
 
-    def to_file(self, arrays: Mapping[str, Array]) -> dict[str, onnx.TensorProto]:
+    def to_file(self, arrays: Mapping[str, Array]) -> dict[str, Storable]:
         """Return a mapping from the file's initializers to values, floats rounded to integers."""
         changed = grids_to_write(self.grids, arrays)
         biases = {name: bias.with_scales(changed) for name, bias in self.biases.items()}

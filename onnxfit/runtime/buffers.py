@@ -303,6 +303,14 @@ class DoubleBufferedState:
         """Return a copy of a tensor."""
         return self.buffer(name).read()
 
+    def view(self, name: str) -> Array:
+        """Return a tensor as it is until the next step, read-only; on the host without a copy."""
+        if not self.device.on_host:
+            return self.get(name)
+        view = self.buffer(name).array.view()
+        view.flags.writeable = False
+        return view
+
     def set(self, arrays: Mapping[str, Array], *, undoable: bool = False) -> None:
         """Replace some tensors. All are checked before the first is written.
 

@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 
 from onnxfit.adapters.adapted import AdaptedModel, with_constants
+from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.quantization import Quantization
 from onnxfit.trainer import Trainer
 from onnxfit.training.training import training_of
@@ -21,7 +22,7 @@ def base_model(trainer: Trainer, *, keeps_adapters: bool) -> onnx.ModelProto:
     """
     form = training_of(trainer).trainable
     if keeps_adapters and isinstance(form, AdaptedModel):
-        return form.for_host(trainer.get_weights())
+        return whole_model(form.for_host(trainer.get_weights(copy=False))[0])
     return trainer.export(None)
 
 

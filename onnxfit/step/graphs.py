@@ -16,7 +16,6 @@ import onnx
 from onnxfit.errors import SettingError
 from onnxfit.graph import names, scopes
 from onnxfit.graph.model import (
-    as_tensors,
     model_errors,
     spec_of,
     tensor_outputs,
@@ -221,7 +220,7 @@ def deployed_graph(
     if recipe.trainable is not None:
         model, contents = recipe.trainable.deployed(arrays)
         return _only_tensors(model, recipe), contents
-    model, contents = with_references(to_proto(recipe.model), as_tensors(arrays))
+    model, contents = with_references(to_proto(recipe.model), arrays, compiled=True)
     op = GraphBuilder(to_ir(model).graph)
     keep_outputs(op, list(recipe.outputs))
     to_evaluation_form(op)

@@ -15,8 +15,12 @@ from onnxfit.data.text import TextLoader
 from onnxfit.errors import SettingError
 from onnxfit.graph.index import required_inputs
 from onnxfit.graph.model import initializers_to_inputs, to_ir
-from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, include_shared, to_proto
-from onnxfit.graph.shared_tensors import array_of as array_of_tensor
+from onnxfit.graph.shared_tensors import (
+    NOT_IN_NUMPY,
+    include_shared,
+    to_proto,
+    values_of_tensor,
+)
 from onnxfit.load.caches import Cache, caches_of
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.load.training_form import to_inference_form
@@ -176,13 +180,13 @@ class CompiledFile:
         if self._backend.recipe.evaluates_file:
             return {}
         trained = self._trainable.to_file(state)
-        arrays = {name: array_of_tensor(trained[name]) for name in trained}
+        arrays = {name: values_of_tensor(value) for name, value in trained.items()}
         # The element types of `ml_dtypes` have the kind "V", as structures have.
         return {} if any(array.dtype.kind == "V" for array in arrays.values()) else arrays
 
     def _compile(self, state: Mapping[str, Array], inputs: Mapping[str, Array]) -> StatelessSession:
         """Compile the file. The initializers of `inputs`, and shared ones, become inputs."""
-        file, contents = self._trainable.shared_export(state)
+        file, contents = self._trainable.shared_export(state, compiled=True)
         to_inference_form(file, self._backend.recipe.batch_norm)
         graph = file.graph
         names = [tensor.name for tensor in graph.initializer]

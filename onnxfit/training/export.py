@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,31 +19,56 @@ from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.files import require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
-from onnxfit.graph.shared_tensors import Contents as TensorContents
-from onnxfit.graph.shared_tensors import whole_model
-from onnxfit.load.constant_nodes import lower_constants, with_constant_nodes
+from onnxfit.graph.model import with_references
+from onnxfit.graph.shared_tensors import Array, Contents, whole_model
+from onnxfit.graph.tensors import MAX_INLINE_BYTES, nbytes, without_numbers
+from onnxfit.load.constant_nodes import lower_constants
 from onnxfit.load.facts import facts_of
 from onnxfit.load.model_file import ModelSnapshot, write_model
 from onnxfit.load.training_form import to_inference_form
 from onnxfit.runtime.placement import operators_on_cpu
 from onnxfit.training.training import Training
 
+Export = Callable[[Mapping[str, Array]], tuple[onnx.ModelProto, list[Contents]]]
 
-def given_model(training: Training) -> tuple[onnx.ModelProto, list[TensorContents]]:
-    """Return `Trainer.model` with references to the arrays of a large model, and these arrays."""
+
+def given_model(training: Training) -> ModelSnapshot:
+    """Return `Trainer.model`, which refers to the memory of the training."""
     form = training.trainable
     if not form.is_file:
-        return with_constant_nodes(form.file), []
-    state = training.backend.state
+        model, contents = with_references(form.file, {})
+    else:
+        model, contents = form.shared_export(training.state.get_weights(copy=False))
+    return ModelSnapshot(lower_constants(model), contents, training.recipe.state)
+
+
+def structure(training: Training) -> onnx.ModelProto:
+    """Return `Trainer.structure`."""
+    model = given_model(training).model
+    large = {t.name for t in model.graph.initializer if nbytes(t) > MAX_INLINE_BYTES}
+    return without_numbers(model, large)
+
+
+def export(
+    training: Training,
+    path: str | os.PathLike[str] | None,
+    *,
+    averaged: bool = False,
+    adapters: str = "merged",
+) -> onnx.ModelProto:
+    """Return the trained model and write it from the memory of the training; see `Trainer.export`.
+
+    Meanwhile no other thread can change or use the state.
+    """
     with training.backend.lock:
-        model, contents = form.shared_export({n: state.get(n) for n in training.recipe.state})
-    return lower_constants(model), contents
+        model = exported(training, averaged=averaged, adapters=adapters, copy=False)
+        return model.whole() if path is None else model.written(path)
 
 
 def exported(
-    training: Training, *, averaged: bool = False, adapters: str = "merged"
+    training: Training, *, averaged: bool = False, adapters: str = "merged", copy: bool = True
 ) -> ModelSnapshot:
-    """Return the model of `Trainer.export`, with references to the arrays of a large model."""
+    """Return the model of `Trainer.export`; `copy` is as for `Trainer.get_weights`."""
     if averaged and training.recipe.optimizer.ema_momentum is None:
         raise SettingError(
             "averaged=True needs an optimizer that averages the weights, such as"
@@ -53,16 +79,17 @@ def exported(
             "export needs adapters to be 'merged', 'requantized' or 'inputs', got"
             f" {shortened(adapters)}."
         )
-    exported = training.trainable.shared_export
+    exported: Export = training.trainable.shared_export
     if adapters != "merged":
         form = _require_adapters(training, f"export(adapters={adapters!r})")
         exported = form.served if adapters == "inputs" else form.requantized
     training.require_equal_ranks("export")
     with training.backend.lock:
-        arrays = training.state.get_weights()
-        if averaged:
-            for name in training.recipe.weights:
-                arrays[name] = training.backend.state.get(names.slot(name, names.EMA))
+        arrays = training.state.get_weights(copy=copy)
+        state = training.backend.state
+        for name in training.recipe.weights if averaged else ():
+            slot = names.slot(name, names.EMA)
+            arrays[name] = state.get(slot) if copy else state.view(slot)
     model, contents = exported(arrays)
     to_inference_form(model, training.recipe.batch_norm)
     lower_constants(model)
@@ -85,9 +112,11 @@ def export_adapter(
         )
     form = _require_adapters(training, "export_adapter")
     training.require_equal_ranks("export_adapter")
-    arrays = training.state.get_weights()
     own = {name for one in form.adapters for name in one.names}
-    others = [name for name in arrays if name not in own]
+    with training.backend.lock:
+        trained = training.state.get_weights(copy=False)
+        arrays = {name: array.copy() for name, array in trained.items() if name in own}
+    others = [name for name in trained if name not in own]
     if others:
         warn_user(
             f"{os.fspath(path)!r} does not contain {listed_names(others)}, which are trained in"
@@ -116,20 +145,23 @@ def export_adapter(
 
 def write_graphs(training: Training, folder: Any, prefix: str, suffix: str) -> dict[str, Any]:
     """Write every graph; see `Trainer.save_onnx_graph`."""
-    trained = exported(training)
-    given, contents = given_model(training)
-    graphs = {"model": given, "trained": trained.model}
-    graphs |= training.backend.graphs(training.recipe.declared_batch)
-    if folder is bytes:
-        whole = {name: whole_model(graph) for name, graph in graphs.items()}
-        return {k: g.SerializeToString(deterministic=True) for k, g in whole.items()}
-    files = {}
-    for name, graph in graphs.items():
-        files[name] = f"{prefix}{name}{suffix}.onnx"
-        if training.world.is_main:
-            write_model(Path(folder) / files[name], graph, training.recipe.state)
-    del contents  # alive until here
+    with training.backend.lock:
+        models = {"model": given_model(training), "trained": exported(training, copy=False)}
+        graphs = {name: snapshot.model for name, snapshot in models.items()}
+        graphs |= training.backend.graphs(training.recipe.declared_batch)
+        if folder is bytes:
+            return {name: _serialized(graph) for name, graph in graphs.items()}
+        files = {}
+        for name, graph in graphs.items():
+            files[name] = f"{prefix}{name}{suffix}.onnx"
+            if training.world.is_main:
+                write_model(Path(folder) / files[name], graph, training.recipe.state)
     return files
+
+
+def _serialized(graph: onnx.ModelProto) -> bytes:
+    data: bytes = whole_model(graph).SerializeToString(deterministic=True)
+    return data
 
 
 def inspection(

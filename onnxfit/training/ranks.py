@@ -116,7 +116,7 @@ def require_same_fits(
         if source is not None:
             compared |= {f"{whose} {name}": found for name, found in source.fingerprint().items()}
     compared["step"] = training.state.global_step
-    compared["the weights"] = checksum(training.state.get_weights().values())
+    compared["the weights"] = checksum(training.state.get_weights(copy=False).values())
     world.require_same("fit(...)", compared, OWN_TRAINING)
     require_rows_for_ranks(data.batch_size, world)
 

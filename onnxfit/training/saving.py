@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import astuple
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfit.callbacks.background import require_adapters
@@ -25,8 +26,18 @@ if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
 
 
-def snapshot(training: Training, what: str, adapters_only: bool) -> checkpoint.Snapshot:
-    """Return a copy of the training state, for the call `what`; see `Trainer.snapshot`."""
+def save(training: Training, path: str | os.PathLike[str], adapters_only: bool) -> Path:
+    """Write a checkpoint from the memory of the training, without a copy; see `Trainer.save`."""
+    with training.guard.advancing.lock:  # between two steps
+        contents = snapshot(training, "save", adapters_only, copy=False)
+        with training.backend.lock:
+            return contents.write(path)
+
+
+def snapshot(
+    training: Training, what: str, adapters_only: bool, *, copy: bool = True
+) -> checkpoint.Snapshot:
+    """Return the training state, for the call `what`; see `Trainer.snapshot`."""
     require_savable(training, what)
     if adapters_only:
         require_adapters(training.settings)
@@ -36,7 +47,7 @@ def snapshot(training: Training, what: str, adapters_only: bool) -> checkpoint.S
                 f"{what} cannot be called inside a metric, because the batch is not counted"
                 " yet. Call it in a hook, such as on_train_batch_end."
             )
-        contents = contents_of(training, adapters_only)
+        contents = contents_of(training, adapters_only, copy=copy)
     return checkpoint.Snapshot(contents, writes=training.world.is_main)
 
 
@@ -57,7 +68,7 @@ def restore(training: Training, contents: Contents, passed: Collection[str] = ()
     losses = [float(loss) for loss in contents.train_losses]
     pending = PendingFit(position, tracker, missed_event, callbacks)
     with training.guard, training.guard.advancing, training.backend.lock:
-        own = training.state.get()
+        own = training.state.get(copy=False)
         state: TrainerState = contents.state
         if passed:
             has_numbers = training.trainable.is_file
@@ -73,14 +84,14 @@ def restore(training: Training, contents: Contents, passed: Collection[str] = ()
         training.pending_fit = pending
 
 
-def contents_of(training: Training, adapters_only: bool) -> Contents:
-    """Return the contents of a checkpoint written now; its arrays are copies."""
+def contents_of(training: Training, adapters_only: bool, *, copy: bool) -> Contents:
+    """Return the contents of a checkpoint written now; `copy` is as for `Trainer.get_state`."""
     pending = _pending_now(training)
     return Contents(
         model=None if adapters_only else training.trainable.file,
         base=training.trainable.fingerprint if adapters_only else None,
         settings=training.settings,
-        state=training.state.get(),
+        state=training.state.get(copy=copy),
         history=training.history.state_dict(),
         train_losses=[*training.train_losses],
         resume=astuple(pending.position),

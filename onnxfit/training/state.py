@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -117,10 +117,15 @@ class TrainingState:
         weights = matching(patterns, self._recipe.state)
         self.frozen = FrozenTensors(self._backend.state, weights, self._recipe.slots)
 
-    def get_weights(self) -> dict[str, Array]:
-        """Return copies of the trained weights and of the running statistics, by name."""
+    def get_weights(self, *, copy: bool = True) -> dict[str, Array]:
+        """Return the trained weights and the running statistics; see `Trainer.get_weights`."""
+        return self._arrays(self._recipe.state, copy=copy)
+
+    def _arrays(self, names: Iterable[str], *, copy: bool) -> dict[str, Array]:
+        """Return tensors of the state: copies, or views that are valid until the next step."""
         with self._backend.lock:
-            return {name: self._backend.state.get(name) for name in self._recipe.state}
+            state = self._backend.state
+            return {name: state.get(name) if copy else state.view(name) for name in names}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Replace some of the weights; see `Trainer.set_weights`."""
@@ -132,17 +137,16 @@ class TrainingState:
         with self._backend.lock:
             self._backend.state.set(weights)
 
-    def get(self) -> dict[str, dict[str, Any]]:
-        """Return copies of weights, slots and counters: the whole state of the training."""
+    def get(self, *, copy: bool = True) -> dict[str, dict[str, Any]]:
+        """Return weights, slots and counters; see `Trainer.get_state`."""
         with self._backend.lock:
-            state = self._backend.state
-            slots = [name for name in state if name not in self._recipe.state]
+            slots = [name for name in self._backend.state if name not in self._recipe.state]
             counters = {name: getattr(self, name) for name in COUNTERS}
             counters |= {"window": self._backend.window, "learning_rate": self.fixed_rate}
             counters |= {FIRST_STEP: self.first_step} if self.first_step else {}
             return {
-                "weights": self.get_weights(),
-                "slots": {name: state.get(name) for name in slots},
+                "weights": self.get_weights(copy=copy),
+                "slots": self._arrays(slots, copy=copy),
                 "counters": counters,
             }
 

@@ -150,7 +150,7 @@ class Training:
     def set_state(self, state: TrainerState) -> None:
         """Restore a state; see `Trainer.set_state`."""
         with self.guard, self.guard.advancing, self.backend.lock:
-            require_same_form(state, self.state.get())
+            require_same_form(state, self.state.get(copy=False))
             same = require_same_weights(
                 self.world, "set_state", state["weights"], may_differ=self.averages_weights
             )

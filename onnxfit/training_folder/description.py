@@ -12,6 +12,9 @@ import onnx_ir as ir
 
 from onnxfit.graph import names
 from onnxfit.graph.labels import AllowedLabels
+from onnxfit.graph.tensors import without_numbers
+from onnxfit.load.model_file import write_message
+from onnxfit.load.wire import Buffer
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.setting_values import encode_setting
 from onnxfit.training_folder.json_numbers import with_finite_floats
@@ -131,7 +134,7 @@ def _described_entry(entry: StateEntry) -> Json:
 
 
 def described_model(
-    file: str, data: bytes, tensors: Mapping[str, StateEntry], export: onnx.ModelProto | None
+    file: str, data: Buffer, tensors: Mapping[str, StateEntry], export: onnx.ModelProto | None
 ) -> Json:
     """Return the places of the trained tensors in the bytes of the deployable model.
 
@@ -167,14 +170,22 @@ def described_model(
     return {"file": file, "tensors": described}
 
 
+class Checksum:
+    """A file that keeps only the SHA-256 of its contents, `digest`."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def write(self, data: memoryview | bytes, /) -> None:
+        """Take bytes."""
+        self.digest.update(data)
+
+
 def source_hash(model: onnx.ModelProto, trained: Sequence[str]) -> str:
     """Return the SHA-256 of a model without the values of its trained tensors."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    for tensor in bare.graph.initializer:
-        if tensor.name in trained:
-            tensor.ClearField("raw_data")
-    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
+    checksum = Checksum()
+    write_message(checksum, without_numbers(model, trained))
+    return checksum.digest.hexdigest()
 
 
 # ---------------------------------------------------------------------- losses and metrics

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import mmap
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnx
 
@@ -15,9 +17,11 @@ from onnxfit.data.order import checked_batch_size
 from onnxfit.environment import versions
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, listed_names
 from onnxfit.files import require_path
-from onnxfit.folders import write_folder
+from onnxfit.folders import FileContents, write_folder
 from onnxfit.graph import names
+from onnxfit.graph.tensors import write_safetensors
 from onnxfit.load.constant_nodes import lower_constants, spread_names
+from onnxfit.load.model_file import write_message
 from onnxfit.load.training_form import to_inference_form
 from onnxfit.training.position import PendingFit
 from onnxfit.training.setting_values import encode_setting
@@ -43,7 +47,6 @@ from onnxfit.training_folder.step_graphs import TARGETS, step_graphs
 from onnxfit.training_folder.tensors import (
     StateEntry,
     read_state,
-    serialized,
     state_arrays,
     state_entries,
 )
@@ -74,14 +77,26 @@ def export_training(
             " and create a new Trainer from it."
         )
     training.require_equal_ranks("export_training")
-    with training.backend.lock:
-        state = training.state.get()
     if not training.world.is_main:
         return Path(folder)
     fused = training.backend.fused
     graphs = step_graphs(training.recipe, target, graphs_to_write, rows, sample_weight, fused)
+    batch = {"rows": rows, "sample_weight": sample_weight}
+    with training.backend.lock:
+        files = _files(training, graphs, {"target": target, "batch": batch})
+        return write_folder(folder, files, stale=earlier_graphs(folder))
+
+
+def _files(
+    training: Training, graphs: Mapping[str, onnx.ModelProto], entry: Mapping[str, Any]
+) -> dict[str, FileContents]:
+    """Return functions that write the files from the memory of the training.
+
+    - `entry`: entries of the manifest.
+    """
+    state = training.state.get(copy=False)
     entries = state_entries(training.recipe, state)
-    model = training.trainable.for_host(state["weights"])
+    model, contents = training.trainable.for_host(state["weights"])
     to_inference_form(model, training.recipe.batch_norm)
     initializers = {tensor.name for tensor in model.graph.initializer}
     own = initializers.intersection(training.recipe.state)
@@ -89,34 +104,59 @@ def export_training(
     source = description.source_hash(model, list(trained))
     # A host overwrites the bytes of one tensor for each weight.
     lower_constants(model, own.intersection(spread_names(model)))
-    files = {MODEL: model.SerializeToString(deterministic=True)}
-    for name, graph in graphs.items():
-        refer_to_constants(graph, MODEL, files[MODEL], training.recipe.state)
-        files[graph_file(name)] = bytes_to_run(graph)
-    files[STATE] = serialized(state_arrays(entries, state))
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "producer": f"onnxfit {versions().get('onnxfit', '')}".rstrip(),
-        "target": target,
-        "files": {
-            name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-            for name, data in files.items()
-        },
-        "source": {"sha256": source},
-        **_description(training, graphs, entries),
-        "model": description.described_model(MODEL, files[MODEL], trained, graphs.get(EXPORT)),
-        "batch": {"rows": rows, "sample_weight": sample_weight},
-    }
-    files[MANIFEST] = json.dumps(manifest, indent=1, allow_nan=False).encode()
-    return write_folder(folder, files, stale=earlier_graphs(folder))
+
+    def write_deployable(folder: Path, file: BinaryIO) -> None:
+        assert len(contents) >= 0  # keeps the arrays to which the model refers
+        write_message(file, model)
+
+    def write_graph(name: str, folder: Path, file: BinaryIO) -> None:
+        with _mapped(folder / MODEL) as data:
+            refer_to_constants(graphs[name], MODEL, data, training.recipe.state)
+        file.write(bytes_to_run(graphs[name]))
+
+    def write_state(folder: Path, file: BinaryIO) -> None:
+        write_safetensors(file, state_arrays(entries, state))
+
+    def write_manifest(folder: Path, file: BinaryIO) -> None:
+        with _mapped(folder / MODEL) as data:
+            places = description.described_model(MODEL, data, trained, graphs.get(EXPORT))
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "producer": f"onnxfit {versions().get('onnxfit', '')}".rstrip(),
+            "target": entry["target"],
+            "files": {name: _described_file(folder / name) for name in files if name != MANIFEST},
+            "source": {"sha256": source},
+            **_description(training, graphs, entries),
+            "model": places,
+            "batch": entry["batch"],
+        }
+        file.write(json.dumps(manifest, indent=1, allow_nan=False).encode())
+
+    files: dict[str, FileContents] = {MODEL: write_deployable}
+    files |= {graph_file(name): partial(write_graph, name) for name in graphs}
+    files |= {STATE: write_state, MANIFEST: write_manifest}
+    return files
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _described_file(path: Path) -> dict[str, Any]:
+    """Return the SHA-256 and the size of a file."""
+    checksum = description.Checksum()
+    with open(path, "rb") as file:
+        shutil.copyfileobj(file, checksum)
+    return {"sha256": checksum.digest.hexdigest(), "bytes": path.stat().st_size}
 
 
 def import_state(training: Training, path: str | os.PathLike[str]) -> None:
     """Load the state that another program wrote; see `Trainer.import_state`."""
     if training.is_fitting:
         raise SettingError("import_state cannot be called during fit. Call it before or after.")
-    state = read_state(path, state_entries(training.recipe, training.state.get()))
+    state = read_state(path, state_entries(training.recipe, training.state.get(copy=False)))
     training.set_state(state)
     training.fit_state = None
     training.pending_fit = PendingFit()

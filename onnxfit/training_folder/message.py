@@ -7,6 +7,7 @@ library. The functions read the wire format of protobuf
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import onnx
 
 from onnxfit.graph.subgraphs import graph_protos
 from onnxfit.graph.tensors import MAX_INLINE_BYTES, refer
+from onnxfit.load.wire import Buffer
 
 # Field numbers of ONNX's messages, which never change.
 GRAPH = 7  # of ModelProto
@@ -38,7 +40,7 @@ class ByteRange:
         return self.offset + self.size
 
 
-def places_of_tensors(model: bytes) -> dict[str, ByteRange]:
+def places_of_tensors(model: Buffer) -> dict[str, ByteRange]:
     """Return the positions of the `raw_data` of tensors in a serialized model, by name.
 
     The tensors are the initializers of the main graph, and those of its Constant nodes, under the
@@ -67,20 +69,20 @@ def places_of_tensors(model: bytes) -> dict[str, ByteRange]:
     return places
 
 
-def _bytes_of_constant(model: bytes, node: ByteRange) -> Iterator[ByteRange]:
+def _bytes_of_constant(model: Buffer, node: ByteRange) -> Iterator[ByteRange]:
     """Yield the position of the `raw_data` in the attribute `value` of a Constant node."""
     for attribute in _fields(model, node, ATTRIBUTE):
         for tensor in _fields(model, attribute, TENSOR):
             yield from _fields(model, tensor, RAW_DATA)
 
 
-def _texts(data: bytes, message: ByteRange, number: int) -> list[str]:
+def _texts(data: Buffer, message: ByteRange, number: int) -> list[str]:
     """Return the texts in the fields with this number in a message."""
     return [data[text.offset : text.end].decode() for text in _fields(data, message, number)]
 
 
 def refer_to_constants(
-    graph: onnx.ModelProto, file: str, data: bytes, changing: Collection[str]
+    graph: onnx.ModelProto, file: str, data: Buffer, changing: Collection[str]
 ) -> None:
     """Make a graph, in place, read its larger constants from a model file with the same bytes.
 
@@ -93,15 +95,19 @@ def refer_to_constants(
     - `changing`: tensors of the model that a host may overwrite.
     """
     places = {
-        data[place.offset : place.end]: place
+        _digest(data[place.offset : place.end]): place
         for name, place in places_of_tensors(data).items()
         if place.size > MAX_INLINE_BYTES and name not in changing
     }
     for tensor in graph.graph.initializer:
-        place = places.get(tensor.raw_data)
+        place = places.get(_digest(tensor.raw_data))
         if place is not None:
             refer(tensor, file, place.offset, place.size)
             tensor.ClearField("raw_data")
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def bytes_to_run(model: onnx.ModelProto) -> bytes:
@@ -134,7 +140,7 @@ def files_of_constants(graph: onnx.ModelProto) -> list[str]:
     return sorted(locations)
 
 
-def _fields(data: bytes, message: ByteRange, number: int) -> Iterator[ByteRange]:
+def _fields(data: Buffer, message: ByteRange, number: int) -> Iterator[ByteRange]:
     """Yield the positions of the length-delimited fields with this number in a message."""
     position = message.offset
     while position < message.end:
@@ -150,7 +156,7 @@ def _fields(data: bytes, message: ByteRange, number: int) -> Iterator[ByteRange]
         position += size
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(data: Buffer, position: int) -> tuple[int, int]:
     """Return the varint at a position (seven bits per byte), and the position after it."""
     value = shift = 0
     while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ import safetensors
 from onnxfit.errors import CheckpointError, listed_names
 from onnxfit.files import read_regular_file, require_path
 from onnxfit.graph import names
-from onnxfit.graph.tensors import read_safetensors, write_safetensors
+from onnxfit.graph.tensors import read_safetensors
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.state import COUNTERS
 
@@ -89,13 +88,6 @@ def state_arrays(
             value = np.array(state["counters"][entry.name.rpartition("/")[2]], entry.dtype)
         arrays[entry.name] = np.ascontiguousarray(value).reshape(entry.shape)
     return arrays
-
-
-def serialized(arrays: Mapping[str, Array]) -> bytes:
-    """Return the bytes of a safetensors file."""
-    file = io.BytesIO()
-    write_safetensors(file, arrays)
-    return file.getvalue()
 
 
 def read_state(

@@ -36,8 +36,10 @@ from onnxfit import (
 )
 from onnxfit.cli import main
 from onnxfit.drawing import picture
+from onnxfit.graph import tensors
 from onnxfit.graph.scopes import STAGES
 from onnxfit.optimizers import SGD
+from tests import models
 from tests.models import convolutional, linear, mlp
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -538,3 +540,29 @@ class TestNotebook:
         for copied in (copy.deepcopy(drawn), pickle.loads(pickle.dumps(drawn))):
             assert copied == drawn
             assert copied._repr_html_() == drawn._repr_html_()  # type: ignore[union-attr]
+
+
+def test_a_model_above_2_gb_is_drawn_as_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds are lowered. A trainer of the model is drawn as the model."""
+    model = models.mlp((4, 5000, 3))
+    expected = draw(model)
+    trainer = Trainer(model, loss="mse")
+    assert draw(trainer) == expected
+    monkeypatch.setattr(tensors, "MAX_COPIED_BYTES", 50_000)
+    monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 60_000)
+    infer = onnx.shape_inference.infer_shapes
+
+    def limited(model: onnx.ModelProto, **settings: object) -> onnx.ModelProto:
+        assert model.ByteSize() < 60_000, "ONNX raises an error above 2 GB"
+        return infer(model, **settings)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", limited)
+    assert draw(model) == expected
+    assert draw(Trainer(model, loss="mse")) == expected
+
+
+def test_only_trained_tensors_of_a_trainer_are_weights() -> None:
+    drawn = draw(Trainer(models.mlp((4, 5, 3)), loss="mse", weights="fc1.*"))
+    weights, constants = drawn.index("weights"), drawn.index("fc1.weight")
+    assert weights < constants
+    assert drawn.index("fc0.weight: ") > drawn.index("constants")

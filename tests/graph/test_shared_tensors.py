@@ -8,15 +8,15 @@ import onnx
 import pytest
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.model import with_references
 from onnxfit.graph.shared_tensors import (
+    MIN_BYTES,
     TYPES,
     ComputedArray,
-    ComputedTensors,
     array_of,
     ir_tensor,
     is_sharable,
     refer_to,
-    replace_tensors,
     shared_bytes,
     whole_model,
 )
@@ -88,25 +88,43 @@ def test_a_file_cannot_refer_to_an_array() -> None:
 
 def test_a_computed_tensor_is_computed_at_each_access_and_not_before() -> None:
     calls: list[str] = []
+    new = np.arange(MIN_BYTES, dtype=np.float32)
 
     def compute() -> np.ndarray:
         calls.append("w")
-        return np.array([3, 4], np.float32)
+        return new
 
-    tensor = onnx.numpy_helper.from_array(np.array([1, 2], np.float32), "w")
+    tensor = onnx.numpy_helper.from_array(np.zeros_like(new), "w")
     data = np.frombuffer(tensor.raw_data, np.uint8)
     model = model_of(tensor)
     refer_to(model.graph.initializer[0], data)
-    tensors = ComputedTensors({}, {"w": compute})
-    kept = replace_tensors(model, tensors)
-    assert "w" in tensors
-    assert list(tensors) == ["w"]
+    changed, kept = with_references(model, {"w": ComputedArray(compute, new.nbytes)})
     assert calls == []
     assert any(one is data for one in kept), "the computation may need the array in its place"
     for count in (1, 2):
-        np.testing.assert_array_equal(array_of(model.graph.initializer[0]), [3, 4])
+        np.testing.assert_array_equal(array_of(changed.graph.initializer[0]), new)
         assert len(calls) == count
-    np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensors["w"]), [3, 4])
+
+
+def test_a_larger_array_is_not_copied_into_a_model() -> None:
+    new = np.arange(MIN_BYTES, dtype=np.float32).reshape(2, -1)
+    model = model_of(onnx.numpy_helper.from_array(np.zeros_like(new), "w"))
+    changed, kept = with_references(model, {"w": new})
+    assert np.shares_memory(array_of(changed.graph.initializer[0]), new)
+    np.testing.assert_array_equal(array_of(changed.graph.initializer[0]), new)
+    assert len(kept) == 1
+    compiled, kept = with_references(model, {"w": new}, compiled=True)
+    assert kept == []
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(compiled.graph.initializer[0]), new)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, np.int8])
+def test_arrays_of_any_type_and_order_are_written(dtype: type) -> None:
+    new = np.arange(2 * MIN_BYTES).reshape(2, -1).astype(dtype).T
+    model = model_of(onnx.numpy_helper.from_array(np.zeros_like(new, order="C"), "w"))
+    changed, kept = with_references(model, {"w": new})
+    np.testing.assert_array_equal(array_of(changed.graph.initializer[0]), new)
+    assert len(kept) == (dtype is not np.int8)
 
 
 def test_a_computed_array_of_another_size_is_an_error() -> None:

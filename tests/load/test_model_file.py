@@ -60,7 +60,7 @@ def test_a_model_keeps_its_data_if_the_next_one_fails(
 
     for _ in range(2):
         with monkeypatch.context() as patched:
-            patched.setattr(model_file, "_write_message", fails)
+            patched.setattr(model_file, "write_message", fails)
             with pytest.raises(CheckpointError, match="the disk is full"):
                 write(path, 2.0)
         assert weight(path) == 1.0

@@ -226,7 +226,7 @@ class TensorBoard(Callback):
         if self.write_graph and not self._graph_is_written:
             from onnxfit.callbacks.tensorboard.graph import graph_event
 
-            self.writer("train").add_event(graph_event(self.trainer.model))
+            self.writer("train").add_event(graph_event(self.trainer.structure))
             self._graph_is_written = True
             self._flush()
 
@@ -302,7 +302,7 @@ class TensorBoard(Callback):
             writer.flush()
 
     def _write_histograms(self, epoch: int) -> None:
-        for name, weight in self.trainer.get_weights().items():
+        for name, weight in self.trainer.get_weights(copy=False).items():
             values = weight.astype(np.float64)
             values = values[np.isfinite(values)]
             if values.size:  # a tensor without finite values has no histogram
