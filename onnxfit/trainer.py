@@ -37,7 +37,6 @@ from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.garbage import gc_disabled
 from onnxfit.graph.shared_tensors import shared_arrays
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.load.model_file import ModelSnapshot
 from onnxfit.load.reading import ModelSource, read_shared
 from onnxfit.metrics.functions import mode_by_name
@@ -47,7 +46,7 @@ from onnxfit.quantization.settings import Quantization
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
-from onnxfit.step.objectives import Losses, Metrics, OutputMetric
+from onnxfit.step.objectives import Losses, LossWeights, Metrics, OutputMetric
 from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.reuse import RECIPES
 from onnxfit.step.settings import TrainerSettings
@@ -111,7 +110,8 @@ class Trainer(CheckedAttributes):
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
     - `metrics`: names, Metrics, objects of Keras or torchmetrics, or functions `(y_true, y_pred) ->
       value per row`; with several outputs a dict output name -> metrics.
-    - `loss_weights`: output name -> factor of its loss in the sum, a finite number, 1 by default.
+    - `loss_weights`: output name -> factor of its loss in the sum, a finite number, 1 by default;
+      or `losses.UncertaintyWeights()`, which learns the factors.
     - `backend`: "full", one graph per step, the fastest; "forward_backward", separate graphs, with
       gradients that callbacks and `apply_gradients` can change; or "in_place", which saves memory.
       It has one set of weights and slots, and cannot undo an update. A step whose loss or gradient
@@ -215,7 +215,7 @@ class Trainer(CheckedAttributes):
         optimizer: OptimizerLike = "sgd",
         *,
         metrics: Metrics = (),
-        loss_weights: Mapping[str, float] | None = None,
+        loss_weights: LossWeights = None,
         backend: str = "full",
         gradient: str = "auto",
         device: str = "cpu",
@@ -255,7 +255,7 @@ class Trainer(CheckedAttributes):
                 distillation=distillation,
             ),
         )
-        arrays = initializer_arrays(trainable.model, recipe.state)
+        arrays = recipe.initial_arrays(trainable.model)
         settings = forms.stored_settings(settings)
         world = world_of(distribute)
         teacher = None if distillation is None else distillation.teacher
@@ -274,7 +274,8 @@ class Trainer(CheckedAttributes):
             accumulate=accumulate,
             world=world,
         )
-        settings = {**settings, "weights": list(recipe.weights)}
+        excluded = [f"!{name}" for name in recipe.loss_weights if name not in recipe.state]
+        settings = {**settings, "weights": [*recipe.weights, *excluded]}
         self._training = Training(trainable, settings, recipe, runtime)
         self._tensors = tensors  # the protos refer to them
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
@@ -921,6 +922,8 @@ class Trainer(CheckedAttributes):
         else:
             world = world_of(settings.get("distribute", "auto"))
             contents = checkpoint.load(path, settings, world)
+        if not {"loss", "loss_weights"}.isdisjoint(settings):
+            contents.without_loss_weights(settings)
         contents.require_teacher(path)
         model = contents.with_base(path, model_onnx)
         with saving.checkpoint_errors(path):
@@ -1008,6 +1011,17 @@ class Trainer(CheckedAttributes):
         return export.exported(self._training, copy=copy)
 
     @out_of_memory_errors("export_adapter()", FREE_MEMORY)
+    @check_arguments
+    def loss_tensors(self, path: str | os.PathLike[str] | None = None) -> dict[str, Array]:
+        """Return the tensors that the losses train, by name, and write them to `path` if given.
+
+        They are the tensors of `Loss.initial_weights` and `UncertaintyWeights`, such as the centers
+        of `ArcFace`. `get_weights` has them, too, and `set_weights` sets them; `export` writes a
+        model without them. The file has the format safetensors. With several processes, only rank 0
+        writes. CheckpointError: the file cannot be written.
+        """
+        return export.loss_tensors(self._training, path)
+
     @check_arguments
     def export_adapter(
         self,

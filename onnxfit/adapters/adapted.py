@@ -117,7 +117,7 @@ class AdaptedModel(TrainableModel):
         tensors = tensors_of(self.file.graph)
         # The tensors are written as raw data, so that a host can find their bytes in the file.
         bases = {one.weight.name: array_of(tensors[one.weight.name]) for one in self.adapters}
-        return with_references(self.file, {**others, **bases})
+        return with_references(self.file, {**self.without_loss(others), **bases})
 
     def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
         """Write W + s A B for each weight W, as `to_file` computes it."""

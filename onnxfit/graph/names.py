@@ -28,6 +28,7 @@ GRADIENT_NORM = "train/gradient_norm"  # the common L2 norm of all gradients bef
 SCHEDULED = "train/scheduled/"  # the start of the name of each scheduled value of a step
 METRIC = "train/metric/"  # the start of the name of each sum of a metric
 READ = "train/read/"  # the start of the name of a value that only a loss reads
+OF_LOSS = "loss/"  # the start of the name of a tensor that a loss trains
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 PLACE = "onnxfit.constant_node/"  # the start of the output of a Constant without its tensor
@@ -62,6 +63,22 @@ def is_read(name: str) -> bool:
     return name.startswith(READ)
 
 
+def loss_weight(name: str, objective: str = "") -> str:
+    """Return the name of a tensor that a loss trains.
+
+    - `objective`: the name of the loss, where others are beside it.
+
+    >>> loss_weight("centers"), loss_weight("centers", "face")
+    ('loss/centers', 'loss/face/centers')
+    """
+    return f"{OF_LOSS}{objective}/{name}" if objective else f"{OF_LOSS}{name}"
+
+
+def is_loss_weight(name: str) -> bool:
+    """Return whether `name` may belong to a tensor that a loss trains."""
+    return name.startswith(OF_LOSS)
+
+
 def sample_weight(output: str) -> str:
     """Return the name of the weights of one output, where outputs have weights of their own."""
     return f"{SAMPLE_WEIGHT}/{output}"
@@ -80,6 +97,11 @@ def weight_of(output: str, values: Mapping[str, T]) -> T | None:
 def output_loss(output: str) -> str:
     """Return the name of the loss of one of several outputs."""
     return f"train/{output}_loss"
+
+
+def weighted_loss(output: str) -> str:
+    """Return the name of the loss of one of several outputs times its learned factor."""
+    return f"train/{output}_weighted_loss"
 
 
 def count(output: str) -> str:

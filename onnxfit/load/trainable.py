@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxfit.graph import names
 from onnxfit.graph.model import with_references
 from onnxfit.graph.shared_tensors import Contents, Storable, array_of, include_shared
 from onnxfit.graph.values import GraphBuilder, Value
@@ -97,7 +98,12 @@ class TrainableModel:
 
     def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, Storable]:
         """Return a mapping from the file's initializers to values, for trained weights `arrays`."""
-        return arrays
+        return self.without_loss(arrays)
+
+    def without_loss(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays without the tensors that belong to a loss."""
+        own = {tensor.name for tensor in self.file.graph.initializer}
+        return {n: a for n, a in arrays.items() if n in own or not names.is_loss_weight(n)}
 
     def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
         """Return a copy of the file with trained weights; only numbers of initializers differ."""

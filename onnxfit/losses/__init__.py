@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from onnxfit.losses.functions import Function as Function
     from onnxfit.losses.functions import Joint as Joint
     from onnxfit.losses.lookup import get_loss as get_loss
+    from onnxfit.losses.margins import ArcFace as ArcFace
+    from onnxfit.losses.margins import CosFace as CosFace
     from onnxfit.losses.regression import Elastic as Elastic
     from onnxfit.losses.regression import Huber as Huber
     from onnxfit.losses.regression import LogCosh as LogCosh
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from onnxfit.losses.segmentation import Tversky as Tversky
     from onnxfit.losses.sequences import CTC as CTC
     from onnxfit.losses.sequences import CausalLM as CausalLM
+    from onnxfit.losses.uncertainty import UncertaintyWeights as UncertaintyWeights
     # end of generated imports
 
 _members = exported_members(__name__)

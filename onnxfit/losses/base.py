@@ -23,6 +23,7 @@ from onnxfit.losses.outputs import masked, per_row, shape_text
 __all__ = ["Loss"]
 
 Array = npt.NDArray[Any]
+NO_WEIGHTS: Mapping[str, Value] = {}
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class Loss(ChecksArguments, ABC):
     assumes_logits: ClassVar[bool] = True
     # What labels are to a metric: "classes" (one of several), "binary" (yes or no) or "values".
     task: ClassVar[str] = "values"
+    # Whether the output predicts the labels, so that a metric can compare the two.
+    predicts_labels: ClassVar[bool] = True
     # Whether an entry of the loss depends only on the output at the same position.
     elementwise: ClassVar[bool] = False
 
@@ -97,8 +100,24 @@ class Loss(ChecksArguments, ABC):
         """Return the loss per sample or element, shape `(batch, ...)`.
 
         `op` builds the graph, `y_true` are the labels as `prepare` returns them, `y_pred` is the
-        model's output.
+        model's output. The tensors of `initial_weights` are further parameters, by name.
         """
+
+    def initial_weights(self, y_pred: Any, random: np.random.Generator) -> Mapping[str, Any]:
+        """Return the first values of the tensors that the loss trains, by name: by default none.
+
+        They train like the weights of the model, as `loss/NAME`, or `loss/OUTPUT/NAME` beside
+        other losses. No exported model contains them.
+
+        - `y_pred`: the output; for a Joint, the list of all that it reads.
+        - `random`: draws random values, which the trainer's seed decides.
+        """
+        return {}
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the loss trains tensors of its own."""
+        return type(self).initial_weights is not Loss.initial_weights
 
     def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
         """Return the weight of each entry of the loss (class weights, a mask), in a shape that
@@ -207,6 +226,7 @@ class Loss(ChecksArguments, ABC):
         y_pred: Value,
         sample_weight: Value | None,
         soft_targets: SoftTargets | None = None,
+        weights: Mapping[str, Value] = NO_WEIGHTS,
     ) -> tuple[Value, Value | None]:
         r"""Return the scalar loss of a batch, and its divisor: None if that is the number of
         entries.
@@ -215,9 +235,10 @@ class Loss(ChecksArguments, ABC):
         the first axes of the loss: `(batch, tokens)` for a loss of that shape. An input of labels
         or weights whose sizes are unknown gets the output's. With `soft_targets` an entry of the
         loss is $(1 - a) \ell + a d$, where $d$ is the result of `distillation_loss`; all weights
-        apply to it as to $\ell$.
+        apply to it as to $\ell$. `weights` are the tensors of `initial_weights`.
         """
-        return self._reduced(op, *self._costs(op, y_true, y_pred, sample_weight, soft_targets))
+        costs = self._costs(op, y_true, y_pred, sample_weight, soft_targets, weights)
+        return self._reduced(op, *costs)
 
     def _costs(
         self,
@@ -226,13 +247,14 @@ class Loss(ChecksArguments, ABC):
         y_pred: Value,
         sample_weight: Value | None,
         soft_targets: SoftTargets | None = None,
+        own: Mapping[str, Value] = NO_WEIGHTS,
     ) -> tuple[Value, Value | None, Value | None]:
         """The cost of each entry, all weights applied; the element weights; and the element weights
-        times the sample weights.
+        times the sample weights. `own` are the tensors that the loss trains.
         """
         self._adopt_sizes(y_true, y_pred)
         if sample_weight is None:
-            loss = self._entries(op, y_true, y_pred, soft_targets)
+            loss = self._entries(op, y_true, y_pred, soft_targets, own)
             if loss.rank == 0:
                 return loss, None, None
             elements = self.element_weights(op, y_true, y_pred)
@@ -242,7 +264,7 @@ class Loss(ChecksArguments, ABC):
         # nor its gradient reaches other entries, even if they are not finite.
         counts = op.cast(sample_weight, np.bool_)
         y_pred = self._without_weightless(op, counts, y_true, y_pred)
-        loss = self._entries(op, y_true, y_pred, soft_targets)
+        loss = self._entries(op, y_true, y_pred, soft_targets, own)
         if loss.rank == 0:
             raise SettingError(
                 f"{loss_name(self)} returns one number per batch, which sample weights cannot scale"
@@ -257,10 +279,15 @@ class Loss(ChecksArguments, ABC):
         return costs, elements, weights
 
     def _entries(
-        self, op: GraphBuilder, y_true: Value, y_pred: Value, soft_targets: SoftTargets | None
+        self,
+        op: GraphBuilder,
+        y_true: Value,
+        y_pred: Value,
+        soft_targets: SoftTargets | None,
+        own: Mapping[str, Any],
     ) -> Value:
         """The loss per sample or element, combined with `soft_targets`."""
-        loss = self(op, y_true, y_pred)
+        loss = self(op, y_true, y_pred, **own)
         if soft_targets is None:
             return loss
         share = soft_targets.weight
@@ -379,7 +406,9 @@ class Loss(ChecksArguments, ABC):
         weights = None
         if sample_weight and spec.shape:
             weights = op.input(names.SAMPLE_WEIGHT, np.float32, spec.shape[:1])
-        costs = self._costs(op, y_true, y_pred, weights)
+        first = self.initial_weights(spec, np.random.default_rng(0))
+        own = {name: op.input(name, dtype, np.shape(array)) for name, array in first.items()}
+        costs = self._costs(op, y_true, y_pred, weights, own=own)
         op.output(names.LOSS, self._reduced(op, *costs)[0])
         if by_row:
             op.output("losses", self._by_row(op, costs[0]))

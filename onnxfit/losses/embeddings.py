@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from onnxfit.checks import check_number
 from onnxfit.graph.logarithms import log_softmax
@@ -89,7 +93,7 @@ class TripletMargin(JointFormula):
     def _check_function(self) -> None:
         require_names(self, len(self.read) == 3, "an anchor, a positive and a negative")
 
-    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any, **weights: Value) -> Value:
         anchor, positive, negative = y_pred
 
         def distance(a: Value, b: Value) -> Value:
@@ -112,6 +116,8 @@ class InfoNCE(JointFormula):
     - `values`: the name of a scalar $s$ in the file, such as CLIP's `logit_scale`, instead of
       `temperature`; `inputs` as in `Joint`, for $a$ and $b$.
     - `temperature`: $e^{-s} > 0$.
+    - `learn_temperature`: whether $s$ trains with the model, from `temperature` on, as
+      `loss/scale`; instead of `values`.
     - `symmetric`: False for the cross entropy of the rows alone.
     - `reduction` is as in `Loss`.
 
@@ -124,18 +130,28 @@ class InfoNCE(JointFormula):
     named = False
 
     temperature: float = field(default=0.07, kw_only=True)
+    learn_temperature: bool = field(default=False, kw_only=True)
     symmetric: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self, "temperature", above=0)
 
+    def initial_weights(self, y_pred: Any, random: np.random.Generator) -> Mapping[str, Any]:
+        return {"scale": -math.log(self.temperature)} if self.learn_temperature else {}
+
+    @property
+    def has_weights(self) -> bool:
+        return self.learn_temperature
+
     def _check_function(self) -> None:
-        fits = len(self.outputs) + len(self.inputs) == 2 and len(self.values) <= 1
+        most = 0 if self.learn_temperature else 1
+        fits = len(self.outputs) + len(self.inputs) == 2 and len(self.values) <= most
         require_names(self, fits, "two outputs of vectors, and of at most one scale in values")
 
-    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any) -> Value:
-        first, second, *scale = y_pred
+    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any, **weights: Value) -> Value:
+        read: list[Value] = [*y_pred, *weights.values()]
+        first, second, *scale = read
 
         def unit(a: Value) -> Value:
             return a / op.Sqrt(op.Max(op.ReduceSum(a * a, [-1], keepdims=1), 1e-24))

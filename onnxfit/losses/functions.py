@@ -29,7 +29,7 @@ from onnxfit.losses.checks import class_axis
 
 __all__ = ["Function", "Joint"]
 
-LossFunction = Callable[[GraphBuilder, Any, Value], Value]
+LossFunction = Callable[..., Value]  # (op, y_true, y_pred), and the tensors that it trains
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Function(Loss):
       dict name -> Value, and `fit` takes `y={"class": ..., "boxes": ...}`. None takes labels of the
       output's shape, which get its element type, or of another shape, such as class indices, which
       are passed unchanged.
+    - `weights`: tensors that the loss trains, a dict name -> initial values, in the element type of
+      the output. The function gets them as keywords; see `Loss.initial_weights`.
     - `reduction` is as in `Loss`.
 
     SettingError: the text is no element type and shape. DataError: labels do not fit it.
@@ -61,20 +63,30 @@ class Function(Loss):
 
     function: LossFunction
     labels: str | Mapping[str, str] | None = None
+    weights: Mapping[str, npt.ArrayLike] | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.function):
             raise SettingError(f"Function needs a function, got {shortened(self.function)}.")
         _ = self.declared  # reports a wrong text here
+        if self.has_weights:
+            _check_call(self, ["op", "y_true", "y_pred"])
+
+    def initial_weights(self, y_pred: Any, random: np.random.Generator) -> Mapping[str, Any]:
+        return self.weights or {}
+
+    @property
+    def has_weights(self) -> bool:
+        return bool(_checked_weights(self))
 
     @cached_property
     def declared(self) -> Mapping[str, TensorSpec] | None:
         """The labels that `labels` declares, by name."""
         return None if self.labels is None else parse_labels(self.labels)
 
-    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        return _built(self, lambda: self.function(op, y_true, y_pred))
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value, **weights: Value) -> Value:
+        return _built(self, lambda: self.function(op, y_true, y_pred, **weights))
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
         same = super().target(y_pred)
@@ -127,7 +139,8 @@ class Joint(Loss):
       and `values`, in this order.
     - `outputs`, `inputs`: names of the model's outputs and inputs, one or several.
     - `values`: names of other values of the file: results of nodes, or initializers.
-    - `labels`: as in `Function`; None for a loss without labels.
+    - `labels`, `weights`: as in `Function`; None for a loss without labels, or without tensors of
+      its own.
     - `reduction` is as in `Loss`. A sample weight multiplies the value of its row; the function
       sees rows of weight 0 like all others. Several processes compute the function on their own
       rows each, and average.
@@ -150,6 +163,7 @@ class Joint(Loss):
     inputs: Sequence[str] | str = field(default=(), kw_only=True)
     values: Sequence[str] | str = field(default=(), kw_only=True)
     labels: str | Mapping[str, str] | None = field(default=None, kw_only=True)
+    weights: Mapping[str, npt.ArrayLike] | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,16 +175,14 @@ class Joint(Loss):
 
     def _check_function(self) -> None:
         """Raise SettingError unless the function takes what the loss reads."""
-        arguments = ["op", *(["y_true"] if self.declared else []), *self.read]
-        try:
-            inspect.signature(self.function).bind(*arguments)
-        except TypeError:
-            raise SettingError(
-                f"The function of Joint must accept ({', '.join(arguments)}), but"
-                f" {shortened(self.function)} does not."
-            ) from None
-        except ValueError:  # a callable without a signature
-            pass
+        _check_call(self, ["op", *(["y_true"] if self.declared else []), *self.read])
+
+    def initial_weights(self, y_pred: Any, random: np.random.Generator) -> Mapping[str, Any]:
+        return self.weights or {}
+
+    @property
+    def has_weights(self) -> bool:
+        return bool(_checked_weights(self))
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -182,9 +194,9 @@ class Joint(Loss):
         """The labels that `labels` declares, by name."""
         return {} if self.labels is None else parse_labels(self.labels)
 
-    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any, **weights: Value) -> Value:
         labels = [y_true] if self.declared else []
-        return _built(self, lambda: self.function(op, *labels, *y_pred))
+        return _built(self, lambda: self.function(op, *labels, *y_pred, **weights))
 
     def build_onnx_function(self, *arguments: Any, **settings: Any) -> onnx.ModelProto:
         """Raise UnsupportedError: the shapes of what a Joint reads are those of a model.
@@ -225,9 +237,35 @@ class JointFormula(Joint):
 
     function: Any = field(default=None, init=False, repr=False)
     labels: Any = field(default=None, init=False, repr=False)
+    weights: Any = field(default=None, init=False, repr=False, compare=False)
 
     def _name_in_messages(self) -> str:
         return type(self).__name__
+
+
+def _checked_weights(loss: Function | Joint) -> Mapping[str, npt.ArrayLike]:
+    """Return the tensors that a function trains. SettingError: they are no dict by name."""
+    weights = {} if loss.weights is None else loss.weights
+    if not isinstance(weights, Mapping) or not all(map(str.isidentifier, map(str, weights))):
+        raise SettingError(
+            f"{type(loss).__name__} needs weights={{name: initial values}}, whose names are"
+            f" parameters of the function, got {shortened(loss.weights)}."
+        )
+    return weights
+
+
+def _check_call(loss: Function | Joint, arguments: Sequence[str]) -> None:
+    """Raise SettingError unless the function takes these arguments, and the loss's tensors."""
+    weights = _checked_weights(loss)
+    try:
+        inspect.signature(loss.function).bind(*arguments, **weights)
+    except TypeError:
+        raise SettingError(
+            f"The function of {type(loss).__name__} must accept"
+            f" ({', '.join([*arguments, *weights])}), but {shortened(loss.function)} does not."
+        ) from None
+    except ValueError:  # a callable without a signature
+        pass
 
 
 def require_names(loss: Joint, fits: bool, what: str) -> None:
@@ -262,8 +300,12 @@ def _takes(loss: Function, labels: TensorSpec, y_pred: TensorSpec) -> bool:
     """Whether the function builds its graph for these labels and this output."""
     op = empty_graph("trial")
     inputs = (op.input(spec.name, spec.dtype, spec.shape or ()) for spec in (labels, y_pred))
+    own = {
+        name: op.input(name, y_pred.dtype, np.shape(array))
+        for name, array in _checked_weights(loss).items()
+    }
     try:
-        loss(op, *inputs)
+        loss(op, *inputs, **own)
     except ValueError:
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from onnxfit.graph.labels import AllowedLabels, adopt_sizes, label_numbers, refu
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.steps import Stepped, Tensors, scan_steps
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.losses.base import Loss, SoftTargets, loss_name
+from onnxfit.losses.base import NO_WEIGHTS, Loss, SoftTargets, loss_name
 from onnxfit.losses.checks import CLASS_LIMIT, require, whole_numbers
 from onnxfit.losses.classification import ClassLoss, CrossEntropy
 from onnxfit.losses.outputs import class_divergence, log_probabilities
@@ -99,11 +100,12 @@ class CausalLM(CrossEntropy):
         y_pred: Value,
         sample_weight: Value | None,
         soft_targets: SoftTargets | None = None,
+        own: Mapping[str, Value] = NO_WEIGHTS,
     ) -> tuple[Value, Value | None, Value | None]:
         if sample_weight is not None and sample_weight.rank == 2 and y_pred.shape is not None:
             adopt_sizes(sample_weight, y_pred.shape[:2])
             sample_weight = self._next(op, sample_weight, 0)
-        return super()._costs(op, y_true, y_pred, sample_weight, soft_targets)
+        return super()._costs(op, y_true, y_pred, sample_weight, soft_targets, own)
 
     def _moved(self, op: GraphBuilder, y_true: Value) -> Value:
         assert self.ignore_index is not None

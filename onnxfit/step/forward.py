@@ -112,7 +112,7 @@ def add_loss_outputs(
     """
     terms, shared_terms = _loss_terms(op, objectives, batch, targets or {}, shared)
     values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
-    penalty_terms = []
+    penalty_terms = _log_deviations(op, objectives)
     for weight, penalty in penalties.items():
         with op.scope(scopes.penalty_of(weight)):
             penalty_terms.append(penalty(op, op.wrap(values[weight])))
@@ -121,7 +121,7 @@ def add_loss_outputs(
             of_rows = [_times_share(op, term, names.SHARE) for term in penalty_terms]
             op.output(names.SHARED, _sum([*shared_terms, *of_rows]))
         op.output(names.TOTAL, _sum([*terms, *penalty_terms]))
-        if penalties and reports_penalty(objectives):
+        if penalty_terms and reports_penalty(objectives):
             op.output(names.PENALTY, _sum(penalty_terms))
 
 
@@ -157,11 +157,17 @@ def _loss_terms(
                 y_true = _of_one_row(output, y_true)
             _require_same_rows(output, objective, y_true, y_pred)
         weight, teacher = names.weight_of(output, weights), targets.get(output)
-        value, count = _loss_of(op, objective, output, y_true, y_pred, weight, teacher)
+        tensors = {name: op.wrap(outputs[read]) for name, read in objective.weights.items()}
+        value, count = _loss_of(op, objective, output, y_true, y_pred, weight, teacher, tensors)
         if len(objectives) > 1:
             op.output(names.output_loss(output), value)
         if count is not None:
             op.output(names.count(output), count)
+        if objective.log_variance is not None:
+            with op.scope(scopes.loss_of(output)):
+                precision = op.Exp(-op.wrap(outputs[objective.log_variance]))
+                value = value * op.cast(precision, value.dtype)
+            op.output(names.weighted_loss(output), value)
         terms.append(value if objective.weight == 1 else value * objective.weight)
         if not shared:
             continue
@@ -171,6 +177,20 @@ def _loss_terms(
             share = names.SHARE if count is None else names.share(output)
             shared_terms.append(_times_share(op, terms[-1], share))
     return terms, shared_terms
+
+
+def _log_deviations(op: GraphBuilder, objectives: Mapping[str, Objective]) -> list[Value]:
+    """Return the logarithm of the deviation of each loss with a learned variance.
+
+    These terms depend on tensors alone, as penalties do.
+    """
+    outputs = {v.name or "": v for v in op.graph.outputs}
+    terms = []
+    for name, one in objectives.items():
+        if one.log_variance is not None:
+            with op.scope(scopes.loss_of(name)):
+                terms.append(op.wrap(outputs[one.log_variance]) / 2)
+    return terms
 
 
 def _with_rows(y_pred: Value) -> Value:
@@ -241,11 +261,12 @@ def _loss_of(
     y_pred: Any,
     sample_weight: Value | None,
     targets: SoftTargets | None,
+    weights: Mapping[str, Value],
 ) -> tuple[Value, Value | None]:
     """Return the loss of an objective, and its divisor, as `Loss.reduce` does."""
     try:
         with op.scope(scopes.loss_of(output)):
-            return objective.loss.reduce(op, y_true, y_pred, sample_weight, targets)
+            return objective.loss.reduce(op, y_true, y_pred, sample_weight, targets, weights)
     except OnnxfitError:
         raise
     except ValueError as error:

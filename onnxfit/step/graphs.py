@@ -42,7 +42,7 @@ from onnxfit.step.forward import (
     with_loss,
 )
 from onnxfit.step.limits import check_fits
-from onnxfit.step.objectives import Losses, get_objectives, get_targets
+from onnxfit.step.objectives import Losses, LossWeights, get_objectives, get_targets
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
@@ -103,10 +103,16 @@ def counted_outputs(recipe: Recipe, batch: Batch) -> list[str]:
 def _with_outputs(recipe: Recipe, name: str) -> GraphBuilder:
     """Return an empty graph whose inputs and outputs are the outputs that the loss reads."""
     op = empty_graph(name)
+    own = {names.read(weight): weight for weight in recipe.loss_weights}
     for output in recipe.loss_outputs:
         y = recipe.all_outputs[output]
         assert y.shape is not None  # a loss needs its rank
-        op.graph.outputs.append(op.input(output, y.dtype, y.shape).ir)
+        if output not in own:
+            op.graph.outputs.append(op.input(output, y.dtype, y.shape).ir)
+        elif own[output] in recipe.state:
+            op.output(output, weight_input(op, recipe, own[output]))
+        else:
+            op.output(output, op.constant(recipe.array(own[output])))
     return op
 
 
@@ -192,8 +198,10 @@ def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 def evaluate_outputs_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return loss and penalty of the model's outputs, which are inputs like the weights."""
     op = _with_outputs(recipe, "evaluate")
+    inputs = {value.name for value in op.graph.inputs}
     for name in recipe.penalties:
-        weight_input(op, recipe, name)
+        if name not in inputs:  # else a loss has this tensor
+            weight_input(op, recipe, name)
     add_loss_outputs(op, recipe.objectives, recipe.penalties, batch)
     add_metric_sums(op, recipe)
     keep_outputs(op, ())
@@ -248,7 +256,7 @@ def add_loss(
     penalty: PenaltyLike = None,
     *,
     weights: Sequence[str] | str | None = None,
-    loss_weights: Mapping[str, float] | None = None,
+    loss_weights: LossWeights = None,
     sample_weight: bool = False,
 ) -> onnx.ModelProto:
     """Return the model with its loss as one more output, for any onnxruntime.

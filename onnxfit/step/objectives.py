@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Union
 
@@ -16,12 +16,12 @@ from onnxfit.checks import set_field
 from onnxfit.errors import DataError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names, scopes
 from onnxfit.graph.labels import AllowedLabels, declared_labels
-from onnxfit.graph.model import tensor_outputs
+from onnxfit.graph.model import spec_of, tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.batch_axis import ValueLayout
-from onnxfit.losses import NLL, ClassLoss, Joint, Loss, get_loss
+from onnxfit.losses import NLL, ClassLoss, Joint, Loss, UncertaintyWeights, get_loss
 from onnxfit.losses.base import loss_name
 from onnxfit.losses.lookup import LossLike
 from onnxfit.metrics import Metric, get_metric
@@ -29,13 +29,16 @@ from onnxfit.metrics.alignment import class_axes
 from onnxfit.metrics.lookup import MetricLike
 from onnxfit.registry import is_newest
 from onnxfit.step.limits import check_fits, check_loss_weight
+from onnxfit.step.loss_weights import add_initializer, add_loss_weights
 from onnxfit.step.read_only import read_only, refusing_writes
 
 Losses = Union[LossLike, Mapping[str, LossLike], None]
 Metrics = Union[
     MetricLike, Sequence[MetricLike], Mapping[str, Union[MetricLike, Sequence[MetricLike]]], None
 ]
+LossWeights = Union[Mapping[str, float], UncertaintyWeights, None]
 JOINT = "joint"  # the name of the only loss of a model, if it is a Joint
+LOG_VARIANCE = "log_variance"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Objective:
     `reads` has the outputs: the one of the objective's name, or those of a `Joint`. `decision`
     tells whether the loss reads the output as logits, for a loss with `from_logits`; the loss has
     the decision as its setting. `is_explained` tells whether the graph shows what the output is, if
-    that matters to the loss.
+    that matters to the loss. `weights` maps the tensors that the loss trains to the outputs with
+    which it reads them. `log_variance` is the output with the logarithm of its learned variance.
     """
 
     loss: Loss
@@ -53,6 +57,14 @@ class Objective:
     decision: LogitsDecision | None = None
     is_explained: bool = True
     reads: tuple[str, ...] = ()
+    weights: Mapping[str, str] = field(default_factory=dict)
+    log_variance: str | None = None
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All outputs that the loss reads, those with its own tensors included."""
+        learned = () if self.log_variance is None else (self.log_variance,)
+        return (*self.reads, *self.weights.values(), *learned)
 
 
 @dataclass(frozen=True)
@@ -208,7 +220,7 @@ def label_names(objectives: Mapping[str, Objective]) -> dict[str, list[str]]:
 
 def outputs_read(objectives: Mapping[str, Objective]) -> list[str]:
     """Return the outputs that objectives read."""
-    return list(dict.fromkeys(name for one in objectives.values() for name in one.reads))
+    return list(dict.fromkeys(name for one in objectives.values() for name in one.outputs))
 
 
 def get_targets(
@@ -236,17 +248,19 @@ def get_targets(
 
 def get_objectives(
     loss: Losses,
-    loss_weights: Mapping[str, float] | None,
+    loss_weights: LossWeights,
     model: ir.Model,
     *,
     needed: bool = True,
+    seed: int = 0,
 ) -> dict[str, Objective]:
     """Return output -> Objective for the outputs that have a loss, in the model's order, and then
     the name of each `Joint` -> Objective.
 
     With `loss=None` the result is empty, and the model has its own scalar output `loss`; with
     `needed=False` it may lack this output. Values that a `Joint` reads become outputs of `model`,
-    with names for which `names.is_read` is true.
+    with names for which `names.is_read` is true. The tensors that losses train become initializers
+    and such outputs; `seed` decides their random initial values.
     """
     outputs = tensor_outputs(model)
     if loss is None:
@@ -271,7 +285,41 @@ def get_objectives(
         reads = _read_outputs(model, one)
         weight = check_loss_weight(weights.get(name, 1.0), np.dtype(np.float32), name)
         objectives[name] = Objective(copy.copy(one), weight, reads=reads)
-    return objectives
+    learned = loss_weights if isinstance(loss_weights, UncertaintyWeights) else None
+    return _with_tensors(objectives, learned, model, seed)
+
+
+def _with_tensors(
+    objectives: Mapping[str, Objective],
+    learned: UncertaintyWeights | None,
+    model: ir.Model,
+    seed: int,
+) -> dict[str, Objective]:
+    """Return the objectives with the tensors that they train, which become initializers.
+
+    - `learned`: the weights of the losses, if they are learned.
+    """
+    if learned is not None and len(objectives) < 2:
+        raise SettingError(
+            f"UncertaintyWeights weighs several losses against each other, got {len(objectives)}."
+            " Pass a loss for each of several outputs, or remove loss_weights=."
+        )
+    complete = {}
+    for name, one in objectives.items():
+        prefix = name if len(objectives) > 1 else ""
+        weights = add_loss_weights(model, one.loss, prefix, one.reads, seed)
+        changes: dict[str, Any] = {"weights": weights}
+        if learned is not None:
+            first = np.array(learned.initial, spec_of(_output(model, one.reads[0])).dtype)
+            own = names.loss_weight(LOG_VARIANCE, name)
+            changes |= {"log_variance": add_initializer(model, own, first)}
+            changes |= {"weight": one.weight * learned.factor(one.loss)}
+        complete[name] = replace(one, **changes)
+    return complete
+
+
+def _output(model: ir.Model, name: str) -> ir.Value:
+    return next(value for value in model.graph.outputs if value.name == name)
 
 
 def _check_joint_name(name: str, loss: Joint) -> None:
@@ -306,7 +354,7 @@ def _read_outputs(model: ir.Model, loss: Joint) -> tuple[str, ...]:
 
 
 def _check_own_loss(
-    outputs: Mapping[str, TensorSpec], loss_weights: Mapping[str, float] | None, needed: bool
+    outputs: Mapping[str, TensorSpec], loss_weights: LossWeights, needed: bool
 ) -> None:
     if loss_weights:
         raise SettingError(
@@ -339,12 +387,16 @@ def _only_output(outputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
 
 def _checked_weights(
     loss: Mapping[str, Any],
-    loss_weights: Mapping[str, float] | None,
+    loss_weights: LossWeights,
     outputs: Sequence[str],
 ) -> Mapping[str, float]:
+    """Return the fixed weights of losses, none if they are learned."""
+    if isinstance(loss_weights, UncertaintyWeights):
+        loss_weights = None
     if loss_weights is not None and not isinstance(loss_weights, Mapping):
         raise SettingError(
-            f"loss_weights must be a dict from output name to number, got {loss_weights!r}."
+            "loss_weights must be a dict from output name to number, or"
+            f" losses.UncertaintyWeights(), got {loss_weights!r}."
         )
     if len(loss) > 1 and "val" in loss:
         raise SettingError(
@@ -462,7 +514,8 @@ def _metrics_by_output(
 
 def _has_metrics(loss: Loss) -> bool:
     """Whether metrics can compare the labels of a loss with its output."""
-    return not isinstance(loss, Joint) and (loss.declared is None or "" in loss.declared)
+    has_labels = loss.declared is None or "" in loss.declared
+    return has_labels and loss.predicts_labels and not isinstance(loss, Joint)
 
 
 def _no_metrics(losses: Sequence[str]) -> SettingError:

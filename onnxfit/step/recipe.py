@@ -32,6 +32,7 @@ from onnxfit.penalties import Penalty
 from onnxfit.step.distillation import Teacher
 from onnxfit.step.limits import largest
 from onnxfit.step.loss_scale import initial_state
+from onnxfit.step.loss_weights import loss_weights_of
 from onnxfit.step.objectives import (
     LabelTarget,
     Objective,
@@ -220,9 +221,25 @@ class Recipe:
 
     @property
     def inner_values(self) -> list[str]:
-        """The values that a loss reads, but that are neither inputs nor outputs of the file."""
+        """The values of the file that a loss reads, but that are neither its inputs nor outputs."""
         read = [names.shown(name) for name in self.loss_outputs if names.is_read(name)]
-        return [name for name in read if name not in self.input_names]
+        own = self.loss_weights
+        return [name for name in read if name not in self.input_names and name not in own]
+
+    @cached_property
+    def loss_weights(self) -> tuple[str, ...]:
+        """The tensors of `model` that belong to losses, not to the file."""
+        return tuple(loss_weights_of(outputs_read(self.objectives)))
+
+    def initial_arrays(self, model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
+        """Return copies of the tensors that training changes, before the first step.
+
+        - `model`: the model that is trained, without the tensors of losses.
+        """
+        of_loss = {name: np.array(self.array(name)) for name in self.loss_weights}
+        own = [name for name in self.state if name not in of_loss]
+        arrays = {**tensors.initializer_arrays(model, own), **of_loss}
+        return {name: arrays[name] for name in self.state}
 
     @cached_property
     def input_names(self) -> frozenset[str]:

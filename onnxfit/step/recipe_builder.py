@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,12 @@ from onnxfit.load.normalize import normalize
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.load.training_form import keep_batch_norms, unmeasured_batch_norms
 from onnxfit.optimizers import Optimizer, WeightInfo, WeightOptimizer, get_optimizer
-from onnxfit.penalties import Penalty, penalties_for
+from onnxfit.penalties import Penalty, PenaltyLike, penalties_for
 from onnxfit.step.differentiation import check_gradient
 from onnxfit.step.distillation import Distillation, Teacher
 from onnxfit.step.frozen_rows import frozen_rows
 from onnxfit.step.limits import check_fits, clip_bound, norm_dtype
+from onnxfit.step.loss_weights import loss_weights_of
 from onnxfit.step.objectives import (
     Objective,
     get_objectives,
@@ -65,7 +67,9 @@ def build_recipe(
     outputs = tensor_outputs(normalized)
     graph = normalized.graph
     graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
-    objectives = get_objectives(settings.loss, settings.loss_weights, normalized, needed=False)
+    objectives = get_objectives(
+        settings.loss, settings.loss_weights, normalized, needed=False, seed=settings.seed
+    )
     _refuse_half_precision([outputs[name] for name in objectives if name in outputs])
     metrics = get_output_metrics(settings.metrics, objectives, outputs)
     differentiated = outputs_read(objectives) or [n for n in outputs if n == names.LOSS]
@@ -79,8 +83,7 @@ def build_recipe(
         weights = _weights(normalized, patterns)
     initializers = graph.initializers
     dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
-    own = trainable.bounds
-    penalties = penalties_for(settings.penalty, [name for name in weights if name not in own])
+    penalties = _penalties(settings.penalty, weights, trainable.bounds, objectives)
     optimizers = _optimizers(optimizer, normalized, weights)
     _check_settings_fit(dtypes, optimizers, penalties)
     slots = _initial_slots(optimizers, initializers)
@@ -234,7 +237,8 @@ def _trained_weights(
 
     Raises SettingError if a user selected a weight without a path, ModelError if no weight has one.
     """
-    selected = select_weights(model, patterns)
+    of_loss = loss_weights_of([value.name or "" for value in model.graph.outputs])
+    selected = _with_loss_weights(select_weights(model, patterns), of_loss, patterns)
     reaching = set(reachable_values(model, outputs, selected))
     trained = [name for name in selected if name in reaching]
     if not trained:
@@ -248,6 +252,34 @@ def _trained_weights(
             " from the target of adapters=, or add a loss to an output that depends on them."
         )
     return trained
+
+
+def _penalties(
+    penalty: PenaltyLike,
+    weights: Sequence[str],
+    own: Collection[str],
+    objectives: Mapping[str, Objective],
+) -> dict[str, Penalty]:
+    """Return the penalties of weights by name.
+
+    Only a dict can name the tensors of losses.
+
+    - `own`: the weights that belong to the trainable form, which have no penalty.
+    """
+    left_out = {*own}
+    if not isinstance(penalty, Mapping):
+        left_out.update(loss_weights_of(outputs_read(objectives)))
+    return penalties_for(penalty, [name for name in weights if name not in left_out])
+
+
+def _with_loss_weights(
+    selected: Sequence[str], of_loss: Sequence[str], patterns: Sequence[str] | str | None
+) -> list[str]:
+    """Return the selected weights with the tensors of losses, unless a pattern excludes these."""
+    given = [] if patterns is None else name_list("weights", patterns)
+    excluded = [pattern[1:] for pattern in given if pattern.startswith("!")]
+    trained = [n for n in of_loss if not any(fnmatchcase(n, pattern) for pattern in excluded)]
+    return [*(name for name in selected if name not in of_loss), *trained]
 
 
 def _weights(model: ir.Model, patterns: Sequence[str] | None) -> list[str]:

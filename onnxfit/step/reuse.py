@@ -88,7 +88,10 @@ class RecipeCache:
                 self._recipes.move_to_end(key)
         if found is not None:
             return with_numbers(found[0], trainable, get_optimizer(settings.optimizer))
-        recipe = dataclasses.replace(build(), built=BuiltGraphs())
+        recipe = build()
+        if recipe.loss_weights:  # `with_numbers` would not add them
+            return recipe
+        recipe = dataclasses.replace(recipe, built=BuiltGraphs())
         with self._lock:
             self._recipes[key] = recipe, list(RULES.values())
             while len(self._recipes) > MAX_RECIPES:

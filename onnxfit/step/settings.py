@@ -11,7 +11,7 @@ from onnxfit.checks import is_finite, is_number, require_choice, shortened
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.step.objectives import Losses, Metrics
+from onnxfit.step.objectives import Losses, LossWeights, Metrics
 from onnxfit.step.precision import get_precision
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TrainerSettings:
     penalty: PenaltyLike = None
     optimizer: OptimizerLike = "sgd"
     metrics: Metrics = ()
-    loss_weights: Mapping[str, float] | None = None
+    loss_weights: LossWeights = None
     backend: str = "full"
     gradient: str = "auto"
     device: str = "cpu"

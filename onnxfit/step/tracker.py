@@ -105,6 +105,7 @@ class Tracker:
         if self._several:
             self._weights = {output: one.weight for output, one in objectives.items()}
         self._sums = {name for name, one in objectives.items() if one.loss.reduction == "sum"}
+        self._learned = [o for o, one in objectives.items() if one.log_variance is not None]
         self._counts = {output: names.count(output) for output in self._weights}
         self._losses = {output: one.loss for output, one in objectives.items()}
         self._metrics = metrics
@@ -121,6 +122,8 @@ class Tracker:
         self.rows = 0
         self._penalty = Mean()  # only if the step reports the penalty separately
         self._output_losses = {o: Sum() if o in self._sums else Mean() for o in self._weights}
+        # the losses times their learned factors, which every step changes
+        self._terms = {o: Sum() if o in self._sums else Mean() for o in self._learned}
 
     def savepoint(self) -> Savepoint:
         """Return the present sums for `restore`, after a failed update.
@@ -143,7 +146,7 @@ class Tracker:
             del value[length:]
 
     def _all_means(self) -> list[Mean]:
-        return [self._penalty, *self._output_losses.values()]
+        return [self._penalty, *self._output_losses.values(), *self._terms.values()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums so far, as numbers and arrays."""
@@ -154,6 +157,7 @@ class Tracker:
             "loss": penalty if self._several else next(iter(losses.values())),
             "parts": losses if self._several else {},
             "penalty": penalty,
+            "terms": {o: [mean.total, mean.weight] for o, mean in self._terms.items()},
             "metrics": {metric.name: metric.metric.state_dict() for metric in self._metrics},
         }
 
@@ -195,9 +199,10 @@ class Tracker:
 
     def _checked_sums(
         self, state: Mapping[str, Any], place: str
-    ) -> tuple[int, list[float], Mapping[str, list[float]]]:
-        """Return the rows of a state, and the sums of its penalty and of its losses. Raises
-        CheckpointError, in which `place` names the state, for another form.
+    ) -> tuple[int, list[float], Mapping[str, list[float]], Mapping[str, list[float]]]:
+        """Return the rows of a state, and the sums of its penalty, of its losses, and of losses
+        times learned factors. Raises CheckpointError, in which `place` names the state, for another
+        form.
         """
         require_types(place, state, SUM_TYPES)
         state = {"penalty": [0.0, 0.0], **state}  # checkpoints of older versions have no penalty
@@ -206,13 +211,23 @@ class Tracker:
         require_types(f"{place}'s parts", parts, dict.fromkeys(self._output_losses, LIST))
         metrics = {metric.name: MAPPING for metric in self._metrics}
         require_types(f"{place}'s metrics", state["metrics"], metrics)
-        return state["rows"], state["loss"] if self._several else state["penalty"], parts
+        terms = state.get("terms", {})
+        require_types(f"{place}'s terms", terms, dict.fromkeys(self._terms, list_of(FIGURE, 2)))
+        return state["rows"], state["loss"] if self._several else state["penalty"], parts, terms
 
-    def _add_sums(self, rows: int, penalty: list[float], losses: Mapping[str, list[float]]) -> None:
+    def _add_sums(
+        self,
+        rows: int,
+        penalty: list[float],
+        losses: Mapping[str, list[float]],
+        terms: Mapping[str, list[float]],
+    ) -> None:
         self.rows += rows
         self._penalty.add_sums(*penalty)
         for output, mean in self._output_losses.items():
             mean.add_sums(*losses[output])
+        for output, mean in self._terms.items():
+            mean.add_sums(*terms[output])
 
     @contextmanager
     def _refusing(self, name: str) -> Iterator[None]:
@@ -244,7 +259,10 @@ class Tracker:
             if self._several:
                 value = scalars[names.output_loss(output)].item()
             count = scalars.get(self._counts[output])
-            mean.add(value, _rows_of(output, batch) if count is None else count.item())
+            weight = _rows_of(output, batch) if count is None else count.item()
+            mean.add(value, weight)
+            if output in self._terms:
+                self._terms[output].add(scalars[names.weighted_loss(output)].item(), weight)
         return loss
 
     def _update_metrics(self, result: StepResult, batch: Batch) -> None:
@@ -293,7 +311,7 @@ class Tracker:
         total, counted = 0.0, False
         for output, mean in self._output_losses.items():
             if mean.weight:
-                total += self._weights[output] * mean.value
+                total += self._weights[output] * self._terms.get(output, mean).value
                 counted = True
         if not counted:
             return math.nan

@@ -48,6 +48,7 @@ from onnxfit.files import (
     require_types,
     write_atomically,
 )
+from onnxfit.graph import names
 from onnxfit.graph.shared_tensors import Contents as TensorContents
 from onnxfit.graph.tensors import (
     Array,
@@ -364,12 +365,14 @@ def _divided(
 ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
     """Return the weights stored in the checkpoint's model, and the weights stored in its state.
 
-    Either the model has all weights, or it stays as it was given: if floats are trained in place of
-    its integers, or adapters in addition to its weights.
+    Either the model has all weights except those of losses, or it stays as it was given: if floats
+    are trained in place of its integers, or adapters in addition to its weights.
     """
     types = {t.name: ir.DataType(t.data_type) for t in model.graph.initializer}
-    if all(types.get(n) == ir.DataType.from_numpy(a.dtype) for n, a in weights.items()):
-        return dict(weights), {}
+    of_loss = {n: a for n, a in weights.items() if names.is_loss_weight(n) and n not in types}
+    own = {name: array for name, array in weights.items() if name not in of_loss}
+    if all(types.get(n) == ir.DataType.from_numpy(a.dtype) for n, a in own.items()):
+        return own, of_loss
     # All weights go to the state, even if the model has them: the bounds of learned scales depend
     # on the scales of the original file.
     return {}, dict(weights)

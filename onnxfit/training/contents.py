@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import as_checkpoint_error
+from onnxfit.graph import names
 from onnxfit.graph.shared_tensors import Contents as TensorContents
 from onnxfit.load.constant_nodes import lower_constants, with_constant_nodes
 from onnxfit.load.model_file import ModelSnapshot
@@ -82,6 +83,18 @@ class Contents:
         model, self.tensors = read_shared(any_batch(model_onnx) if is_dynamic else model_onnx)
         self.require_base(path, fingerprint(model))
         return model
+
+    def without_loss_weights(self, passed: Collection[str]) -> None:
+        """Let another loss choose its own tensors, in place.
+
+        - `passed`: the names of the passed settings.
+        """
+        chosen = self.settings.get("weights")
+        if "weights" not in passed and isinstance(chosen, list) and self.model is not None:
+            own = {tensor.name for tensor in self.model.graph.initializer}
+            self.settings["weights"] = [
+                n for n in chosen if n in own or not names.is_loss_weight(n.removeprefix("!"))
+            ]
 
     def require_teacher(self, path: str | os.PathLike[str]) -> None:
         """Raise CheckpointError if the settings need a teacher, which checkpoints lack."""

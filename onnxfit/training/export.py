@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import onnx
 
 from onnxfit.adapters.adapted import AdaptedModel
@@ -16,12 +17,12 @@ from onnxfit.adapters.peft import require_task, write_adapters
 from onnxfit.checks import shortened
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, listed_names, warn_user
-from onnxfit.files import require_path
+from onnxfit.files import require_path, write_atomically
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import with_references
 from onnxfit.graph.shared_tensors import Array, Contents, whole_model
-from onnxfit.graph.tensors import MAX_INLINE_BYTES, nbytes, without_numbers
+from onnxfit.graph.tensors import MAX_INLINE_BYTES, nbytes, without_numbers, write_safetensors
 from onnxfit.load.constant_nodes import lower_constants
 from onnxfit.load.facts import facts_of
 from onnxfit.load.model_file import ModelSnapshot, write_model
@@ -94,6 +95,21 @@ def exported(
     to_inference_form(model, training.recipe.batch_norm)
     lower_constants(model)
     return ModelSnapshot(model, contents, training.recipe.state, writes=training.world.is_main)
+
+
+def loss_tensors(
+    training: Training, path: str | os.PathLike[str] | None = None
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors that the losses train, and write them; see `Trainer.loss_tensors`."""
+    training.require_equal_ranks("loss_tensors")
+    own = training.recipe.loss_weights
+    with training.backend.lock:
+        current = training.state.get_weights()
+    arrays = {n: current[n] if n in current else training.recipe.array(n).copy() for n in own}
+    if path is not None and training.world.is_main:
+        require_path(path)
+        write_atomically(path, lambda file: write_safetensors(file, arrays))
+    return arrays
 
 
 def export_adapter(

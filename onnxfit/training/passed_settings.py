@@ -39,7 +39,8 @@ def with_passed_settings(
     numbers.
     """
     saved: TrainerState = contents.state
-    if "weights" in passed and saved["weights"].keys() != own["weights"].keys():
+    differ = saved["weights"].keys() != own["weights"].keys()
+    if differ and not {"weights", "loss", "loss_weights"}.isdisjoint(passed):
         saved = _with_own_weights(saved, own, has_numbers=has_numbers)
     counters = dict(saved["counters"])
     if "optimizer" in passed:

@@ -16,7 +16,7 @@ from onnxfit.drawing.tables import Table
 from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.sharing import reader_counts
-from onnxfit.graph.weights import weight_reasons
+from onnxfit.graph.weights import Reason, weight_reasons
 from onnxfit.losses import Function, Joint
 from onnxfit.losses.base import loss_name
 from onnxfit.optimizers import Groups
@@ -29,6 +29,7 @@ from onnxfit.training.training import Training
 # Columns whose cells are all empty are left out.
 COLUMNS = ("module", "shape", "output", "size", "trained", "parameter", "penalty")
 RIGHT = frozenset({"size"})
+OF_LOSS = Reason(True, "of the loss")
 WIDTH = 80  # columns of the lines above the table
 MAX_NAME_CHARACTERS = 36  # length of a name in a table with folded rows, if the table is narrow
 MIN_NAME_CHARACTERS = 10
@@ -203,7 +204,10 @@ class _WeightTable:
         self.recipe = recipe
         graph = recipe.model.graph
         changing = frozenset(recipe.state)
-        self.reasons = weight_reasons(recipe.model, known=changing)
+        self.reasons = {
+            **weight_reasons(recipe.model, known=changing),
+            **dict.fromkeys(recipe.loss_weights, OF_LOSS),
+        }
         listed = {*changing, *(name for name, r in self.reasons.items() if r.is_listed)}
         # A layer may be in the body of an If.
         nodes = ir.traversal.RecursiveGraphIterator(graph)
@@ -213,8 +217,9 @@ class _WeightTable:
             for name in graph.initializers
             if name in listed
         }
-        # in the order in which the model uses them
-        self.names = sorted(self.readers, key=self._first_use)
+        # in the order in which the model uses them, those of losses last
+        of_loss = set(recipe.loss_weights)
+        self.names = sorted(self.readers, key=lambda n: (n in of_loss, self._first_use(n)))
         specs = {name: spec_of(graph.initializers[name]) for name in self.names}
         self.shapes = {name: spec.shape or () for name, spec in specs.items()}
         # The sizes of an initializer are always numbers, never names.

@@ -202,12 +202,15 @@ def described_losses(recipe: Recipe, outputs: Collection[str]) -> list[Json]:
     several = len(recipe.objectives) > 1
     described = []
     for output, objective in recipe.objectives.items():
-        count = names.count(output)
+        count, value = names.count(output), names.TOTAL
+        if several:
+            learned = objective.log_variance is not None
+            value = names.weighted_loss(output) if learned else names.output_loss(output)
         described.append(
             {
                 "output": output,
                 **described_object(objective.loss),
-                "value": names.output_loss(output) if several else names.TOTAL,
+                "value": value,
                 "weight": float(objective.weight) if several else 1.0,
                 "count": count if count in outputs else None,
                 "reduction": objective.loss.reduction,

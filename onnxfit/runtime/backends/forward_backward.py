@@ -197,7 +197,8 @@ class ForwardBackwardBackend(Backend):
             gradients, penalty = self._whole_gradients(self.reduction, own, batch)
         compiled.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
         if self.recipe.penalties and reports_penalty(self.recipe.objectives):
-            compiled.scalars[names.PENALTY] = penalty
+            own_terms = loss.scalars.get(names.PENALTY, 0)  # of learned variances
+            compiled.scalars[names.PENALTY] = penalty + own_terms
         if self.on_gradients is not None:
             self._call_on_gradients(gradients)
         return gradients
