@@ -132,7 +132,7 @@ RETIRED_WORDS = {
     "KnownBatches": "BatchPlanCache",
     "NodeInTheWayError": "BatchAxisError",
     "TrainerByOtherName": "KerasModelAlias",
-    "keep_window_on_main": "zero_pending_gradients_except_rank_0",
+    "keep_window_on_main": "zero_except_on_rank_0",
     "meet_at_end": "final_barrier",
     "reads_batch": "needs_synced_logs",
     "refuse_two_scales": "check_loss_scaling_with_averaging",

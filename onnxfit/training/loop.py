@@ -141,7 +141,9 @@ class FitLoop:
         try:
             training.begin_fit(self.state, history)
             if not self.state.position.batch:
-                training.backend.window = 0  # gradients accumulated by an interrupted fit
+                training.backend.accumulator.count = (
+                    0  # gradients accumulated by an interrupted fit
+                )
             self._train_epochs(epochs)
         except BaseException as error:
             signals.is_busy = True  # callbacks close their files first
@@ -287,7 +289,7 @@ class FitLoop:
         if training.averages_weights:
             loss = training.mean_loss(batch, loss)
         if self.callbacks.save_after(training.state.global_batch):
-            training.backend.reduce_accumulated()
+            training.backend.accumulator.reduce()
         return self._batch_event(index, self._merged("the end of a batch"), loss)
 
     def _tell_batch_end(self, index: int, logs: Logs) -> None:

@@ -76,7 +76,7 @@ def restore(training: Training, contents: Contents, passed: Collection[str] = ()
         require_same_form(state, own)
         training.trainable.require_constants(contents.constants)
         training.state.set(state)
-        training.backend.zero_pending_gradients_except_rank_0()
+        training.backend.accumulator.zero_except_on_rank_0()
         training.state.averaged_step = training.state.global_step
         training.history = history
         training.train_losses = losses

@@ -142,7 +142,10 @@ class TrainingState:
         with self._backend.lock:
             slots = [name for name in self._backend.state if name not in self._recipe.state]
             counters = {name: getattr(self, name) for name in COUNTERS}
-            counters |= {"window": self._backend.window, "learning_rate": self.fixed_rate}
+            counters |= {
+                "window": self._backend.accumulator.count,
+                "learning_rate": self.fixed_rate,
+            }
             counters |= {FIRST_STEP: self.first_step} if self.first_step else {}
             return {
                 "weights": self.get_weights(copy=copy),
@@ -156,7 +159,7 @@ class TrainingState:
         self._backend.state.set({**state["weights"], **state["slots"]})
         for name in COUNTERS:
             setattr(self, name, counters[name])
-        self._backend.window = counters["window"]
+        self._backend.accumulator.count = counters["window"]
         self.fixed_rate = counters["learning_rate"]
         self.first_step = counters.get(FIRST_STEP, 0)
 

@@ -96,18 +96,18 @@ class Training:
     @property
     def accumulate(self) -> int:
         """Number of batches whose gradients are averaged for one update."""
-        return self.backend.accumulate
+        return self.backend.accumulator.size
 
     @accumulate.setter
     def accumulate(self, value: int) -> None:
         check_accumulate(value)
-        if value > 1 and not self.backend.can_accumulate:
+        if value > 1 and not self.backend.accumulator.enabled:
             raise SettingError(
                 f"accumulate={value} needs a Trainer that was created with accumulate=2 or more."
                 " Create it with Trainer(..., accumulate=2); accumulate can then be set to any"
                 " number."
             )
-        self.backend.accumulate = value
+        self.backend.accumulator.size = value
 
     def new_tracker(self) -> Tracker:
         """Return a tracker with sums of its own."""
@@ -213,7 +213,7 @@ class Training:
         state = self.state
         state.global_batch += 1
         state.samples_seen += batch.rows_of_all
-        state.global_step += not backend.window
+        state.global_step += not backend.accumulator.count
         return loss
 
     def _add_metrics(self, result: StepResult, batch: Batch, tracker: Tracker) -> float:
@@ -307,11 +307,12 @@ class Training:
 
         - `what`: the call that saves the gradients.
         """
-        if not self.backend.is_reduced:
+        accumulator = self.backend.accumulator
+        if not accumulator.is_reduced:
             raise SettingError(
-                f"{what} after {self.backend.window} of {self.backend.accumulate} batches of an"
-                " update would save the gradients of one rank only. Save after an update, at the"
-                " end of an epoch, or with ModelCheckpoint or BackupAndRestore(save_freq=...)."
+                f"{what} after {accumulator.count} of {accumulator.size} batches of an update"
+                " would save the gradients of one rank only. Save after an update, at the end of an"
+                " epoch, or with ModelCheckpoint or BackupAndRestore(save_freq=...)."
             )
 
     # ------------------------------------------------------------------ the running fit

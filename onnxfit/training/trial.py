@@ -35,7 +35,7 @@ def trial_steps(
         averaged_step = state.averaged_step
         carried = state.carried.state_dict()
         state.carried.reset()
-        backend.window = 0  # no gradients wait for an update
+        backend.accumulator.count = 0  # no gradients wait for an update
         backend.on_gradients = None
         try:
             for rate, batch in zip(rates, batches):

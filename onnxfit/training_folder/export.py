@@ -204,7 +204,7 @@ def _require_exportable(training: Training) -> None:
     ]
     if not training.recipe.loss_outputs:
         problem = "has no loss. Pass a loss: Trainer(..., loss='mean_squared_error')"
-    elif training.backend.can_accumulate:
+    elif training.backend.accumulator.enabled:
         problem = (
             "accumulates gradients. Create the trainer with accumulate=1, and use larger batches"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import replace
 from threading import RLock
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.optimizers import rate_at
+from onnxfit.runtime.backends.accumulator import Accumulator
 from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
 from onnxfit.runtime.backends.inference_sessions import DeployedModel, InferenceSessions
 from onnxfit.runtime.backends.inputs import run_on, share_of_rows, specs_of, write_scalars
@@ -69,23 +70,23 @@ class Backend(ABC):
     - `arrays`: the initial weights and running statistics.
     - `device`: the device of state and sessions.
     - `threads`: threads that share an operator; None lets onnxruntime choose the number.
-    - `accumulate`: batches averaged for one update. It may be set later, unless it was initially 1.
+    - `accumulate`: batches averaged for one update.
     - `world`: the ranks that share every batch. They have the same weights after every update.
 
     `evaluate`, `predict` and `deployed` may be called from several threads. Everything else that
     reads or changes the state or runs a session needs `lock`, which is re-entrant. User code never
     runs while a thread holds it (`unlock`), so a callback may wait for another thread.
 
-    Further attributes: `window`, the number of batches whose gradients wait for the update;
-    `on_gradients`, a function that is called with the gradients before each update where
-    `shows_gradients` is true, or None; `can_accumulate`, whether `accumulate` may be above 1;
-    `state`.
+    Further attributes: `accumulator`, the gradients that wait for the update; `on_gradients`, a
+    function that is called with the gradients before each update where `shows_gradients` is true,
+    or None; `state`.
     """
 
     name: ClassVar[str]  # for `Trainer(backend=)`
     needs_loss: ClassVar[bool] = True  # False for a backend that can train without a loss
     shows_gradients: ClassVar[bool] = False  # whether `on_gradients` is called
     steps_by_hand: ClassVar[bool] = False  # whether `ManualTraining` can use it
+    reduces_each_batch: ClassVar[bool] = True  # whether every rank has the gradients of all ranks
     has_deferred_update: ClassVar[bool] = False  # whether `finish_step` updates, and not `train`
     # Whether the values of its bound sessions are in the arena of the process.
     shares_arena: ClassVar[bool] = False
@@ -106,16 +107,21 @@ class Backend(ABC):
         self.recipe = recipe
         self.device = device
         self.threads = threads
-        self.window = 0
-        self._start: tuple[Savepoint, int]  # the state before the running step
-        self._window_after = 0  # `window` of the running step, while user code sees the one before
+        self.accumulator = Accumulator(
+            {name: arrays[name] for name in recipe.weights},
+            accumulate,
+            world,
+            device,
+            has_parts=not self.reduces_each_batch,
+        )
+        # The state before the running step, and the number of batches that waited for an update.
+        self._start: tuple[Savepoint, int]
+        self._count_after = 0  # of the running step, while user code sees the one before
         self.first_step = 0  # the update before which the optimizer's slots began
-        self.accumulate = accumulate
-        self.can_accumulate = accumulate > 1
         self.on_gradients: Callable[[dict[str, Array]], None] | None = None
         # Name of a fused tensor -> the weights in it.
         self.fused = self._fuse_weights(arrays)
-        self.state = self._create_state(arrays)
+        self.accumulator.state = self.state = self._create_state(arrays)
         # The loss of the last batch, of all ranks; only where they share it.
         self.shared_loss = 0.0
         self.reduction: GradientReduction | None = None
@@ -161,13 +167,10 @@ class Backend(ABC):
             for weight, weight_slots in recipe.slots.items()
             for slot, array in weight_slots.items()
         }
-        sums = {}
-        if self.can_accumulate:
-            sums = {names.gradient_sum(w): np.zeros_like(array) for w, array in weights.items()}
         constants = {name: recipe.array(name) for name in recipe.constants}
         if self.device.kind == "cpu":  # on other devices nothing is freed for them
             constants |= {names.packed(name): recipe.array(name) for name in recipe.packed}
-        fused: dict[str, Sequence[str]] = self._fuse_sums(weights)
+        fused = dict(self.accumulator.fused)
         for name, members in self.fused.items():
             fused[name] = members
             for slot in recipe.slots[members[0]]:
@@ -178,7 +181,7 @@ class Backend(ABC):
             "weights": {name: a for name, a in updated.items() if name not in in_place},
             IN_PLACE: {name: a for name, a in updated.items() if name in in_place},
             "statistics": {name: arrays[name] for name in recipe.statistics},
-            "sums": sums,
+            "sums": self.accumulator.tensors,
         }
         alignment = limits_of(self.device.forms).alignment
         return DoubleBufferedState(groups, self.device, constants, fused, alignment, [IN_PLACE])
@@ -191,35 +194,25 @@ class Backend(ABC):
         """Return a mapping from fused tensor to the weights that the step updates in it."""
         return {}
 
-    def _fuse_sums(self, weights: Mapping[str, Array]) -> dict[str, Sequence[str]]:
-        """Return the gradient sums in each single tensor, by name; ranks exchange it at once."""
-        if not (self.can_accumulate and self.world.shares_gradients) or not self.device.on_host:
-            return {}
-        fused: dict[str, Sequence[str]] = {}
-        for dtype in dict.fromkeys(array.dtype for array in weights.values()):
-            members = [name for name, array in weights.items() if array.dtype == dtype]
-            fused[names.gradient_sums(str(dtype))] = [names.gradient_sum(w) for w in members]
-        return fused
-
     # ------------------------------------------------------------------ training
 
     @abstractmethod
     def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult | None:
         """Train on one batch; update once a window of `accumulate` batches is full.
 
-        After an update `window` is 0. `step` counts updates; random numbers depend on `step` and
-        `seed`. The result is None for a rank without a row of the batch; `shared_loss` is then the
-        loss of the other ranks. Call `begin_step` first, and `undo_step` after an exception.
+        `step` counts updates; random numbers depend on `step` and `seed`. The result is None for a
+        rank without a row of the batch; `shared_loss` is then the loss of the other ranks. Call
+        `begin_step` first, and `undo_step` after an exception.
         """
 
     def begin_step(self) -> Savepoint:
         """Remember the state before a step, for `undo_step` and `unlock`, and return it."""
-        self._start = self.state.savepoint(), self.window
+        self._start = self.state.savepoint(), self.accumulator.count
         return self._start[0]
 
     def undo_step(self) -> None:
         """Restore the state at `begin_step`, with the gradients of an unfinished window."""
-        savepoint, self.window = self._start
+        savepoint, self.accumulator.count = self._start
         self.state.rollback(savepoint)
 
     def unlock(self) -> None:
@@ -228,14 +221,14 @@ class Backend(ABC):
         The thread must hold `lock` once.
         """
         savepoint, before = self._start
-        self._window_after, self.window = self.window, before
+        self._count_after, self.accumulator.count = self.accumulator.count, before
         self.state.hide(savepoint)
         self.lock.release()
 
     def relock(self) -> None:
         """Take `lock` again after user code."""
         self.lock.acquire()
-        self.window = self._window_after
+        self.accumulator.count = self._count_after
         self.state.unhide()
 
     def finish_step(self) -> bool:
@@ -248,13 +241,14 @@ class Backend(ABC):
 
     def flush(self, learning_rate: float, step: int) -> bool:
         """Update with an unfinished window's gradients; return False if none are pending."""
-        if not self.window:
+        if not self.accumulator.count:
             return False
+        self.accumulator.sum_over_ranks()
         session = self.batchless_session("update")
-        session.feeds[names.WINDOW][()] = self.window
+        session.feeds[names.WINDOW][()] = self.accumulator.count
         self.write_scalars(session, learning_rate, step, 0)
         session.run()
-        self.window = 0
+        self.accumulator.count = 0
         self.last_update = session
         return True
 
@@ -266,20 +260,6 @@ class Backend(ABC):
         for name, schedule in self.recipe.schedules.items():
             if name in session.feeds:
                 session.feeds[name][()] = rate_at(schedule, self.first_step + step)
-
-    @property
-    def is_reduced(self) -> bool:
-        """Whether rank 0 has the pending gradients of all ranks."""
-        return True
-
-    def reduce_accumulated(self) -> None:  # noqa: B027  every rank has all gradients
-        """Sum the pending gradients of all ranks on rank 0, and set the others to zeros."""
-
-    def zero_pending_gradients_except_rank_0(self) -> None:  # noqa: B027  every rank keeps all gradients
-        """Set the pending gradients to 0 on all ranks but rank 0.
-
-        All ranks have loaded the same gradients, which are the sums over all ranks.
-        """
 
     def write_shares(self, session: BoundSession, batch: Batch) -> None:
         """Write this rank's shares of a batch into the session's inputs for them."""
@@ -360,8 +340,8 @@ class Backend(ABC):
 
         In an unfinished window, discard its gradients instead.
         """
-        if self.window:
-            self.window = 0
+        if self.accumulator.count:
+            self.accumulator.count = 0
             self.state.revert(["statistics"])
             self.state.commit(["weights"])  # their last update was an earlier step
         else:

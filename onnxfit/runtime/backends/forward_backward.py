@@ -95,18 +95,18 @@ class ForwardBackwardBackend(Backend):
         if passes.feeds:
             batch.write(passes.feeds)
         values = {} if passes.feeds else batch.arrays()
-        compiled.forward = passes.forward(values, step * self.accumulate + self.window, seed)
+        compiled.forward = passes.forward(values, self.accumulator.number(step), seed)
         gradients = self._gradients(compiled, compiled.forward, batch)
         self._finish_step(gradients, learning_rate, step)
         return compiled
 
     def _finish_step(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
         """Update with the gradients of a batch, or add them to the window's gradients."""
-        if self.accumulate == 1 and not self.window:
+        if not self.accumulator.is_used:
             self.apply(gradients, learning_rate, step)
             return
         self._accumulate(gradients)
-        if self.window >= self.accumulate:
+        if self.accumulator.is_full:
             self.flush(learning_rate, step)
 
     def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
@@ -141,9 +141,9 @@ class ForwardBackwardBackend(Backend):
             graphs = {"forward": passes.forward, "backward": passes.backward}
         if recipe.penalties:
             graphs["penalty"] = self.graph("penalty", shapes)
-        if self.can_accumulate:
+        if self.accumulator.enabled:
             graphs["accumulate"] = self.graph("accumulate", shapes)
-        graphs["update"] = self.graph("update" if self.can_accumulate else "apply", shapes)
+        graphs["update"] = self.graph("update" if self.accumulator.enabled else "apply", shapes)
         return graphs
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
@@ -242,9 +242,9 @@ class ForwardBackwardBackend(Backend):
     def _accumulate(self, gradients: Mapping[str, Any]) -> None:
         """Add the gradients of a batch to the window's gradients."""
         session = self.batchless_session("accumulate")
-        session.feeds[names.FIRST][()] = self.window == 0
+        session.feeds[names.FIRST][()] = not self.accumulator.count
         session.run({names.gradient(name): value for name, value in gradients.items()})
-        self.window += 1
+        self.accumulator.add()
         self.last_update = None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import onnx
 
 from onnxfit.data import Batch
@@ -13,9 +12,8 @@ from onnxfit.graph import names
 from onnxfit.runtime.backends.backend import Array, Backend
 from onnxfit.runtime.backends.inputs import run_on, share_of_rows
 from onnxfit.runtime.backends.shape_cache import Specs
-from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.joined_weights import join_weights, weights_to_join
-from onnxfit.runtime.reduction import GradientReduction, sum_buffers
+from onnxfit.runtime.reduction import GradientReduction
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step.differentiation import is_scaled
 from onnxfit.step.graphs import (
@@ -38,6 +36,7 @@ class FullBackend(Backend):
     needs_loss = True
     shows_gradients = False
     steps_by_hand = False
+    reduces_each_batch = False
     kinds: ClassVar[tuple[str, ...]] = (
         "train",
         "gradients",
@@ -49,20 +48,18 @@ class FullBackend(Backend):
 
     def __init__(self, recipe: Recipe, arrays: Mapping[str, Array], **settings: Any) -> None:
         super().__init__(recipe, arrays, **settings)
-        self._weight_types = dict.fromkeys(arrays[name].dtype for name in recipe.weights)
         # For each batch in a window with pending gradients: only statistics and loss.
         self._window_reduction: GradientReduction | None = None
-        self._gathered = 0  # batches of the window when rank 0 got all gradients, else 0
-        if self.world.shares_gradients and self.can_accumulate:
+        if self.world.shares_gradients and self.accumulator.enabled:
             statistics = {name: arrays[name] for name in recipe.statistics}
             self._window_reduction = GradientReduction(self.world, {}, statistics, self.device)
 
     def train(
         self, batch: Batch, learning_rate: float, step: int, seed: int
     ) -> BoundSession | None:
-        if self.accumulate > 1 or self.window:
+        if self.accumulator.is_used:
             accumulated = self._accumulate(batch, learning_rate, step, seed)
-            if self.window >= self.accumulate:
+            if self.accumulator.is_full:
                 self.flush(learning_rate, step)
             return accumulated
         if self.reduction is not None:
@@ -105,17 +102,13 @@ class FullBackend(Backend):
         self, batch: Batch, learning_rate: float, step: int, seed: int
     ) -> BoundSession | None:
         """Add the gradients of a batch to the window's gradients."""
-        self._gathered = 0
-        # Each batch of a window draws its own random numbers.
-        number = step * self.accumulate + self.window
+        number = self.accumulator.number(step)
         session = self._run_share("accumulate", batch, learning_rate, number, seed)
-        if session is None and self.window == 0:
-            for weight in self.recipe.weights:
-                buffer = self.state.buffer(names.gradient_sum(weight))
-                buffer.write(np.zeros((), buffer.array.dtype))
+        if session is None and not self.accumulator.count:
+            self.accumulator.set_to_zeros()
         if self._window_reduction is not None:
             self._reduce(self._window_reduction, session, batch)
-        self.window += 1
+        self.accumulator.add()
         self.last_update = None
         return session
 
@@ -125,35 +118,6 @@ class FullBackend(Backend):
         """Sum the buffers of `reduction`, and the loss of the batch, over all ranks."""
         loss = session.scalars[names.SHARED].item() if session is not None else 0.0
         self.shared_loss = reduction.sum(share_of_rows(batch), loss, self.state)
-
-    def flush(self, learning_rate: float, step: int) -> bool:
-        if self.window and self.world.shares_gradients:
-            sum_buffers(self.world, "the gradients of a window", self._sums())
-        return super().flush(learning_rate, step)
-
-    @property
-    def is_reduced(self) -> bool:
-        return self.window in (0, self._gathered) or not self.world.shares_gradients
-
-    def reduce_accumulated(self) -> None:
-        if self.window and self.world.shares_gradients:
-            sum_buffers(self.world, "the gradients of a window", self._sums())
-            self.zero_pending_gradients_except_rank_0()
-
-    def zero_pending_gradients_except_rank_0(self) -> None:
-        if not (self.window and self.world.shares_gradients):
-            return
-        if not self.world.is_main:
-            for buffer in self._sums():
-                buffer.write(np.zeros((), buffer.array.dtype))
-        self._gathered = self.window
-
-    def _sums(self) -> list[Buffer]:
-        """Return the buffers of the pending gradients."""
-        sums = [names.gradient_sums(str(dtype)) for dtype in self._weight_types]
-        if not self.device.on_host:
-            sums = [names.gradient_sum(weight) for weight in self.recipe.weights]
-        return [self.state.buffer(name) for name in sums]
 
     def _run_share(
         self, kind: str, batch: Batch, learning_rate: float, step: int, seed: int
@@ -167,7 +131,7 @@ class FullBackend(Backend):
         if self.reduction is not None:
             self.write_shares(session, batch)
         if names.FIRST in session.feeds:
-            session.feeds[names.FIRST][()] = self.window == 0
+            session.feeds[names.FIRST][()] = not self.accumulator.count
         return run_on(session, batch)
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
@@ -191,7 +155,7 @@ class FullBackend(Backend):
         return self.bind(kind, self.graph(kind, shapes), output_buffers=buffers)
 
     def step_graphs(self, shapes: Specs) -> dict[str, onnx.ModelProto]:
-        if not self.can_accumulate:
+        if not self.accumulator.enabled:
             return {"train": train_graph(self.recipe, shapes)}
         return {
             "accumulate": accumulate_graph(self.recipe, shapes),
@@ -205,7 +169,7 @@ class FullBackend(Backend):
         # one, but a step reads and writes many of them as one tensor.
         self._updated_as_one: dict[str, list[str]] = {}
         self._joined: dict[str, list[str]] = {}
-        if not self.can_accumulate and self.device.kind in FUSING:
+        if not self.accumulator.enabled and self.device.kind in FUSING:
             forms = self.device.forms
             groups = fused_weights(recipe.optimizers, weights, recipe.slots, recipe.bounds, forms)
             self._updated_as_one = {names.fused(i): members for i, members in enumerate(groups)}

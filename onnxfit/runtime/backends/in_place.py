@@ -77,7 +77,7 @@ class InPlaceBackend(FullBackend):
         self._updated_version = -1
 
     def _in_place_tensors(self) -> Collection[str]:
-        graph = self.graph("update" if self.can_accumulate else "apply", {}).graph
+        graph = self.graph("update" if self.accumulator.enabled else "apply", {}).graph
         inputs, outputs = ({v.name for v in values} for values in (graph.input, graph.output))
         updates = {name: names.updated(name) for name in inputs if names.updated(name) in outputs}
         found = overwritable_tensors(graph, updates)
@@ -109,9 +109,9 @@ class InPlaceBackend(FullBackend):
     ) -> BoundSession | None:
         self._discard_gradients()
         self.last_update = None
-        if not self.window:
+        if not self.accumulator.count:
             self._losses_are_finite = True
-        if self.can_accumulate:
+        if self.accumulator.enabled:
             session = self._accumulate(batch, learning_rate, step, seed)
         else:
             session = self._run_share("gradients", batch, learning_rate, step, seed)
@@ -121,7 +121,7 @@ class InPlaceBackend(FullBackend):
         if session is not None and not math.isfinite(session.scalars[names.TOTAL].item()):
             self._losses_are_finite = False
             self.state.revert(["statistics"])  # of this batch; an earlier one's are kept
-        if session is not None and (not self.can_accumulate or self.window >= self.accumulate):
+        if session is not None and (not self.accumulator.enabled or self.accumulator.is_full):
             self._pending = learning_rate, step
         return session
 
@@ -136,7 +136,7 @@ class InPlaceBackend(FullBackend):
         return True
 
     def flush(self, learning_rate: float, step: int) -> bool:
-        if not self.window:
+        if not self.accumulator.count:
             return False
         self._update(learning_rate, step)
         return True
@@ -151,12 +151,12 @@ class InPlaceBackend(FullBackend):
         if not finite_gradients and self._losses_are_finite:  # else the statistics are reverted
             self.state.revert(["statistics"])
         if not finite and (finite_gradients or not self.recipe.precision.scales_loss):
-            self.window = 0
+            self.accumulator.count = 0
             return
         # Compiled before the update begins: if that fails, nothing has changed.
-        update = self.batchless_session("update" if self.can_accumulate else "apply")
+        update = self.batchless_session("update" if self.accumulator.enabled else "apply")
         try:
-            if self.can_accumulate:
+            if self.accumulator.enabled:
                 super().flush(learning_rate, step)
             else:
                 self.write_scalars(update, learning_rate, step, 0)
@@ -172,7 +172,7 @@ class InPlaceBackend(FullBackend):
             self._updated_version = self.state.version
 
     def _gradient_arrays(self) -> Iterator[Array]:
-        if self.can_accumulate:
+        if self.accumulator.enabled:
             return (self.state.buffer(names.gradient_sum(w)).array for w in self.recipe.weights)
         # Type and shape are those of the weights. Asking each OrtValue takes longer.
         weights = {w: self.state.buffer(w).array for w in self.recipe.weights}
@@ -197,7 +197,7 @@ class InPlaceBackend(FullBackend):
                 "backend='in_place' cannot undo an update, because it overwrites the weights. Use"
                 " backend='full'."
             )
-        self.window = 0
+        self.accumulator.count = 0
         self.state.revert(["statistics"])
 
     # ------------------------------------------------------------------ graphs

@@ -171,7 +171,7 @@ def test_a_window_with_an_infinite_sum_is_skipped() -> None:
     x, y = np.full((1, 1), 1.25e19, np.float32), np.full((1, 1), 1e19, np.float32)
     for _ in range(2):
         assert np.isfinite(trainer.train_on_batch(x, y)["loss"])
-    assert (trainer.global_step, trainer._training.backend.window) == (1, 0)
+    assert (trainer.global_step, trainer._training.backend.accumulator.count) == (1, 0)
     np.testing.assert_equal(trainer.get_weights(), {"w": np.zeros((1, 1), np.float32)})
 
 
