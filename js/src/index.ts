@@ -22,5 +22,6 @@ export {
   type FitOptions,
   type LoadOptions,
   type Prediction,
+  type PredictOptions,
   Trainer,
 } from "./trainer.js";

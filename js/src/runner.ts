@@ -86,7 +86,7 @@ export class Runner {
     return this.engine.setState(tensors);
   }
 
-  async save(): Promise<Uint8Array> {
+  async save(): Promise<Uint8Array<ArrayBuffer>> {
     const tensors = await this.getState("weight", "slot", "statistic");
     return stateBytes(this.manifest, new Map([...tensors, ...this.counters.tensors()]));
   }
@@ -100,7 +100,7 @@ export class Runner {
   }
 
   /** Return the bytes of the model to deploy, with the trained weights in their places. */
-  async exportModel(): Promise<Uint8Array> {
+  async exportModel(): Promise<Uint8Array<ArrayBuffer>> {
     const { file, tensors } = this.manifest.model;
     const [original, state, merged] = await Promise.all([
       this.folder.read(file),

@@ -51,7 +51,7 @@ export function readSafetensors(bytes: Uint8Array): SafetensorsFile {
 export function writeSafetensors(
   tensors: ReadonlyMap<string, TypedTensor>,
   metadata: Record<string, string> = {},
-): Uint8Array {
+): Uint8Array<ArrayBuffer> {
   const ordered = [...tensors].sort(
     ([a, x], [b, y]) => BYTES[y.type] - BYTES[x.type] || (a < b ? -1 : 1),
   );

@@ -129,6 +129,6 @@ function requireCount(name: string, { data }: TypedTensor): void {
 export function stateBytes(
   manifest: Manifest,
   tensors: ReadonlyMap<string, TypedTensor>,
-): Uint8Array {
+): Uint8Array<ArrayBuffer> {
   return writeSafetensors(new Map(manifest.state.map(({ name }) => [name, tensors.get(name)!])));
 }

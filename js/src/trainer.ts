@@ -56,6 +56,8 @@ export interface FitOptions extends EvaluateOptions {
   seed?: number;
 }
 
+export type PredictOptions = Pick<EvaluateOptions, "batchSize" | "callbacks">;
+
 const LOAD = ["device", "ort", "wasmPaths", "threads", "worker"];
 const EVALUATE = ["batchSize", "sampleWeight", "callbacks"];
 const FIT = [...EVALUATE, "epochs", "validationData", "signal", "shuffle", "seed"];
@@ -208,10 +210,19 @@ export class Trainer {
   /**
    * Return the model's outputs: one array, or an object of them if the model has several. It may be
    * called while `fit` runs.
+   *
+   * TypeScript cannot know the outputs of the file. For a model with several, name them:
+   *
+   *     const { boxes, scores } = await trainer.predict<"boxes" | "scores">(x);
    */
+  async predict(x: Data, options?: PredictOptions): Promise<Prediction>;
+  async predict<Output extends string>(
+    x: Data,
+    options?: PredictOptions,
+  ): Promise<Record<Output, Prediction>>;
   async predict(
     x: Data,
-    options: Pick<EvaluateOptions, "batchSize" | "callbacks"> = {},
+    options: PredictOptions = {},
   ): Promise<Prediction | Record<string, Prediction>> {
     requireKnown("predict", options, ["batchSize", "callbacks"]);
     const rows = this.rows("predict", { x });
@@ -237,7 +248,7 @@ export class Trainer {
   }
 
   /** Return the state as the bytes of a state.safetensors; Python reads it with `import_state`. */
-  save(): Promise<Uint8Array> {
+  save(): Promise<Uint8Array<ArrayBuffer>> {
     return this.runner.save();
   }
 
@@ -257,7 +268,7 @@ export class Trainer {
   }
 
   /** Return the trained model as the bytes of a .onnx file. */
-  exportModel(): Promise<Uint8Array> {
+  exportModel(): Promise<Uint8Array<ArrayBuffer>> {
     return this.runner.exportModel();
   }
 

@@ -53,9 +53,9 @@ export class Learner {
 
   /** Return ten probabilities for each image. */
   async guess(images: readonly Float32Array[]): Promise<Float32Array[]> {
-    const logits = await this.trainer.predict(stacked(images));
-    const { data } = logits as { data: Float32Array };
-    return images.map((_, i) => softmax(data.subarray(10 * i, 10 * (i + 1))));
+    const { data } = await this.trainer.predict(stacked(images));
+    const logits = data as Float32Array;
+    return images.map((_, i) => softmax(logits.subarray(10 * i, 10 * (i + 1))));
   }
 
   /** Train on variations of the drawings, and on digits that are known already. */
