@@ -10,6 +10,7 @@ torch.optim's.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 OptimizerLike = Union[str, float, "Optimizer"]
+# A number, a Schedule or a callable of the update's number. In `update` it is a number or a Value.
+Scheduled = Any
 OF_GROUP = ("weights", "optimizer", "learning_rate_multiplier")  # the other keys are settings
 BIAS_AND_NORM = "bias_and_norm"  # selects weights of at most one axis, as timm does
 
@@ -111,7 +114,7 @@ class Optimizer(ChecksArguments, ABC):
       the update, counted from 0, and returns the rate.
     - `weight_decay` $\lambda \ge 0$: decoupled (Loshchilov & Hutter 2019), $w \leftarrow w -
       \eta\lambda w$ before the update. For decay through the gradient, pass a `penalty` to the
-      Trainer.
+      Trainer. It may be a Schedule, as may `momentum` and the first of `betas`.
     - `exclude_from_weight_decay`: one or more patterns; weights whose name matches are not decayed.
       "bias_and_norm" stands for all weights with at most one axis and those whose name ends with
       ".bias", as in timm. A function of the weight, such as `lambda w: w.ndim <= 1`, is called with
@@ -161,7 +164,7 @@ class Optimizer(ChecksArguments, ABC):
         return False
 
     learning_rate: LearningRate = 0.01
-    weight_decay: float = field(default=0.0, kw_only=True)
+    weight_decay: Scheduled = field(default=0.0, kw_only=True)
     exclude_from_weight_decay: Sequence[Selector] | Selector = field(default=(), kw_only=True)
     learning_rate_multipliers: Mapping[str, float] = field(
         default_factory=dict, kw_only=True, hash=False
@@ -171,7 +174,7 @@ class Optimizer(ChecksArguments, ABC):
     def __post_init__(self) -> None:
         if not callable(self.learning_rate):
             check_number(self, "learning_rate", at_least=0)
-        check_number(self, "weight_decay", at_least=0)
+        _check_scheduled(self, "weight_decay")
         if self.ema_momentum is not None:
             check_number(self, "ema_momentum", above=0, below=1)
         owner = type(self).__name__
@@ -193,6 +196,38 @@ class Optimizer(ChecksArguments, ABC):
                     f"{type(self).__name__} needs learning_rate_multipliers >= 0, got {factor!r}"
                     f" for {pattern!r}."
                 )
+
+    def scheduled_settings(self) -> dict[str, Callable[[int], float]]:
+        """Return the schedules of settings other than the learning rate, by field.
+
+        That of `betas` belongs to its first number.
+        """
+        found = {}
+        for name in ("weight_decay", "momentum", "betas"):
+            value = getattr(self, name, None)
+            first = value[0] if isinstance(value, tuple) and value else value
+            if callable(first):
+                found[name] = first
+        return found
+
+    def with_scheduled(self, value: Callable[[str], Any], *, checked: bool = True) -> Optimizer:
+        """Return the optimizer with values in place of the schedules of its settings.
+
+        - `value`: returns the value of a field of `scheduled_settings`.
+        - `checked`: raise SettingError for an impossible number; False for values of a graph.
+        """
+        names = self.scheduled_settings()
+        if not names:
+            return self
+        values = {name: value(name) for name in names}
+        if "betas" in values:
+            values["betas"] = values["betas"], *getattr(self, "betas")[1:]  # noqa: B009
+        if checked:
+            return replace(self, **values)
+        result = copy.copy(self)
+        for name, one in values.items():
+            set_field(result, name, one)
+        return result
 
     @property
     def members(self) -> tuple[Optimizer, ...]:
@@ -315,14 +350,14 @@ class SGD(Optimizer):
 
     elementwise = True
 
-    momentum: float = 0.0
+    momentum: Scheduled = 0.0
     nesterov: bool = False
     dampening: float = 0.0
     scaled_velocity: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(self, "momentum", at_least=0)
+        _check_scheduled(self, "momentum")
         check_number(self, "dampening", at_least=0, at_most=1)
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise SettingError(
@@ -339,7 +374,7 @@ class SGD(Optimizer):
 
     @property
     def is_plain_sgd(self) -> bool:
-        return not self.momentum
+        return not _is_used(self.momentum)
 
     def slots(self, w: Array) -> dict[str, Array]:
         return {"velocity": np.zeros_like(w)} if self.momentum else {}
@@ -355,7 +390,7 @@ class SGD(Optimizer):
     def update(
         self, op: GraphBuilder, w: Value, g: Value, lr: Value, undamped: Value, *slots: Value
     ) -> Value | tuple[Value, ...]:
-        if not self.momentum:
+        if not _is_used(self.momentum):
             return w - lr * g
         (velocity,) = slots
         if self.scaled_velocity:
@@ -387,7 +422,7 @@ class Adam(Optimizer):
     elementwise = True
 
     learning_rate: LearningRate = 0.001
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Scheduled, float] = (0.9, 0.999)
     eps: float = 1e-8
     amsgrad: bool = False
 
@@ -433,7 +468,7 @@ class AdamW(Adam):
     0.01
     """
 
-    weight_decay: float = field(default=0.01, kw_only=True)
+    weight_decay: Scheduled = field(default=0.01, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -456,7 +491,7 @@ class Adamax(Optimizer):
     elementwise = True
 
     learning_rate: LearningRate = 0.002
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Scheduled, float] = (0.9, 0.999)
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
@@ -503,7 +538,7 @@ class NAdam(Optimizer):
     # Not elementwise: the slot `mu_product` is one number for all elements of a weight.
 
     learning_rate: LearningRate = 0.002
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Scheduled, float] = (0.9, 0.999)
     eps: float = 1e-8
     momentum_decay: float = 0.004
 
@@ -575,7 +610,7 @@ class RAdam(Optimizer):
     elementwise = True
 
     learning_rate: LearningRate = 0.001
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Scheduled, float] = (0.9, 0.999)
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
@@ -649,20 +684,20 @@ class RMSprop(Optimizer):
     learning_rate: LearningRate = 0.01
     alpha: float = 0.99
     eps: float = 1e-8
-    momentum: float = 0.0
+    momentum: Scheduled = 0.0
     centered: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self, "alpha", at_least=0, below=1)
         check_number(self, "eps", above=0)
-        check_number(self, "momentum", at_least=0)
+        _check_scheduled(self, "momentum")
 
     def slots(self, w: Array) -> dict[str, Array]:
         slots = ["v"]
         if self.centered:
             slots.append("mean")
-        if self.momentum:
+        if _is_used(self.momentum):
             slots.append("velocity")
         return {slot: np.zeros_like(w) for slot in slots}
 
@@ -677,7 +712,7 @@ class RMSprop(Optimizer):
             variance = op.Max(v - mean * mean, 0.0)  # rounding may make it negative
             next_slots.append(mean)
         direction = g / (op.Sqrt(variance) + self.eps)
-        if self.momentum:
+        if _is_used(self.momentum):
             direction = self.momentum * others.pop(0) + direction
             next_slots.append(direction)
         return w - lr * direction, *next_slots
@@ -787,7 +822,7 @@ class Lion(Optimizer):
     elementwise = True
 
     learning_rate: LearningRate = 0.0001
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Scheduled, float] = (0.9, 0.99)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -826,7 +861,7 @@ class Lamb(Optimizer):
     applies_weight_decay: ClassVar[bool] = True
 
     learning_rate: LearningRate = 0.001
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Scheduled, float] = (0.9, 0.999)
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -859,7 +894,7 @@ class Lamb(Optimizer):
         m = _average(m, g, self.betas[0])
         v = _average(v, g * g, self.betas[1])
         u = correction * m / (op.Sqrt(v) + eps)
-        if self.weight_decay:
+        if _is_used(self.weight_decay):
             u = u + self.weight_decay * w
         length = _norm(op, w)
         norm = _norm(op, u)
@@ -962,7 +997,7 @@ class Adafactor(Optimizer):
             slots = (v,)
         u = g / op.Max(op.Sqrt(v), eps1)
         size = size * op.Max(_rms(op, w), self.eps[1]) / op.Max(_rms(op, u) / self.d, 1.0)
-        return (undecayed * w if self.weight_decay else w) - size * u, *slots
+        return (undecayed * w if _is_used(self.weight_decay) else w) - size * u, *slots
 
 
 @dataclass(frozen=True)
@@ -1019,7 +1054,7 @@ class Groups(Optimizer):
     layer_decay: float | None = field(default=None, kw_only=True)
     layers: Sequence[str | Sequence[str]] = field(default=(), kw_only=True)
     learning_rate: LearningRate = field(init=False, repr=False, compare=False, default=0.0)
-    weight_decay: float = field(init=False, repr=False, compare=False, default=0.0)
+    weight_decay: Scheduled = field(init=False, repr=False, compare=False, default=0.0)
     exclude_from_weight_decay: Sequence[Selector] | Selector = field(
         init=False, repr=False, compare=False, default=()
     )
@@ -1294,9 +1329,26 @@ def rate_at(learning_rate: LearningRate, step: int) -> float:
     return float(rate)
 
 
+def _is_used(setting: Scheduled) -> bool:
+    """Return whether a setting is another number than 0, a schedule or a value of a graph."""
+    return not is_number(setting) or setting != 0
+
+
+def _check_scheduled(optimizer: Optimizer, name: str) -> None:
+    """Raise SettingError unless a field is a number >= 0, or a callable of the update's number."""
+    if not callable(getattr(optimizer, name)):
+        check_number(optimizer, name, at_least=0)
+
+
 def _check_betas(optimizer: Optimizer) -> None:
+    betas: Any = getattr(optimizer, "betas")  # noqa: B009  # a field of subclasses
+    first, *others = betas if isinstance(betas, (list, tuple)) and betas else (None,)
+    if callable(first):
+        set_field(optimizer, "betas", tuple(others))
     check_number(optimizer, "betas", at_least=0, below=1, sequence=True)
-    betas = getattr(optimizer, "betas")  # noqa: B009  # a field of the subclasses that call this
+    if callable(first):
+        set_field(optimizer, "betas", (first, *getattr(optimizer, "betas")))  # noqa: B009
+    betas = getattr(optimizer, "betas")  # noqa: B009
     if len(betas) != 2:
         raise SettingError(f"{type(optimizer).__name__} needs two betas, got {betas}.")
 

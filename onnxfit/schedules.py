@@ -1,13 +1,17 @@
-"""Learning-rate schedules: the learning rate as a function of the number of updates done."""
+"""Learning-rate schedules: the learning rate as a function of the number of updates done.
+
+A schedule can also set `weight_decay`, the `momentum` of `SGD` and `RMSprop`, and the first of
+`betas`: `SGD(0.1, momentum=Cyclic(0.95, 0.85, 100))`. The value of update $t$ replaces the number.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Union
+from typing import Any, ClassVar, Union
 
 from onnxfit.checks import (
     ChecksArguments,
@@ -15,6 +19,7 @@ from onnxfit.checks import (
     is_finite,
     is_number,
     require_choice,
+    set_field,
     shortened,
 )
 from onnxfit.errors import SettingError
@@ -22,16 +27,21 @@ from onnxfit.errors import SettingError
 __all__ = [
     "Constant",
     "Cosine",
+    "Cyclic",
     "Exponential",
     "InverseScaling",
+    "InverseSquareRoot",
     "InverseTime",
+    "MultiStep",
     "OneCycle",
     "Optimal",
     "Piecewise",
     "Polynomial",
     "Schedule",
+    "Sequential",
     "Step",
     "Warmup",
+    "WarmupStableDecay",
 ]
 
 
@@ -295,10 +305,11 @@ class OneCycle(Schedule):
     r"""One rise and fall: up to $\eta$ from $\eta$/`div_factor`, and down to
     $\eta$/`div_factor`/`final_div_factor` (Smith & Topin 2018).
 
-    These are the learning rates of `torch.optim.lr_scheduler.OneCycleLR`; its cycle of the momentum
-    is not included. Each phase goes from a rate $a$ to a rate $b$ by $b + (a - b)(1 + \cos(\pi
-    s))/2$, where $s$ from 0 to 1 is the completed share of the phase. After `total_steps` updates
-    the rate stays constant.
+    These are the learning rates of `torch.optim.lr_scheduler.OneCycleLR`. Its cycle of the momentum
+    is a second schedule, `momentum=Sequential([Cosine(0.95, n, 0.85), Cosine(0.85, m, 0.95)],
+    [n])`, where the rate rises for n updates and falls for m. Each phase goes from a rate $a$ to a
+    rate $b$ by $b + (a - b)(1 + \cos(\pi s))/2$, where $s$ from 0 to 1 is the completed share of
+    the phase. After `total_steps` updates the rate stays constant.
 
     - `max_learning_rate` $\eta \ge 0$.
     - `total_steps` $\ge 1$, in updates.
@@ -435,6 +446,208 @@ class Optimal(Schedule):
         typical = math.sqrt(1 / math.sqrt(self.alpha))
         first = 1 / (typical / max(1.0, 2 * (1 + typical)) * self.alpha)
         return self.learning_rate * first / (first + step)
+
+
+@dataclass(frozen=True)
+class MultiStep(Schedule):
+    r"""Decay by a factor at given updates, $\eta_0 \gamma^k$ with $k$ the number of milestones that
+    are at most $t$ (`torch.optim.lr_scheduler.MultiStepLR`).
+
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `milestones`: whole numbers >= 0 in ascending order, in updates.
+    - `gamma` $\gamma$ in (0, 1].
+
+    >>> [MultiStep(1.0, milestones=(1, 3), gamma=0.5)(step) for step in range(4)]
+    [1.0, 0.5, 0.5, 0.25]
+    """
+
+    learning_rate: float
+    milestones: tuple[int, ...]
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number(self, "learning_rate", at_least=0)
+        check_number(self, "milestones", at_least=0, whole=True, sequence=True)
+        check_number(self, "gamma", above=0, at_most=1)
+        if list(self.milestones) != sorted(self.milestones):
+            raise SettingError(f"MultiStep needs ascending milestones, got {self.milestones}.")
+
+    def __call__(self, step: int) -> float:
+        return self.learning_rate * self.gamma ** bisect_right(self.milestones, step)
+
+
+@dataclass(frozen=True)
+class Cyclic(Schedule):
+    r"""Triangles between two rates (Smith 2017; `torch.optim.lr_scheduler.CyclicLR`).
+
+    In cycle $c = 0, 1, \ldots$, the rate goes on a line from $\eta_0$ to $\eta_0 + h_c (\eta_1 -
+    \eta_0)$ and back.
+
+    - `base_learning_rate` $\eta_0 \ge 0$, `max_learning_rate` $\eta_1 \ge 0$. Either may be the
+      larger, so that a momentum can fall while the learning rate rises.
+    - `step_size_up` $\ge 1$, in updates; `step_size_down` $\ge 1$, or None for the same.
+    - `mode`: "triangular" for $h_c = 1$, "triangular2" for $h_c = 2^{-c}$, "exp_range" for
+      $\gamma^t$ in place of $h_c$.
+    - `gamma` $\gamma$ in (0, 1].
+
+    >>> [Cyclic(0.0, 1.0, step_size_up=2, mode="triangular2")(step) for step in range(7)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.25, 0.5]
+    """
+
+    aliases: ClassVar[tuple[str, ...]] = ("triangular",)
+
+    base_learning_rate: float
+    max_learning_rate: float
+    step_size_up: int = 2000
+    step_size_down: int | None = None
+    mode: str = "triangular"
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number(self, "base_learning_rate", at_least=0)
+        check_number(self, "max_learning_rate", at_least=0)
+        check_number(self, "step_size_up", at_least=1, whole=True)
+        if self.step_size_down is not None:
+            check_number(self, "step_size_down", at_least=1, whole=True)
+        check_number(self, "gamma", above=0, at_most=1)
+        require_choice(
+            "Cyclic's mode must be", self.mode, ("triangular", "triangular2", "exp_range")
+        )
+
+    def __call__(self, step: int) -> float:
+        up = self.step_size_up
+        down = up if self.step_size_down is None else self.step_size_down
+        cycle, into = divmod(step, up + down)
+        share = into / up if into <= up else (up + down - into) / down
+        height = {"triangular": 1.0, "triangular2": 0.5**cycle}.get(self.mode, self.gamma**step)
+        return _between(self.base_learning_rate, self.max_learning_rate, share * height)
+
+
+@dataclass(frozen=True)
+class Sequential(Schedule):
+    """Schedules one after another: schedule $i$ begins at update $m_i$ and counts from there
+    (`torch.optim.lr_scheduler.SequentialLR`, `optax.join_schedules`).
+
+    - `schedules`: a list of Schedules, numbers >= 0 or callables of the update's number.
+    - `milestones`: the updates $m_1, m_2, ...$ at which the second and each later one begins:
+      increasing whole numbers >= 1, one fewer than schedules.
+
+    >>> [Sequential([0.5, Polynomial(1.0, 2)], [2])(step) for step in range(5)]
+    [0.5, 0.5, 1.0, 0.5, 0.0]
+    """
+
+    schedules: tuple[LearningRate, ...]
+    milestones: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        given: Any = self.schedules
+        schedules = [] if isinstance(given, (str, Mapping)) or callable(given) else list(given)
+        if not schedules or not all(map(_is_rate, schedules)):
+            raise SettingError(
+                "Sequential needs schedules to be a list of schedules or numbers >= 0, got"
+                f" {shortened(given)}."
+            )
+        plain = (one if callable(one) else float(one) for one in schedules)
+        set_field(self, "schedules", tuple(plain))
+        check_number(self, "milestones", at_least=1, whole=True, sequence=True)
+        if any(a >= b for a, b in zip(self.milestones, self.milestones[1:])):
+            raise SettingError(f"Sequential needs increasing milestones, got {self.milestones}.")
+        if len(self.schedules) != len(self.milestones) + 1:
+            raise SettingError(
+                f"Sequential needs one more schedule than milestones, got {len(self.schedules)}"
+                f" schedules for {len(self.milestones)} milestones."
+            )
+
+    def __call__(self, step: int) -> float:
+        i = bisect_right(self.milestones, step)
+        begin = self.milestones[i - 1] if i else 0
+        schedule = self.schedules[i]
+        return schedule(step - begin) if callable(schedule) else schedule
+
+
+@dataclass(frozen=True)
+class WarmupStableDecay(Schedule):
+    r"""Linear warmup, a constant rate, and a decay (Hu et al. 2024; transformers'
+    `get_wsd_schedule`).
+
+    $a + (\eta_0 - a)\,t/n_w$ while $t < n_w$; then $\eta_0$ for $n_s$ updates; then $\eta_1 +
+    (\eta_0 - \eta_1)\,f(s)$, where $s$ goes from 0 to 1 in $n_d$ updates; then $\eta_1$.
+
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `warmup_steps` $n_w \ge 0$, `stable_steps` $n_s \ge 0$, `decay_steps` $n_d \ge 1$.
+    - `end_learning_rate` $\eta_1 \ge 0$, `start` $a \ge 0$.
+    - `decay`: "linear" for $f(s) = 1 - s$, "cos" for half a cosine, "sqrt" for $1 - \sqrt{s}$
+      (Hägele et al. 2024).
+
+    >>> [WarmupStableDecay(1.0, 2, 2, 2)(step) for step in range(7)]
+    [0.0, 0.5, 1.0, 1.0, 1.0, 0.5, 0.0]
+    """
+
+    aliases: ClassVar[tuple[str, ...]] = ("wsd",)
+
+    learning_rate: float
+    warmup_steps: int
+    stable_steps: int
+    decay_steps: int
+    end_learning_rate: float = 0.0
+    start: float = 0.0
+    decay: str = "linear"
+
+    def __post_init__(self) -> None:
+        check_number(self, "learning_rate", at_least=0)
+        check_number(self, "warmup_steps", at_least=0, whole=True)
+        check_number(self, "stable_steps", at_least=0, whole=True)
+        check_number(self, "decay_steps", at_least=1, whole=True)
+        check_number(self, "end_learning_rate", at_least=0)
+        check_number(self, "start", at_least=0)
+        require_choice("WarmupStableDecay's decay must be", self.decay, ("linear", "cos", "sqrt"))
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return _between(self.start, self.learning_rate, step / self.warmup_steps)
+        done = (step - self.warmup_steps - self.stable_steps) / self.decay_steps
+        done = min(max(done, 0.0), 1.0)
+        share = {"linear": 1 - done, "cos": _cosine(done), "sqrt": 1 - math.sqrt(done)}[self.decay]
+        return _between(self.end_learning_rate, self.learning_rate, share)
+
+
+@dataclass(frozen=True)
+class InverseSquareRoot(Schedule):
+    r"""Linear warmup, then decay with the square root of time (Vaswani et al. 2017; transformers'
+    `get_inverse_sqrt_schedule`).
+
+    $\eta_0\,t/n$ while $t < n$, then $\eta_0 \sqrt{T/(t - n + T)}$.
+
+    - `learning_rate` $\eta_0 \ge 0$, the largest rate.
+    - `warmup_steps` $n \ge 0$.
+    - `timescale` $T \ge 1$; None is $n$, or 10000 without warmup.
+
+    >>> [InverseSquareRoot(0.5, warmup_steps=4)(step) for step in (0, 2, 4, 16)]
+    [0.0, 0.25, 0.5, 0.25]
+    """
+
+    aliases: ClassVar[tuple[str, ...]] = ("inverse_sqrt", "noam")
+
+    learning_rate: float
+    warmup_steps: int = 0
+    timescale: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number(self, "learning_rate", at_least=0)
+        check_number(self, "warmup_steps", at_least=0, whole=True)
+        if self.timescale is not None:
+            check_number(self, "timescale", at_least=1, whole=True)
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
+        scale = self.timescale or self.warmup_steps or 10_000
+        return self.learning_rate * math.sqrt(scale / (step - self.warmup_steps + scale))
+
+
+def _is_rate(value: Any) -> bool:
+    """Return whether a value is a schedule, or a number >= 0."""
+    return callable(value) or (is_number(value) and is_finite(value) and value >= 0)
 
 
 def _elapsed(step: int, decay_steps: int, staircase: bool) -> float:

@@ -104,7 +104,7 @@ def use_optimizer(names: dict[str, Any]) -> None:
 
 
 def use_schedule(names: dict[str, Any]) -> None:
-    schedule = names["InverseSquareRoot"](0.1, decay_steps=1)
+    schedule = names["SquareRootDecay"](0.1, decay_steps=1)
     assert [schedule(step) for step in (0, 3, 99)] == pytest.approx([0.1, 0.05, 0.01])
     trained(optimizer=Adam(schedule))
 

@@ -15,16 +15,21 @@ from onnxfit.registry import from_config, lookup, registry, to_config
 from onnxfit.schedules import (
     Constant,
     Cosine,
+    Cyclic,
     Exponential,
     InverseScaling,
+    InverseSquareRoot,
     InverseTime,
+    MultiStep,
     OneCycle,
     Optimal,
     Piecewise,
     Polynomial,
     Schedule,
+    Sequential,
     Step,
     Warmup,
+    WarmupStableDecay,
 )
 
 MODULE = "onnxfit.schedules"
@@ -47,7 +52,8 @@ SCHEDULES = [
     *(
         filled(cls)
         for name, cls in REGISTRY.items()
-        if cls is not Piecewise and name not in vars(cls).get("aliases", ())
+        if cls not in (Piecewise, MultiStep, Sequential)
+        and name not in vars(cls).get("aliases", ())
     ),
     Piecewise((3, 7, 50), (0.1, 0.3, 0.02, 0.0)),
     Piecewise((), (0.1,)),
@@ -67,6 +73,15 @@ SCHEDULES = [
     Warmup(0.1, 0),
     Constant(0.0),
     Constant(1),
+    MultiStep(0.1, (3, 7, 7, 50), 0.5),
+    MultiStep(0.1, ()),
+    Cyclic(0.01, 0.1, 5, 9, "triangular2"),
+    Cyclic(0.95, 0.85, 5, mode="exp_range", gamma=0.9),
+    Sequential((Cosine(0.1, 10), 0.05, Step(0.02, 7)), (20, 30)),
+    Sequential((0.1,), ()),
+    WarmupStableDecay(0.1, 5, 10, 20, 0.01, 0.02, "cos"),
+    WarmupStableDecay(0.1, 0, 0, 1, decay="sqrt"),
+    InverseSquareRoot(0.1, 10, 3),
 ]
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 STEPS = [*range(120), 1000, 10**6]
@@ -118,7 +133,8 @@ def test_nonsense_is_refused_in_every_number(schedule):
     for field in dataclasses.fields(schedule):
         value = getattr(schedule, field.name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            for bad in (-1, math.nan, math.inf, "x", None, True):
+            bad_ones = [-1, math.nan, math.inf, "x", True]
+            for bad in bad_ones if field.default is None else [*bad_ones, None]:
                 with pytest.raises(SettingError, match=f"{type(schedule).__name__}.*{field.name}"):
                     dataclasses.replace(schedule, **{field.name: bad})
 
@@ -153,6 +169,14 @@ def test_names():
             r"pct_start >= 0 and <= 0.5, got 0.6",
         ),
         (lambda: OneCycle(0.1, 10, anneal_strategy="cosine"), r"'cos' or 'linear', got 'cosine'"),
+        (lambda: MultiStep(0.1, (3, 2)), r"MultiStep needs ascending milestones, got \(3, 2\)"),
+        (lambda: Cyclic(0.1, 0.2, mode="saw"), r"Cyclic's mode must be 'triangular', .* got 'saw'"),
+        (lambda: Sequential([], []), r"Sequential needs schedules to be a list .* got \[\]"),
+        (lambda: Sequential([-1.0], []), r"schedules or numbers >= 0, got \[-1\.0\]"),
+        (lambda: Sequential(Constant(1), []), r"got Constant"),
+        (lambda: Sequential([0.1, 0.2], [3, 4]), "one more schedule than milestones, got 2"),
+        (lambda: Sequential([0.1, 0.2, 0.3], [3, 3]), "increasing milestones"),
+        (lambda: WarmupStableDecay(1.0, 1, 1, 1, decay="x"), "decay must be 'linear', 'cos' or"),
     ],
 )
 def test_impossible_settings(make, message):
@@ -190,6 +214,11 @@ FIRST = [
     # w = 10, e = 10/22, t0 = 22000; with alpha 1: w = 1, e = 1/4, t0 = 4
     (Optimal(), [0.01, 0.01 * 22000 / 22001]),
     (Optimal(1.0, alpha=1.0), [1.0, 4 / 5, 4 / 6, 4 / 7]),
+    (MultiStep(1.0, [1, 1, 3], 0.5), [1.0, 0.25, 0.25, 0.125]),
+    (Cyclic(1.0, 3.0, 2, 1, "triangular2"), [1, 2, 3, 1, 1.5, 2, 1, 1.25]),
+    (Sequential([0.5, Polynomial(1.0, 2)], [2]), [0.5, 0.5, 1.0, 0.5, 0.0]),
+    (WarmupStableDecay(1.0, 2, 1, 4, 0.5, decay="sqrt"), [0, 0.5, 1, 1, 0.75, 1 - 0.5**1.5]),
+    (InverseSquareRoot(1.0, 2, 3), [0, 0.5, 1, (3 / 4) ** 0.5, (3 / 5) ** 0.5]),
 ]
 
 
@@ -218,6 +247,15 @@ def test_restarts_fall_on_the_exact_update():
     """A logarithm of the step would round the start of some periods down into the one before."""
     for k in range(1, 30):
         assert Cosine(1.0, 3, restarts=True, t_mul=2)(3 * (2**k - 1)) == 1.0
+
+
+def wsd(t, shape):
+    """The factor of transformers' get_wsd_schedule, whose minimum and start are 0.1 and 0.2 here."""
+    if t < 100:
+        return t / 100 * (1 - 0.2) + 0.2
+    if t < 400:
+        return 1.0
+    return shape((t - 400) / 200) * (1 - 0.1) + 0.1 if t < 600 else 0.1
 
 
 RATE = 0.3
@@ -262,6 +300,41 @@ TORCH = [
     ),
     (Warmup(RATE, 100, RATE / 3), "LinearLR", {"start_factor": 1 / 3, "total_iters": 100}),
     (InverseTime(RATE, 10, 0.5), "LambdaLR", {"lr_lambda": lambda t: 1 / (1 + 0.05 * t)}),
+    (MultiStep(RATE, (30, 80, 700), 0.1), "MultiStepLR", {"milestones": [30, 80, 700]}),
+    *(
+        (
+            Cyclic(0.1, RATE, 30, down, mode, 0.99),
+            "CyclicLR",
+            {
+                "base_lr": 0.1,
+                "max_lr": RATE,
+                "step_size_up": 30,
+                "step_size_down": down,
+                "mode": mode,
+                "gamma": 0.99,
+                "cycle_momentum": False,
+            },
+        )
+        for down in (None, 50)
+        for mode in ("triangular", "triangular2", "exp_range")
+    ),
+    (
+        InverseSquareRoot(RATE, 100, 250),  # transformers' formula
+        "LambdaLR",
+        {"lr_lambda": lambda t: t / 100 if t < 100 else 1 / math.sqrt((t + 150) / 250)},
+    ),
+    *(
+        (
+            WarmupStableDecay(RATE, 100, 300, 200, 0.1 * RATE, 0.2 * RATE, decay),
+            "LambdaLR",
+            {"lr_lambda": lambda t, shape=shape: wsd(t, shape)},
+        )
+        for decay, shape in {
+            "linear": lambda s: 1 - s,
+            "cos": lambda s: 0.5 * (1 + math.cos(math.pi * s)),
+            "sqrt": lambda s: 1 - s**0.5,
+        }.items()
+    ),
     (InverseScaling(RATE, 0.4), "LambdaLR", {"lr_lambda": lambda t: (t + 1) ** -0.4}),
 ]
 
@@ -285,6 +358,20 @@ def test_torch_takes_the_same_rates(schedule, name, settings):
     np.testing.assert_allclose(
         [schedule(step) for step in range(1000)], expected, rtol=1e-9, atol=1e-12
     )
+
+
+@pytest.mark.torch
+def test_torch_chains_the_same_schedules():
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], RATE)
+    own = torch.optim.lr_scheduler
+    parts = [own.LinearLR(optimizer, 0.25, 1.0, 20), own.StepLR(optimizer, 7, 0.5)]
+    theirs = own.SequentialLR(optimizer, parts, [30])
+    schedule = Sequential([Warmup(RATE, 20, RATE / 4), Step(RATE, 7, 0.5)], [30])
+    for step in range(100):
+        assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        theirs.step()
 
 
 def test_inverse_scaling_is_scikit_learns_invscaling():

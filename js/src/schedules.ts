@@ -64,6 +64,47 @@ const FORMULAS: Record<string, [defaults: object, formula: (s: any) => Schedule]
       };
     },
   ],
+  MultiStep: [
+    { gamma: 0.1 },
+    (s) => (t) => s.learning_rate * s.gamma ** s.milestones.filter((at: number) => at <= t).length,
+  ],
+  Cyclic: [
+    { step_size_up: 2000, step_size_down: null, mode: "triangular", gamma: 1 },
+    (s) => (t) => cyclic(s, t),
+  ],
+  Sequential: [
+    {},
+    (s) => {
+      const all = s.schedules.map((one: any) =>
+        typeof one === "number" ? () => one : scheduleOf({ settings: {}, ...one }),
+      );
+      return (t) => {
+        const i = s.milestones.filter((at: number) => at <= t).length;
+        return all[i](t - (i > 0 ? s.milestones[i - 1] : 0));
+      };
+    },
+  ],
+  WarmupStableDecay: [
+    { end_learning_rate: 0, start: 0, decay: "linear" },
+    (s) => (t) => {
+      if (t < s.warmup_steps) return between(s.start, s.learning_rate, t / s.warmup_steps);
+      const done = Math.min(Math.max((t - s.warmup_steps - s.stable_steps) / s.decay_steps, 0), 1);
+      const kinds: Record<string, number> = {
+        linear: 1 - done,
+        cos: half(done),
+        sqrt: 1 - Math.sqrt(done),
+      };
+      return between(s.end_learning_rate, s.learning_rate, kinds[s.decay]!);
+    },
+  ],
+  InverseSquareRoot: [
+    { warmup_steps: 0, timescale: null },
+    (s) => (t) => {
+      if (t < s.warmup_steps) return (s.learning_rate * t) / s.warmup_steps;
+      const scale = s.timescale || s.warmup_steps || 10_000;
+      return s.learning_rate * Math.sqrt(scale / (t - s.warmup_steps + scale));
+    },
+  ],
   InverseScaling: [
     { learning_rate: 0.01, power: 0.25 },
     (s) => (t) => s.learning_rate * (t + 1) ** -s.power,
@@ -113,6 +154,19 @@ function cosinePeriod(s: any, step: number): { height: number; done: number } {
     }
   }
   return { height, done: into / length };
+}
+
+function cyclic(s: any, step: number): number {
+  const up = s.step_size_up;
+  const down = s.step_size_down ?? up;
+  const into = step % (up + down);
+  const share = into <= up ? into / up : (up + down - into) / down;
+  const heights: Record<string, number> = {
+    triangular: 1,
+    triangular2: 0.5 ** Math.floor(step / (up + down)),
+    exp_range: s.gamma ** step,
+  };
+  return between(s.base_learning_rate, s.max_learning_rate, share * heights[s.mode]!);
 }
 
 function oneCycle(s: any, step: number): number {

@@ -194,6 +194,13 @@ def schedule_cases() -> list[dict[str, Any]]:
         s.Warmup(0.3, steps=6),
         s.InverseScaling(),
         s.Optimal(0.01, alpha=1e-3),
+        s.MultiStep(0.1, (3, 9, 9), gamma=0.5),
+        *(s.Cyclic(0.1, 0.3, 4, 7, mode, 0.9) for mode in ("triangular", "triangular2")),
+        s.Cyclic(0.95, 0.85, 4, mode="exp_range", gamma=0.9),
+        s.Sequential([0.1, cosine, s.Optimal()], [5, 20]),
+        *(s.WarmupStableDecay(0.2, 5, 9, 11, 0.1, 0.05, d) for d in ("linear", "cos", "sqrt")),
+        s.InverseSquareRoot(0.1),
+        s.InverseSquareRoot(0.1, warmup_steps=7),
     ]
     missing = {name for name in s.__all__ if name != "Schedule"} - {type(c).__name__ for c in cases}
     assert not missing, missing

@@ -52,18 +52,17 @@ def apply_update(
     type or shape of a value.
     """
     # Weights of one element type and the same settings share these scalars.
-    shared: dict[Any, tuple[Value | None, tuple[Value, ...]]] = {}
+    shared: dict[Any, tuple[Optimizer, Value | None, tuple[Value, ...]]] = {}
     scheduled = _ScheduledInputs(op, schedules_of(optimizers.values()))
     next_weights: dict[str, Value] = {}
     next_slots: dict[str, dict[str, Value]] = {}
     for name, w in weights.items():
         settings = optimizers[name]
-        rule, factor = settings.optimizer, settings.multiplier
+        factor = settings.multiplier
         group = w.dtype, id(settings)
         if group not in shared:
-            rate = lr if settings.schedule is None else scheduled.value(settings.schedule)
-            shared[group] = _shared_scalars(op, rule, factor, rate, step, w)
-        undecayed, coefficients = shared[group]
+            shared[group] = _shared_scalars(op, settings, scheduled, lr, step, w)
+        rule, undecayed, coefficients = shared[group]
         own = dict(slots[name])
         average = own.pop(names.EMA, None) if rule.ema_momentum is not None else None
         with op.scope(scopes.update_of(name)):
@@ -101,23 +100,41 @@ def _within(op: GraphBuilder, w: Value, least: Array, greatest: Array) -> Value:
 
 
 def _shared_scalars(
-    op: GraphBuilder, rule: Optimizer, factor: float, lr: Value, step: Value, w: Value
-) -> tuple[Value | None, tuple[Value, ...]]:
-    """Return the factor that decays a weight (None without decay), and the coefficients."""
+    op: GraphBuilder,
+    settings: WeightOptimizer,
+    scheduled: _ScheduledInputs,
+    lr: Value,
+    step: Value,
+    w: Value,
+) -> tuple[Optimizer, Value | None, tuple[Value, ...]]:
+    """Return the optimizer with the values of its schedules, the factor that decays a weight (None
+    without decay), and the coefficients.
+    """
+    rule, factor = settings.optimizer, settings.multiplier
+    schedules = rule.scheduled_settings()
     with op.scope(scopes.OPTIMIZER):
-        rate = op.cast(lr if factor == 1 else lr * factor, w.dtype)
+        base = lr if settings.schedule is None else scheduled.value(settings.schedule)
+        values = {name: scheduled.value(schedule) for name, schedule in schedules.items()}
+        narrow = {name: op.cast(value, w.dtype) for name, value in values.items()}
+        rate = op.cast(base if factor == 1 else base * factor, w.dtype)
+        # In `coefficients`, the betas meet the step, a float64.
+        wide = {**narrow, **{name: values[name] for name in values if name == "betas"}}
+        own = rule.with_scheduled(narrow.__getitem__, checked=False)
         undecayed = None
         if rule.weight_decay and not rule.applies_weight_decay:
-            undecayed = 1 - rate * rule.weight_decay
-        return undecayed, rule.coefficients(op, rate, step)
+            undecayed = 1 - rate * own.weight_decay
+        coefficients = rule.with_scheduled(wide.__getitem__, checked=False).coefficients
+        return own, undecayed, coefficients(op, rate, step)
 
 
 def schedules_of(optimizers: Iterable[WeightOptimizer]) -> list[Callable[[int], float]]:
     """Return the schedules that weights follow besides the Trainer's learning rate, once each."""
     found: list[Callable[[int], float]] = []
     for one in optimizers:
-        if one.schedule is not None and one.schedule not in found:
-            found.append(one.schedule)
+        own = [] if one.schedule is None else [one.schedule]
+        for schedule in (*own, *one.optimizer.scheduled_settings().values()):
+            if schedule not in found:
+                found.append(schedule)
     return found
 
 

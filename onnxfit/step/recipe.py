@@ -27,7 +27,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.batch_axis import BatchLayout
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.load.training_form import updated_statistics
-from onnxfit.optimizers import Optimizer, WeightOptimizer
+from onnxfit.optimizers import Optimizer, WeightOptimizer, rate_at
 from onnxfit.penalties import Penalty
 from onnxfit.step.distillation import Teacher
 from onnxfit.step.limits import largest
@@ -267,6 +267,19 @@ class Recipe:
         """The schedules that only some weights follow, by the inputs that have their values."""
         found = schedules_of(self.optimizers.values())
         return {names.scheduled(i): schedule for i, schedule in enumerate(found)}
+
+    def check_scheduled(self, step: int) -> None:
+        """Raise SettingError if a schedule gives a setting an impossible value at an update."""
+        for optimizer in self._scheduled:
+            schedules = optimizer.scheduled_settings()
+            values = {name: rate_at(schedule, step) for name, schedule in schedules.items()}
+            optimizer.with_scheduled(values.__getitem__)
+
+    @cached_property
+    def _scheduled(self) -> list[Optimizer]:
+        """The optimizers of weights that have schedules of settings."""
+        found = {id(one.optimizer): one.optimizer for one in self.optimizers.values()}
+        return [one for one in found.values() if one.scheduled_settings()]
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -260,6 +260,7 @@ class Backend(ABC):
         for name, schedule in self.recipe.schedules.items():
             if name in session.feeds:
                 session.feeds[name][()] = rate_at(schedule, self.first_step + step)
+        self.recipe.check_scheduled(self.first_step + step)
 
     def write_shares(self, session: BoundSession, batch: Batch) -> None:
         """Write this rank's shares of a batch into the session's inputs for them."""
