@@ -23,7 +23,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfit.graph.subgraphs import remove_unused_nodes
-from onnxfit.kernels.convolution_search import (
+from onnxfit.kernels.convolutions import (
     Convolution,
     ImageGradient,
     WeightGradient,

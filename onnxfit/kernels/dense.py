@@ -16,17 +16,20 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from onnxfit.kernels.convolution_search import (
+from onnxfit.kernels import depthwise
+from onnxfit.kernels.convolutions import (
     AnyConvolution,
     Convolution,
     ImageGradient,
     Shape,
     Sizes,
     WeightGradient,
+    convolutions,
 )
 from onnxfit.kernels.search import make_node
 
 MAX_AXES = 2
+MAX_NUMBER = 2**15 - 1  # of kernels, strides, dilations and pads
 # The smallest number of products whose sum is an element of the result.
 MIN_PRODUCTS = 40
 # The same for the gradient of images with strides: each remainder of a pixel's position, divided by
@@ -53,6 +56,34 @@ MIN_WINOGRAD_CHANNELS = 20, 48  # along two axes, and along one
 MIN_WINOGRAD_CHANNELS_OF_WEIGHTS = 8, 16
 MIN_WINOGRAD_PIXELS = 7  # along each axis; in smaller images tiles at the border are half empty
 MIN_WINOGRAD_CHANNELS_OF_SMALL_IMAGES = 64
+
+
+def replace_convolutions(
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], *, with_dense: bool
+) -> Sequence[onnx.NodeProto]:
+    """Return the nodes of a graph, with a kernel in the place of each convolution that has one.
+
+    The nodes that are not needed any more are still there. The nodes are returned themselves if
+    there is no kernel to use. `with_dense`: whether the kernels for dense convolutions can be used.
+    """
+    kernels = {}
+    for output, convolution in convolutions(graph).items():
+        kernel = depthwise.kernel_for(convolution)
+        if kernel is None and with_dense:
+            kernel = kernel_for(convolution)
+        if kernel is not None and _has_numbers_in_range(kernel):
+            kernels[output] = kernel
+    return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
+
+
+def _has_numbers_in_range(kernel: onnx.NodeProto) -> bool:
+    """Return whether the operator takes its attributes: negative pads, for example, it refuses."""
+    return all(
+        (0 if attribute.name == "pads" else 1) <= number <= MAX_NUMBER
+        for attribute in kernel.attribute
+        for number in attribute.ints
+        if attribute.name != "sizes"
+    )
 
 
 def kernel_for(convolution: AnyConvolution) -> onnx.NodeProto | None:

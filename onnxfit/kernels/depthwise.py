@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 
 from onnxfit.kernels.blocked_convolutions import channel_block
-from onnxfit.kernels.convolution_search import (
+from onnxfit.kernels.convolutions import (
     AnyConvolution,
     Convolution,
     ImageGradient,

@@ -11,7 +11,7 @@ from onnx import helper
 from onnxfit.graph.subgraphs import remove_unused_nodes
 from onnxfit.kernels.batch_norm import replace_batch_norms
 from onnxfit.kernels.blocked_convolutions import with_blocked_convolutions
-from onnxfit.kernels.convolutions import replace_convolutions
+from onnxfit.kernels.dense import replace_convolutions
 from onnxfit.kernels.elementwise import fuse_elementwise
 from onnxfit.kernels.fused_activations import with_fused_activations
 from onnxfit.kernels.gather import replace_gather_gradients

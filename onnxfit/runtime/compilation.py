@@ -25,12 +25,10 @@ from onnxfit.load.completion import opset_of
 from onnxfit.load.opset import OPSET
 from onnxfit.load.runtime_support import newest_opset
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.freed_memory import return_freed_memory
-from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
-from onnxfit.runtime.memory_plan import plan_memory
+from onnxfit.runtime.memory import plan_memory, return_freed_memory, share_arena
 from onnxfit.runtime.node_order import bytes_of_values, compilation_order
-from onnxfit.runtime.shared_arena import share_arena
+from onnxfit.runtime.ort_optimizers import useless_optimizers
 from onnxfit.runtime.shared_initializers import share_initializers
 
 CAPTURING = {"enable_cuda_graph": "1"}  # options of the execution provider

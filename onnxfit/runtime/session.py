@@ -19,8 +19,8 @@ from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.compilation import compile_model, explain_error
 from onnxfit.runtime.cuda_graphs import is_capturable, keep_alive, run_options
 from onnxfit.runtime.device import CPU, Device
-from onnxfit.runtime.freed_memory import return_freed_memory
-from onnxfit.runtime.packed_weights import share_packed_weights
+from onnxfit.runtime.memory import return_freed_memory
+from onnxfit.runtime.shared_initializers import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
 # A tensor without elements, in the place of an input that a binding no longer keeps.

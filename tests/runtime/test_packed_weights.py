@@ -9,7 +9,7 @@ import pytest
 from onnxfit import LoRA, Trainer
 from onnxfit.graph import names
 from onnxfit.runtime import session
-from onnxfit.runtime.packed_weights import share_packed_weights
+from onnxfit.runtime.shared_initializers import share_packed_weights
 from tests.adapters.files import initializers, packed_file
 
 X = np.random.default_rng(0).standard_normal((6, 32)).astype(np.float32)

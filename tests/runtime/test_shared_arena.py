@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnxruntime.capi import _pybind_state as C
 
-from onnxfit.runtime import shared_arena
+from onnxfit.runtime import memory
 
 ENTRY = "session.use_env_allocators"
 
@@ -25,10 +25,10 @@ ENTRY = "session.use_env_allocators"
 def test_sessions_share_an_arena_where_onnxruntime_has_one(
     machine: str, version: tuple[int, ...], shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_arena.platform, "machine", lambda: machine)
-    monkeypatch.setattr(shared_arena, "onnxruntime_version", lambda: version)
+    monkeypatch.setattr(memory.platform, "machine", lambda: machine)
+    monkeypatch.setattr(memory, "onnxruntime_version", lambda: version)
     options = onnxruntime.SessionOptions()
-    shared_arena.share_arena(options)
+    memory.share_arena(options)
     assert not options.enable_mem_pattern
     if shares:
         assert options.get_session_config_entry(ENTRY) == "1"
@@ -48,7 +48,7 @@ def test_an_arena_of_the_program_is_no_error(
         raise RuntimeError(problem)
 
     monkeypatch.setattr(C, "create_and_register_allocator", fail)
-    create = shared_arena._create_arena.__wrapped__
+    create = memory._create_arena.__wrapped__
     if is_raised:
         with pytest.raises(RuntimeError, match=problem):
             create()

@@ -19,8 +19,12 @@ from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.optimizers import rate_at
 from onnxfit.runtime.backends.accumulator import Accumulator
-from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
-from onnxfit.runtime.backends.inference_sessions import DeployedModel, InferenceSessions
+from onnxfit.runtime.backends.inference_sessions import (
+    DeployedModel,
+    Evaluation,
+    InferenceSessions,
+    evaluate_outputs,
+)
 from onnxfit.runtime.backends.inputs import run_on, share_of_rows, specs_of, write_scalars
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
 from onnxfit.runtime.buffers import DoubleBufferedState, Savepoint

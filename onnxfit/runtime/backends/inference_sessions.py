@@ -1,16 +1,23 @@
-"""Sessions for inference: the model compiled with its weights, and the release of sessions."""
+"""Sessions for inference: the model compiled with its weights, the results of evaluations, and the
+release of sessions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from onnxfit.data import Batch
+from onnxfit.graph import names
 from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, include_shared
 from onnxfit.load.lean_reading import with_shared
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.freed_memory import return_freed_memory
-from onnxfit.runtime.session import StatelessSession
+from onnxfit.runtime.memory import return_freed_memory
+from onnxfit.runtime.session import BoundSession, StatelessSession
+from onnxfit.runtime.values import Array
 from onnxfit.step.graphs import deployed_graph
 from onnxfit.step.recipe import Recipe
 
@@ -89,3 +96,37 @@ class DeployedModel:
     def clear(self) -> None:
         """Drop the session."""
         self._session = None
+
+
+@dataclass(slots=True, eq=False)
+class Evaluation:
+    """Results of an evaluated batch, a `StepResult`. No later run changes them.
+
+    - `scalars`: the loss and its terms, by name.
+    - `outputs`: a mapping from output to array; empty if not requested.
+    """
+
+    scalars: Mapping[str, Array]
+    outputs: dict[str, Array]
+
+    def prediction(self) -> dict[str, Array]:
+        """Return `outputs`."""
+        return self.outputs
+
+    def fed(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the arrays of `batch`."""
+        return batch.arrays()
+
+
+def evaluate_outputs(
+    session: BoundSession, batch: Batch, predicted: Mapping[str, Array]
+) -> Mapping[str, Array]:
+    """Return the loss and its terms, by name, for the outputs `predicted` of a batch.
+
+    - `session`: an `evaluate_outputs_graph`.
+    """
+    arrays = {**batch.arrays(), **predicted}
+    for name, buffer in session.feeds.items():
+        buffer[...] = arrays[names.shown(name)]  # a loss may read inputs of the model
+    session.run({name: arrays[names.shown(name)] for name in session.per_run_inputs})
+    return {name: array.copy() for name, array in session.scalars.items()}

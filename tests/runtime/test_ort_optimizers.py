@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 import onnxfit
-from onnxfit.runtime import fusions
-from onnxfit.runtime.fusions import PATTERN_OPERATORS, useless_optimizers
+from onnxfit.runtime import ort_optimizers
+from onnxfit.runtime.ort_optimizers import PATTERN_OPERATORS, useless_optimizers
 from tests.models import convolutional, mlp
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]> g '
@@ -123,7 +123,7 @@ def test_equal_expressions_are_merged(
     body, merged = EXPRESSIONS[name]
     model = onnx.parser.parse_model(f"{HEADER} (float[2, 8] x) => (float[2, 8] y) {body}")
     assert MERGED not in useless_optimizers(model)  # a small graph is not searched
-    monkeypatch.setattr(fusions, "MIN_NODES_TO_COMPARE", 1)
+    monkeypatch.setattr(ort_optimizers, "MIN_NODES_TO_COMPARE", 1)
     disabled = useless_optimizers(model)
     assert (MERGED not in disabled) == merged
     nodes = optimized(model, disabled, tmp_path)
@@ -135,10 +135,12 @@ def test_equal_expressions_are_merged(
 def test_a_layer_normalization_has_both_of_its_operators(tmp_path: Path) -> None:
     text = "(float[2, 8] x) => (float[2, 8] y) { r = Sqrt(x) y = Neg(r) }"
     disabled = useless_optimizers(onnx.parser.parse_model(HEADER + text))
-    assert set(fusions.LAYER_NORM_FUSIONS) <= set(disabled)
+    assert set(ort_optimizers.LAYER_NORM_FUSIONS) <= set(disabled)
     assert "SkipLayerNormFusion" in disabled
     model = onnx.parser.parse_model(HEADER + PATTERNS["layer normalization"])
-    assert not {*fusions.LAYER_NORM_FUSIONS, "SkipLayerNormFusion"} & set(useless_optimizers(model))
+    assert not {*ort_optimizers.LAYER_NORM_FUSIONS, "SkipLayerNormFusion"} & set(
+        useless_optimizers(model)
+    )
 
 
 def test_a_tanh_is_part_of_gelu_by_its_constant() -> None:
@@ -185,7 +187,7 @@ def test_onnxruntime_replaces_no_if_on_a_constant(
     text = f"""(float[2] x, bool free, float[N] many) => (float[2] y)
         <float half = {{0.5}}, int64 two = {{2}}, int64 first = {{0}}, bool fixed = {{1}}> {{ {body} }}"""
     model = onnx.parser.parse_model(HEADER + text)
-    assert (fusions.REPLACEMENT_OF_IFS in useless_optimizers(model)) == may_be_constant
+    assert (ort_optimizers.REPLACEMENT_OF_IFS in useless_optimizers(model)) == may_be_constant
 
 
 def test_the_iterations_of_a_loop_differ() -> None:
@@ -193,7 +195,7 @@ def test_the_iterations_of_a_loop_differ() -> None:
         body = b (int64 i, bool g, float[2] s) => (bool h, float[2] t) { h = Identity(g)  c = Less(i, two)
         t = If(c) <then_branch = u () => (float[2] a) { a = Neg(s) }, else_branch = e () => (float[2] d) { d = Abs(s) }> }> }"""
     model = onnx.parser.parse_model(HEADER + text)
-    assert fusions.REPLACEMENT_OF_IFS not in useless_optimizers(model)
+    assert ort_optimizers.REPLACEMENT_OF_IFS not in useless_optimizers(model)
 
 
 def test_a_pattern_names_operators_that_exist() -> None:

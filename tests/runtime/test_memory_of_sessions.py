@@ -7,10 +7,10 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnxfit.runtime import memory_plan
+from onnxfit.runtime import memory
 from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.memory_plan import MAX_TERMS, plan_memory
+from onnxfit.runtime.memory import MAX_TERMS, plan_memory
 from onnxfit.runtime.node_order import bytes_of_values
 
 ROUNDED = """<ir_version: 10, opset_import: ["": 21]>
@@ -91,7 +91,7 @@ BRANCHES = """<ir_version: 10, opset_import: ["": 21]> g (bool c, float[2] x) =>
 def test_large_values_of_known_size_are_planned(
     text: str, limit: int, reuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_plan, "MAX_BYTES_IN_MEMORY", limit)
+    monkeypatch.setattr(memory, "MAX_BYTES_IN_MEMORY", limit)
     model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
     options = onnxruntime.SessionOptions()
     plan_memory(model, bytes_of_values(model.graph), options)

@@ -1,18 +1,33 @@
-"""The graphs in which onnxruntime must not plan the memory of values, or not all of it."""
+"""The memory of a session: what onnxruntime plans, shares with other sessions, and gives back.
+
+Normally, each session of onnxruntime has an arena of its own, which keeps the memory of its largest
+run. In a shared arena, a session gets memory that other sessions have freed, which saves most if
+the sessions run one after another.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import platform
+import sys
+from functools import cache
+from typing import Any
 
 import onnx
 import onnxruntime
+from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.runtime.node_order import MAX_BYTES_IN_MEMORY
+from onnxfit.runtime.version import onnxruntime_version
 
 FOUR_BITS = frozenset({onnx.TensorProto.INT4, onnx.TensorProto.UINT4})
 # A step takes up to a tenth longer without reused memory, so a smaller sum keeps it.
 MAX_TERMS = 1000
+ARCHITECTURES = ("x86_64", "AMD64")  # on which every version of onnxruntime can share an arena
+# Only glibc has it.
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def plan_memory(
@@ -74,3 +89,46 @@ def makes_four_bits(model: onnx.ModelProto) -> bool:
         ):
             return True
     return False
+
+
+def share_arena(options: Any) -> None:
+    """Let the session of these options take the memory of its values from the shared arena.
+
+    All such sessions of the process share it, also in several threads, until the process ends. The
+    memory of each value is requested when its node runs: a plan for all values, which onnxruntime
+    makes otherwise, would hold the memory of all of them until the end of a run, so outputs that
+    the run allocates could not use what is already free. In large graphs, `plan_memory` leaves the
+    reuse of memory to the arena, too: with onnxruntime's own, ResNet-18 takes up to 8 % more.
+
+    On processors other than x86, versions of onnxruntime before 1.21 share memory without an arena,
+    which is slow, so there each session keeps its own.
+    """
+    options.enable_mem_pattern = False
+    if platform.machine() in ARCHITECTURES or onnxruntime_version() >= (1, 21):
+        _create_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+
+
+@cache
+def _create_arena() -> None:
+    """Create the arena of the process.
+
+    If the program has already created one, onnxruntime 1.19 keeps and shares it, and 1.32 replaces
+    it.
+    """
+    memory = C.OrtMemoryInfo("Cpu", C.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, C.OrtMemType.DEFAULT)
+    try:
+        C.create_and_register_allocator(memory, C.OrtArenaCfg({}))
+    except RuntimeError as error:
+        if "already been registered" not in str(error):
+            raise
+
+
+def return_freed_memory() -> None:
+    """Give the memory that the process has freed back to the system, if the C library can.
+
+    A session makes several copies of its tensors while it is created. The C library keeps their
+    memory: three times the size of a 4-bit base after each session.
+    """
+    if _trim is not None:
+        _trim(0)
