@@ -28,25 +28,43 @@ from onnxfit.graph.values import GraphBuilder
 from onnxfit.losses import (
     CTC,
     NLL,
+    Asymmetric,
     BinaryCrossEntropy,
     BinaryCrossEntropyWithLogits,
+    CategoricalHinge,
     CausalLM,
+    CIoU,
     ClassLoss,
     CosineSimilarity,
     CrossEntropy,
     Dice,
+    DIoU,
+    DistillationKL,
     Elastic,
     Focal,
     GaussianNLL,
+    GeneralizedCrossEntropy,
+    GIoU,
     Hinge,
+    HingeEmbedding,
     Huber,
+    IoU,
+    JensenShannon,
     KLDivergence,
+    ListNet,
     Loss,
+    LovaszHinge,
+    LovaszSoftmax,
     MeanAbsoluteError,
     MeanSquaredError,
     MeanSquaredLogarithmicError,
+    MixtureNLL,
+    MultiMargin,
     Poisson,
+    PolyCrossEntropy,
     Quantile,
+    SmoothL1,
+    SoftMargin,
     SquaredHinge,
     Tversky,
     get_loss,
@@ -63,7 +81,9 @@ VARIANTS = [
     *(cls() for cls in CLASSES.values()),
     Huber(0.3),
     Elastic(2.0, 0.25),
+    SmoothL1(0.3),
     Quantile(0.9),
+    Quantile((0.1, 0.25, 0.5, 0.9)),
     Poisson(log_input=False),
     GaussianNLL(log_variance=False),
     BinaryCrossEntropy(from_logits=True),
@@ -79,6 +99,19 @@ VARIANTS = [
     Focal(gamma=0.5, alpha=(0.1, 0.2, 0.3, 0.4)),
     Focal(gamma=0.0, from_logits=False, ignore_index=3),
     KLDivergence(from_logits=True),
+    JensenShannon(from_logits=True),
+    DistillationKL(4.0, from_logits=False),
+    HingeEmbedding(2.0),
+    Asymmetric(2.0, 0.0, 0.0),
+    Asymmetric(from_logits=False),
+    PolyCrossEntropy(
+        epsilon=-0.5, class_weights=(1.0, 3.0, 2.0, 0.5), label_smoothing=0.3, ignore_index=1
+    ),
+    GeneralizedCrossEntropy(0.3, from_logits=False, class_weights=(1.0, 0.0, 2.0, 0.5)),
+    CategoricalHinge(ignore_index=2),
+    MultiMargin(0.5, 2, class_weights=(1.0, 3.0, 2.0, 0.5)),
+    LovaszHinge(from_logits=False),
+    LovaszSoftmax(from_logits=False, ignore_index=2, class_weights=(1.0, 3.0, 2.0, 0.5)),
     Dice(from_logits=True),
     Tversky(alpha=0.3, beta=0.7),
     CTC(-1, ignore_index=-100, zero_infinity=True),
@@ -127,6 +160,8 @@ def labels_for(loss, spec, rng):
     wanted = loss.target(spec)
     if isinstance(loss, CTC):
         return texts(loss, spec, rng)
+    if isinstance(loss, IoU):
+        return loss.prepare(boxes(rng.normal(size=wanted.shape)), spec)
     if wanted.dtype.kind == "i":
         return loss.prepare(
             rng.integers(0, spec.shape[loss.class_axis(len(spec.shape))], wanted.shape), spec
@@ -153,6 +188,12 @@ def texts(loss, spec, rng):
     return loss.prepare(np.where(np.arange(2) < lengths, labels, loss.ignore_index), spec)
 
 
+def boxes(raw):
+    """Corners of boxes, most of which overlap."""
+    first, sides = 0.3 * raw[..., :2], 1 + np.abs(raw[..., 2:])
+    return np.concatenate([first, first + sides], axis=-1)
+
+
 def outputs_for(loss, raw):
     """Raw numbers as probabilities, positive numbers or log-probabilities where the loss says that
     its output is that.
@@ -160,6 +201,8 @@ def outputs_for(loss, raw):
     axis = loss.class_axis(raw.ndim) if isinstance(loss, ClassLoss) else -1
     if takes_logits(loss) is False:
         return special.softmax(raw, axis=axis) if raw.shape[axis] > 1 else special.expit(raw)
+    if isinstance(loss, IoU):
+        return boxes(raw)
     if not (getattr(loss, "log_input", True) and getattr(loss, "log_variance", True)):
         return np.abs(raw) + 0.1
     return special.log_softmax(raw, axis=axis) if isinstance(loss, NLL) else raw
@@ -204,7 +247,7 @@ def _cross_entropy(loss, y, p):
 
 def _counts(loss, y, p):
     """What each label counts in the divisor."""
-    if not isinstance(loss, ClassLoss) or y.ndim == p.ndim:
+    if not isinstance(loss, ClassLoss) or isinstance(loss, LovaszSoftmax) or y.ndim == p.ndim:
         return 1.0
     q, axis = _one_hot(loss, y, p)
     return (q * _class_weights(loss, p, axis)).sum(axis) * (
@@ -271,6 +314,118 @@ def _ctc(loss, y, p):
     return np.array(costs)
 
 
+def _jensen_shannon(loss, y, p):
+    axis = 1 if p.ndim >= 4 and loss.axis is None else -1 if loss.axis is None else loss.axis
+    p = _probability(loss, p, axis)
+    mean = (y + p) / 2
+    return (special.rel_entr(y, mean) + special.rel_entr(p, mean)).sum(axis) / 2
+
+
+def _distillation(loss, y, p):
+    axis = 1 if p.ndim >= 4 else -1
+    if loss.from_logits is False:  # the tests draw any numbers as labels
+        y, p = np.log(np.clip(y, 1e-30, 1)), np.log(p)
+    q, p = (special.softmax(z / loss.temperature, axis=axis) for z in (y, p))
+    return loss.temperature**2 * special.rel_entr(q, p).sum(axis)
+
+
+def _asymmetric(loss, y, p):
+    q = special.expit(p) if takes_logits(loss) else p
+    shifted = np.maximum(q - loss.clip, 0)
+    positive = (1 - q) ** loss.gamma_pos * np.log(q)
+    return -y * positive - (1 - y) * shifted**loss.gamma_neg * np.log(1 - shifted)
+
+
+def _poly(loss, y, p):
+    q, axis = _one_hot(loss, y, p) if y.ndim < p.ndim else (y, loss.class_axis(p.ndim))
+    smooth = (1 - loss.label_smoothing) * q + loss.label_smoothing / p.shape[axis]
+    p = _probability(loss, p, axis)
+    costs = smooth * (-np.log(p) + loss.epsilon * (1 - p)) * _class_weights(loss, p, axis)
+    return np.where(_counts(loss, y, p) > 0, costs.sum(axis), 0)
+
+
+def _generalized(loss, y, p):
+    q, axis = _one_hot(loss, y, p)
+    own = (q * _probability(loss, p, axis)).sum(axis)
+    return (1 - own**loss.q) / loss.q * _counts(loss, y, p)
+
+
+def _categorical_hinge(loss, y, p):
+    """As Keras computes it from one-hot labels."""
+    q, axis = _one_hot(loss, y, p)
+    positive, negative = (q * p).sum(axis), ((1 - q) * p).max(axis)
+    return np.maximum(negative - positive + 1, 0) * _counts(loss, y, p)
+
+
+def _multi_margin(loss, y, p):
+    q, axis = _one_hot(loss, y, p)
+    own = (q * p).sum(axis, keepdims=True)
+    short = np.maximum(0, loss.margin - own + p) ** loss.p * (1 - q)
+    return short.mean(axis) * _counts(loss, y, p)
+
+
+def _lovasz(errors, labels):
+    """By the definition: the loss of a set of wrong entries grows by one entry after another."""
+    own, wrong, total, before = set(np.flatnonzero(labels)), set(), 0.0, 0.0
+    for i in np.argsort(-errors):
+        wrong.add(int(i))
+        after = len(wrong) / len(own | wrong)  # 1 - |own without wrong| / |own or wrong|
+        total, before = total + errors[i] * (after - before), after
+    return total
+
+
+def _lovasz_hinge(loss, y, p):
+    s = p if takes_logits(loss) else special.logit(p)
+    errors = np.maximum(0, 1 - (2 * y - 1) * s)
+    return np.array([_lovasz(e.ravel(), row.ravel()) for e, row in zip(errors, y)])
+
+
+def _lovasz_softmax(loss, y, p):
+    q, axis = _one_hot(loss, y, p)
+    errors = np.abs(q - _probability(loss, p, axis))
+    costs = []
+    for row, labels in zip(np.moveaxis(errors, axis, 1), y):
+        counts = (
+            np.full(labels.shape, True)
+            if loss.ignore_index is None
+            else (labels != loss.ignore_index)
+        )
+        present = [c for c in range(p.shape[axis]) if (labels[counts] == c).any()]
+        weights = [1.0 if loss.class_weights is None else loss.class_weights[c] for c in present]
+        of_classes = [_lovasz(row[c][counts], labels[counts] == c) for c in present]
+        costs.append(np.dot(weights, of_classes) / sum(weights) if present else 0.0)
+    return np.array(costs)
+
+
+def _boxes_loss(loss, y, p):
+    """Box by box, in Python numbers."""
+    costs = np.zeros(y.shape[:-1])
+    for i in np.ndindex(costs.shape):
+        (ax, ay, ar, ab), (bx, by, br, bb) = y[i], p[i]
+        shared = max(min(ar, br) - max(ax, bx), 0) * max(min(ab, bb) - max(ay, by), 0)
+        union = (ar - ax) * (ab - ay) + (br - bx) * (bb - by) - shared
+        iou = shared / (union + 1e-7)
+        width, height = max(ar, br) - min(ax, bx), max(ab, bb) - min(ay, by)
+        costs[i] = 1 - iou
+        if type(loss) is GIoU:
+            costs[i] += (width * height - union) / (width * height + 1e-7)
+        if isinstance(loss, DIoU):
+            apart = ((ax + ar - bx - br) ** 2 + (ay + ab - by - bb) ** 2) / 4
+            costs[i] += apart / (width**2 + height**2 + 1e-7)
+        if type(loss) is CIoU:
+            angles = math.atan((ar - ax) / (ab - ay)) - math.atan((br - bx) / (bb - by))
+            v = 4 / math.pi**2 * angles**2
+            costs[i] += v * v / (1 - iou + v + 1e-7)
+    return costs
+
+
+def _quantile(loss, y, p):
+    if isinstance(loss.quantile, float):
+        return np.where(y > p, loss.quantile, loss.quantile - 1) * (y - p)
+    single = [_quantile(Quantile(q), y, p[..., i]) for i, q in enumerate(loss.quantile)]
+    return np.mean(single, axis=0)
+
+
 def labels_of(loss, y):
     """The label of each output: that of the token after it, for a loss of next tokens."""
     return _next(loss, y) if isinstance(loss, CausalLM) else y
@@ -282,7 +437,25 @@ def _next(loss, y):
 
 
 FORMULAS = {
+    "Asymmetric": _asymmetric,
+    "CIoU": _boxes_loss,
     "CTC": _ctc,
+    "CategoricalHinge": _categorical_hinge,
+    "DIoU": _boxes_loss,
+    "DistillationKL": _distillation,
+    "GIoU": _boxes_loss,
+    "GeneralizedCrossEntropy": _generalized,
+    "HingeEmbedding": lambda loss, y, p: np.where(y == 1, p, np.maximum(0, loss.margin - p)),
+    "IoU": _boxes_loss,
+    "Jaccard": _tversky,
+    "JensenShannon": _jensen_shannon,
+    "ListNet": (lambda loss, y, p: -(special.softmax(y, -1) * special.log_softmax(p, -1)).sum(-1)),
+    "LovaszHinge": _lovasz_hinge,
+    "LovaszSoftmax": _lovasz_softmax,
+    "MultiMargin": _multi_margin,
+    "PolyCrossEntropy": _poly,
+    "SmoothL1": lambda loss, y, p: special.huber(loss.beta, y - p) / loss.beta,
+    "SoftMargin": lambda loss, y, p: np.log1p(np.exp(-y * p)),
     "CausalLM": _cross_entropy,
     "BinaryCrossEntropy": _binary_cross_entropy,
     "BinaryCrossEntropyWithLogits": _binary_cross_entropy,
@@ -304,7 +477,7 @@ FORMULAS = {
     ),
     "NLL": _nll,
     "Poisson": lambda loss, y, p: np.exp(p) - y * p if loss.log_input else p - special.xlogy(y, p),
-    "Quantile": lambda loss, y, p: np.where(y > p, loss.quantile, loss.quantile - 1) * (y - p),
+    "Quantile": _quantile,
     "SquaredHinge": lambda loss, y, p: np.maximum(0, 1 - y * p) ** 2,
     "Tversky": _tversky,
 }
@@ -421,6 +594,8 @@ def test_value_and_gradient_in_float64(loss, shape, symbolic):
     s = np.random.default_rng(1).uniform(0.5, 2, len(p)).astype(np.float32)
     result = Graph(loss, y, p, s, gradient=True, symbolic=symbolic)(y, p, s)
     assert result["loss"] == pytest.approx(formula(loss, y, p, s), rel=1e-10)
+    if isinstance(loss, CIoU):
+        return  # its alpha has no gradient by definition; torch is compared below
     expected = differences(loss, y, p, s)
     assert np.abs(expected).max() > 1e-3
     np.testing.assert_allclose(result["gradient"], expected, rtol=1e-5, atol=1e-8)
@@ -556,7 +731,8 @@ def test_rows_of_one_value_or_without_an_axis_are_the_same(loss):
             loss.prepare(y[..., None], TensorSpec("y", p.dtype, p.shape)), y
         )
         return
-    if isinstance(loss, (GaussianNLL, KLDivergence, CosineSimilarity, CTC)):
+    needs_axis = (GaussianNLL, KLDivergence, DistillationKL, CosineSimilarity, CTC, IoU, ListNet)
+    if isinstance(loss, needs_axis) or isinstance(getattr(loss, "quantile", None), tuple):
         pytest.skip("needs a last axis")
     plain = {"pos_weight": 2.0} if getattr(loss, "pos_weight", None) else {}
     plain |= {"alpha": 0.3, "ignore_index": None} if isinstance(loss, Focal) else {}
@@ -765,6 +941,36 @@ def _torch_losses():
         (MeanAbsoluteError(), lambda n: n.L1Loss()),
         (Huber(0.7), lambda n: n.HuberLoss(delta=0.7)),
         (Huber(), lambda n: n.SmoothL1Loss()),
+        (SmoothL1(0.3), lambda n: n.SmoothL1Loss(beta=0.3)),
+        (SoftMargin(), lambda n: n.SoftMarginLoss()),
+        (HingeEmbedding(0.7), lambda n: n.HingeEmbeddingLoss(margin=0.7)),
+        (MultiMargin(0.7), lambda n: n.MultiMarginLoss(margin=0.7)),
+        (
+            MultiMargin(0.7, 2, class_weights=weights, reduction="sum"),
+            lambda n: n.MultiMarginLoss(2, 0.7, _tensor(*weights), reduction="sum"),
+        ),
+        (get_loss("MultiLabelSoftMarginLoss"), lambda n: n.MultiLabelSoftMarginLoss()),
+        (
+            PolyCrossEntropy(epsilon=2.0),
+            lambda n: lambda p, y: _torch_poly(n.functional, p, y, 2.0),
+        ),
+        (
+            DistillationKL(3.0),
+            lambda n: (
+                lambda p, y: (
+                    9
+                    * n.functional.kl_div(
+                        (p / 3).log_softmax(-1),
+                        (y / 3).log_softmax(-1),
+                        log_target=True,
+                        reduction="batchmean",
+                    )
+                )
+            ),
+        ),
+        (ListNet(), lambda n: lambda p, y: n.functional.cross_entropy(p, y.softmax(-1))),
+        (CIoU(), lambda n: _torch_ciou),
+        (MixtureNLL(1), lambda n: lambda p, y: _torch_mixture(p, y, 1, 1)),
         (Poisson(), lambda n: n.PoissonNLLLoss()),
         (Poisson(log_input=False), lambda n: n.PoissonNLLLoss(log_input=False, eps=0)),
         (
@@ -812,6 +1018,37 @@ def _torch_losses():
     ]
 
 
+def _torch_poly(functional, p, y, epsilon):
+    """As the paper writes Poly-1 in PyTorch."""
+    own = p.softmax(-1).gather(1, y[:, None])[:, 0]
+    return (functional.cross_entropy(p, y, reduction="none") + epsilon * (1 - own)).mean()
+
+
+def _torch_ciou(p, y):
+    """The formula of the paper; its alpha is computed without a gradient."""
+    import torch
+
+    first, last = torch.max(p[:, :2], y[:, :2]), torch.min(p[:, 2:], y[:, 2:])
+    shared = (last - first).clamp(min=0).prod(1)
+    sides_p, sides_y = p[:, 2:] - p[:, :2], y[:, 2:] - y[:, :2]
+    iou = shared / (sides_p.prod(1) + sides_y.prod(1) - shared + 1e-7)
+    around = torch.max(p[:, 2:], y[:, 2:]) - torch.min(p[:, :2], y[:, :2])
+    apart = (p[:, :2] + p[:, 2:] - y[:, :2] - y[:, 2:]) / 2
+    angles = torch.atan2(*sides_y.T) - torch.atan2(*sides_p.T)
+    v = 4 / math.pi**2 * angles**2
+    alpha = (v / (1 - iou + v + 1e-7)).detach()
+    return (1 - iou + (apart**2).sum(1) / ((around**2).sum(1) + 1e-7) + alpha * v).mean()
+
+
+def _torch_mixture(p, y, components, numbers):
+    from torch import distributions as d
+
+    shape = (*p.shape[:-1], components, numbers)
+    logits, means, logs = p.split([components, components * numbers, components * numbers], -1)
+    normal = d.Independent(d.Normal(means.reshape(shape), logs.reshape(shape).exp()), 1)
+    return -d.MixtureSameFamily(d.Categorical(logits=logits), normal).log_prob(y).mean()
+
+
 def _torch_dice(q, y, smooth):
     """The Dice loss of each row, as papers on segmentation write it; their mean."""
     rest = tuple(range(1, q.ndim))
@@ -831,9 +1068,9 @@ def _tensor(*values):
 )
 def test_torch_gives_the_same_value_and_gradient(loss, make):
     torch = pytest.importorskip("torch")
-    y, p = draw(loss, (12, 4), seed=5)
+    y, p = draw(loss, (12, 3 if isinstance(loss, MixtureNLL) else 4), seed=5)
     _compare(torch, loss, make(torch.nn), y, p)
-    if isinstance(loss, CrossEntropy):
+    if isinstance(loss, CrossEntropy) and not isinstance(loss, PolyCrossEntropy):
         if loss.ignore_index is None:
             _compare(
                 torch,
@@ -844,6 +1081,68 @@ def test_torch_gives_the_same_value_and_gradient(loss, make):
             )
         y, p = draw(loss, (2, 4, 3, 5), seed=5)
         _compare(torch, loss, make(torch.nn), y, p)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("shape", [(5, 15), (2, 3, 15)], ids=str)
+def test_mixtures_are_those_of_torch(shape):
+    """Three components of two numbers each, whose logarithm of sigma is any number."""
+    torch = pytest.importorskip("torch")
+    y, p = draw(loss := MixtureNLL(3), shape, seed=5)
+    assert y.shape == (*shape[:-1], 2)
+    _compare(torch, loss, lambda p, y: _torch_mixture(p, y, 3, 2), y, p)
+    s = np.arange(len(p)).astype(np.float32)
+    expected = [value(loss, y[i : i + 1], p[i : i + 1]) for i in range(len(p))]
+    assert value(loss, y, p, s) == pytest.approx(np.mean(s * expected))
+    assert np.isfinite(gradient(loss, y.astype(np.float32), (1e4 * p).astype(np.float32))).all()
+
+
+def test_boxes_may_be_centers_and_sides():
+    rng = np.random.default_rng(0)
+    a, b = (boxes(rng.normal(size=(6, 4))) for _ in range(2))
+
+    def centers(box):
+        return np.concatenate([(box[:, :2] + box[:, 2:]) / 2, box[:, 2:] - box[:, :2]], axis=1)
+
+    for cls in (IoU, GIoU, DIoU, CIoU):
+        other = cls("cxcywh")
+        labels = other.prepare(centers(a), spec_for(other, float))
+        assert value(other, labels, centers(b)) == pytest.approx(value(cls(), a, b), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("loss", "box"), [(GIoU(), [0, 0, -1, 1]), (GIoU("cxcywh"), [0, 0, -1, 1])], ids=repr
+)
+def test_a_label_that_is_no_box_is_refused(loss, box):
+    labels = np.array([[0, 0, 1, 1], box], float)
+    with pytest.raises(DataError, match=r"width and height are >= 0 for output .* at row 1"):
+        loss.prepare(labels, spec_for(loss, float))
+    with pytest.raises(SettingError, match=r"needs an output whose last axis has the 4 numbers"):
+        loss.target(TensorSpec("y", np.dtype(float), ("batch", 3)))
+
+
+def test_boxes_that_do_not_touch_or_have_no_area_have_gradients():
+    label = np.array([[0, 0, 1, 1]], np.float32)
+    for box in ([3, 3, 4, 4], [2, 2, 1, 1], [0.5, 0.5, 0.5, 0.5]):
+        for loss in (GIoU(), DIoU(), CIoU()):
+            g = gradient(loss, label, np.array([box], np.float32))
+            assert np.isfinite(g).all()
+            assert g.any() or box[0] == 0.5  # a point in the center of the label
+
+
+@pytest.mark.parametrize("weight", [None, 2.0])
+def test_places_without_an_item_do_not_count_in_a_list(weight):
+    rng = np.random.default_rng(1)
+    y, p = rng.integers(0, 4, (3, 5)).astype(float), rng.normal(size=(3, 5))
+    y[0, 3:], y[2] = -1, -1  # the last list is empty
+    s = None if weight is None else np.full(3, weight, np.float32)
+    loss = ListNet(ignore_index=-1)
+    result = Graph(loss, y, p, s, gradient=True)(y, p, s)
+    costs = [value(ListNet(), y[i : i + 1, :n], p[i : i + 1, :n]) for i, n in ((0, 3), (1, 5))]
+    assert result["loss"] == pytest.approx((weight or 1) * np.mean(costs))
+    assert result["count"] == 2
+    assert not result["gradient"][0, 3:].any()
+    assert not result["gradient"][2].any()
 
 
 @pytest.mark.torch
@@ -1125,6 +1424,18 @@ def test_wrong_labels_are_named(loss, y, output, message):
         (lambda: Elastic(l2_weight=-1), "Elastic needs l2_weight >= 0, got -1."),
         (lambda: Elastic(l1_weight="a"), "Elastic needs l1_weight >= 0, got 'a'."),
         (lambda: Quantile(1), "Quantile needs 0 < quantile < 1, got 1."),
+        (lambda: Quantile((0.1, 2)), "Quantile needs 0 < quantile < 1, got 2.0."),
+        (lambda: Quantile((0.1, 0.9)).target(LOGITS), "10 numbers as quantile"),
+        (lambda: SmoothL1(0), "SmoothL1 needs beta > 0, got 0."),
+        (lambda: MultiMargin(p=3), "MultiMargin needs p 1 or 2, got 3."),
+        (lambda: Asymmetric(clip=1), "Asymmetric needs clip >= 0 and < 1, got 1."),
+        (lambda: GeneralizedCrossEntropy(0), "GeneralizedCrossEntropy needs q > 0 and <= 1"),
+        (lambda: IoU("yolo"), "IoU needs box_format 'xyxy' or 'cxcywh', got 'yolo'."),
+        (
+            lambda: MixtureNLL(3).target(LOGITS),
+            "MixtureNLL(3) needs an output whose last axis has 9 entries for labels of one number,"
+            " and 6 more for each further number of a label, got logits",
+        ),
         (
             lambda: BinaryCrossEntropy(label_smoothing=1),
             "BinaryCrossEntropy needs 0 <= label_smoothing < 1, got 1.",

@@ -36,25 +36,40 @@ if TYPE_CHECKING:
     # Type checkers do not run the search below, so `make docs` writes these imports.
     # begin of generated imports
     from onnxfit.losses.base import Loss as Loss
+    from onnxfit.losses.binary import Asymmetric as Asymmetric
     from onnxfit.losses.binary import BinaryCrossEntropy as BinaryCrossEntropy
     from onnxfit.losses.binary import BinaryCrossEntropyWithLogits as BinaryCrossEntropyWithLogits
     from onnxfit.losses.binary import Hinge as Hinge
+    from onnxfit.losses.binary import HingeEmbedding as HingeEmbedding
+    from onnxfit.losses.binary import SoftMargin as SoftMargin
     from onnxfit.losses.binary import SquaredHinge as SquaredHinge
+    from onnxfit.losses.boxes import CIoU as CIoU
+    from onnxfit.losses.boxes import DIoU as DIoU
+    from onnxfit.losses.boxes import GIoU as GIoU
+    from onnxfit.losses.boxes import IoU as IoU
     from onnxfit.losses.classification import NLL as NLL
     from onnxfit.losses.classification import ClassLoss as ClassLoss
     from onnxfit.losses.classification import CrossEntropy as CrossEntropy
     from onnxfit.losses.classification import Focal as Focal
-    from onnxfit.losses.classification import KLDivergence as KLDivergence
+    from onnxfit.losses.classification import GeneralizedCrossEntropy as GeneralizedCrossEntropy
+    from onnxfit.losses.classification import PolyCrossEntropy as PolyCrossEntropy
     from onnxfit.losses.distributions import GaussianNLL as GaussianNLL
+    from onnxfit.losses.distributions import MixtureNLL as MixtureNLL
     from onnxfit.losses.distributions import Poisson as Poisson
+    from onnxfit.losses.divergences import DistillationKL as DistillationKL
+    from onnxfit.losses.divergences import JensenShannon as JensenShannon
+    from onnxfit.losses.divergences import KLDivergence as KLDivergence
     from onnxfit.losses.embeddings import CosineSimilarity as CosineSimilarity
     from onnxfit.losses.embeddings import InfoNCE as InfoNCE
     from onnxfit.losses.embeddings import TripletMargin as TripletMargin
     from onnxfit.losses.functions import Function as Function
     from onnxfit.losses.functions import Joint as Joint
+    from onnxfit.losses.hinges import CategoricalHinge as CategoricalHinge
+    from onnxfit.losses.hinges import MultiMargin as MultiMargin
     from onnxfit.losses.lookup import get_loss as get_loss
     from onnxfit.losses.margins import ArcFace as ArcFace
     from onnxfit.losses.margins import CosFace as CosFace
+    from onnxfit.losses.ranking import ListNet as ListNet
     from onnxfit.losses.regression import Elastic as Elastic
     from onnxfit.losses.regression import Huber as Huber
     from onnxfit.losses.regression import LogCosh as LogCosh
@@ -63,7 +78,11 @@ if TYPE_CHECKING:
     from onnxfit.losses.regression import MeanSquaredError as MeanSquaredError
     from onnxfit.losses.regression import MeanSquaredLogarithmicError as MeanSquaredLogarithmicError
     from onnxfit.losses.regression import Quantile as Quantile
+    from onnxfit.losses.regression import SmoothL1 as SmoothL1
     from onnxfit.losses.segmentation import Dice as Dice
+    from onnxfit.losses.segmentation import Jaccard as Jaccard
+    from onnxfit.losses.segmentation import LovaszHinge as LovaszHinge
+    from onnxfit.losses.segmentation import LovaszSoftmax as LovaszSoftmax
     from onnxfit.losses.segmentation import Tversky as Tversky
     from onnxfit.losses.sequences import CTC as CTC
     from onnxfit.losses.sequences import CausalLM as CausalLM

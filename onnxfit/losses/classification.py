@@ -45,7 +45,14 @@ from onnxfit.losses.outputs import (
     warn_once,
 )
 
-__all__ = ["NLL", "ClassLoss", "CrossEntropy", "Focal", "KLDivergence"]
+__all__ = [
+    "NLL",
+    "ClassLoss",
+    "CrossEntropy",
+    "Focal",
+    "GeneralizedCrossEntropy",
+    "PolyCrossEntropy",
+]
 
 Array = npt.NDArray[Any]
 
@@ -141,6 +148,8 @@ class ClassLoss(Loss):
         shape = y_pred.shape or ()
         if self.axis is None and len(shape) == 3 and labels.shape[1:] == shape[2:]:
             return " If the classes are on axis 1, set axis=1."
+        if has_shape_of(labels, y_pred):
+            return " For one-hot labels, pass their argmax over the classes."
         return ""
 
     def metric_labels(
@@ -188,6 +197,21 @@ class ClassLoss(Loss):
             op.GatherElements(values, op.Unsqueeze(self._index(op, y_true), [axis]), axis=axis),
             [axis],
         )
+
+    def one_hot(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        """Return whether a class is the label, as booleans of the output's shape.
+
+        `op` builds the graph, `y_true` has class indices, `y_pred` is the output. An ignored label
+        is any class.
+        """
+        axis = self.class_axis(y_pred.rank)
+        # WebGPU compares no numbers of 64 bits.
+        count = op.cast(op.Squeeze(op.shape(y_pred, axis, axis + 1)), np.int32)
+        classes = op.Range(0, count, 1)
+        if axis < y_pred.rank - 1:
+            classes = op.Unsqueeze(classes, list(range(1, y_pred.rank - axis)))
+        index = op.cast(self._index(op, y_true), np.int32)
+        return op.Equal(op.Unsqueeze(index, [axis]), classes)
 
     def _of_label(
         self, op: GraphBuilder, y_true: Value, per_class: Sequence[float], dtype: npt.DTypeLike
@@ -249,25 +273,84 @@ class CrossEntropy(ClassLoss):
         return super().prepare(labels, y_pred)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        axis = self.class_axis(y_pred.rank)
-        log_p = log_probabilities(self, op, y_pred, axis)
-        weighted = log_p
+        log_p = log_probabilities(self, op, y_pred, self.class_axis(y_pred.rank))
+        return -self._expected(op, y_true, log_p)
+
+    def _expected(self, op: GraphBuilder, y_true: Value, values: Value) -> Value:
+        """Return the mean of the classes' `values`, weighted by the smoothed labels."""
+        axis = self.class_axis(values.rank)
+        weighted = values
         if self.class_weights is not None:
-            shape = [-1] + [1] * (log_p.rank - axis - 1)
-            weighted = log_p * op.constant(np.array(self.class_weights, log_p.dtype).reshape(shape))
+            shape = [-1] + [1] * (values.rank - axis - 1)
+            weights = np.array(self.class_weights, values.dtype).reshape(shape)
+            weighted = values * op.constant(weights)
         if is_index(y_true):
-            loss = -self.pick(op, log_p, y_true)
+            expected = self.pick(op, values, y_true)
         else:
-            loss = -op.ReduceSum(y_true * weighted, [axis], keepdims=0)
+            expected = op.ReduceSum(y_true * weighted, [axis], keepdims=0)
         if not self.label_smoothing:
-            return loss
-        uniform = -op.ReduceMean(weighted, [axis], keepdims=0)
+            return expected
+        uniform = op.ReduceMean(weighted, [axis], keepdims=0)
         if self.class_weights is not None and is_index(y_true):
             # `element_weights` multiplies by the label's weight, and this term has its weights
             # already.
             inverse = [1 / w if w else 0.0 for w in self.class_weights]
             uniform = uniform * self._of_label(op, y_true, inverse, uniform.dtype)
-        return (1 - self.label_smoothing) * loss + self.label_smoothing * uniform
+        return (1 - self.label_smoothing) * expected + self.label_smoothing * uniform
+
+
+@dataclass(frozen=True)
+class PolyCrossEntropy(CrossEntropy):
+    r"""Cross entropy with another weight of its first polynomial term, $-\sum_c q_c (\log p_c -
+    \epsilon (1 - p_c))$, the loss Poly-1 (Leng et al. 2022, arXiv:2204.12511).
+
+    - `epsilon` $\epsilon \ge -1$; 0 is `CrossEntropy`.
+    - `from_logits`, `label_smoothing`, `class_weights`, `axis`, `ignore_index`, `reduction`: those
+      of `CrossEntropy`.
+
+    >>> PolyCrossEntropy(epsilon=2.0).epsilon
+    2.0
+    """
+
+    aliases: ClassVar[tuple[str, ...]] = ("poly", "poly_loss", "poly1", "poly1_cross_entropy")
+
+    epsilon: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "epsilon", at_least=-1)
+
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        log_p = log_probabilities(self, op, y_pred, self.class_axis(y_pred.rank))
+        return -self._expected(op, y_true, log_p - self.epsilon * (1 - op.Exp(log_p)))
+
+
+@dataclass(frozen=True)
+class GeneralizedCrossEntropy(ClassLoss):
+    r"""Loss $(1 - p^q) / q$ of the probability $p$ of the label, which wrong labels disturb less
+    than the cross entropy: it is the limit for $q \to 0$, and the absolute error for $q = 1$ (Zhang
+    and Sabuncu 2018, arXiv:1805.07836).
+
+    - `q` in (0, 1].
+    - `from_logits`: as in `CrossEntropy`.
+    - `axis`, `class_weights`, `ignore_index` and `reduction` are as in `ClassLoss`.
+
+    >>> GeneralizedCrossEntropy(q=0.5).q
+    0.5
+    """
+
+    aliases = ("gce", "gce_loss", "generalized_cross_entropy_loss", "generalized_crossentropy")
+
+    q: float = 0.7
+    from_logits: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "q", above=0, at_most=1)
+
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        log_p = log_probabilities(self, op, y_pred, self.class_axis(y_pred.rank))
+        return (1 - op.Exp(self.q * self.pick(op, log_p, y_true))) / self.q
 
 
 @dataclass(frozen=True)
@@ -419,43 +502,3 @@ class Focal(ClassLoss):
         if self.alpha is None:
             return loss
         return loss * self._of_label(op, y_true, self.alpha, loss.dtype)
-
-
-@dataclass(frozen=True)
-class KLDivergence(Loss):
-    r"""Kullback-Leibler divergence $\sum_c y_c (\log y_c - \log p_c)$ over the classes, for labels
-    that are probabilities of the output's shape.
-
-    - `from_logits`: False for an output $p$; True for numbers whose softmax is $p$, such as
-      log-probabilities (`torch.nn.KLDivLoss`, reduction "batchmean"); None for what the graph
-      shows, as the module describes.
-    - `axis`: of the classes, as in `CrossEntropy`.
-    - `reduction` is as in `Loss`.
-
-    >>> KLDivergence()
-    KLDivergence(reduction='mean', from_logits=None, axis=None)
-    """
-
-    aliases = ("kl_divergence", "kld", "kl_div", "kullback_leibler_divergence")
-    label_range = (0.0, 1.0)
-    assumes_logits: ClassVar[bool] = False
-
-    from_logits: bool | None = None
-    axis: int | None = None
-
-    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        axis = class_axis(self, self.axis, y_pred.rank)
-        log_p = log_probabilities(self, op, y_pred, axis)
-        return op.ReduceSum(y_true * (safe_log(op, y_true) - log_p), [axis], keepdims=0)
-
-    def distillation_loss(
-        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
-    ) -> Value:
-        axis = class_axis(self, self.axis, y_pred.rank)
-        return class_divergence(self, op, y_pred, y_teacher, temperature, axis)
-
-    def _counted_outputs(
-        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
-    ) -> Value:
-        axis = class_axis(self, self.axis, y_pred.rank)
-        return per_vector(op, counts, y_pred.rank, axis)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onnxfit.checks import check_number
 from onnxfit.errors import SettingError
+from onnxfit.graph.logarithms import log_softmax
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses.base import Loss
-from onnxfit.losses.outputs import bounded_exp, per_row
+from onnxfit.losses.outputs import (
+    bounded_exp,
+    log_sum_exp,
+    per_row,
+)
 
-__all__ = ["GaussianNLL", "Poisson"]
+__all__ = ["GaussianNLL", "MixtureNLL", "Poisson"]
 
 LEAST_RATE = 1e-7
 
@@ -102,3 +108,71 @@ class GaussianNLL(Loss):
         counted = per_row(op, counts, y_pred.rank)
         # Weights of single means also apply to their variances.
         return op.Concat(counted, counted, axis=-1) if counts.rank == y_pred.rank else counted
+
+
+@dataclass(frozen=True)
+class MixtureNLL(Loss):
+    r"""Negative log-likelihood of a mixture of $k$ normal distributions, a mixture density network:
+    $-\log \sum_i \pi_i \prod_j \mathcal N(y_j; \mu_{ij}, \sigma_{ij}^2)$ (Bishop 1994).
+
+    The output's last axis holds $k$ logits, whose softmax is $\pi$, then $k d$ means and $k d$
+    logarithms of $\sigma$, each component by component: output `(batch, ..., k (1 + 2 d))`, labels
+    `(batch, ..., d)`, loss `(batch, ...)`. Below $\log \sigma = -20$, $1/\sigma^2$ continues as its
+    tangent.
+
+    - `components` $k \ge 1$.
+    - `reduction` is as in `Loss`.
+
+    Raises SettingError for an output whose last axis has another size, or an unknown one.
+
+    >>> import numpy as np
+    >>> spec = TensorSpec("y", np.dtype("float32"), ("batch", 15))
+    >>> MixtureNLL(components=3).target(spec).shape
+    ('batch', 2)
+    """
+
+    named = False
+
+    components: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "components", at_least=1, whole=True)
+
+    def target(self, y_pred: TensorSpec) -> TensorSpec:
+        shape, k = y_pred.shape or (), self.components
+        size = shape[-1] if len(shape) > 1 else None
+        numbers, rest = divmod(size - k, 2 * k) if isinstance(size, int) else (0, 0)
+        if numbers < 1 or rest:
+            raise SettingError(
+                f"MixtureNLL({k}) needs an output whose last axis has {3 * k} entries for labels of"
+                f" one number, and {2 * k} more for each further number of a label, got {y_pred}."
+            )
+        return TensorSpec("y_true", y_pred.dtype, (*shape[:-1], numbers))
+
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        k = self.components
+        spec = self.target(TensorSpec(y_pred.name, y_pred.dtype, y_pred.shape))
+        size = (spec.shape or ())[-1]
+        assert isinstance(size, int)
+        logits, means, logs = op.Split(y_pred, [k, k * size, k * size], _outputs=3, axis=-1)
+        by_component = [0] * (y_pred.rank - 1) + [k, size]
+        means, logs = (op.Reshape(x, by_component) for x in (means, logs))
+        distance = op.Unsqueeze(y_true, [-2]) - means
+        squares = distance * distance * bounded_exp(op, -2 * logs)
+        log_p = -op.ReduceSum(squares / 2 + logs, [-1], keepdims=0)
+        log_p = log_p - size / 2 * math.log(2 * math.pi)
+        total = log_sum_exp(op, log_p + log_softmax(op, logits, y_pred.rank - 1), y_pred.rank - 1)
+        return -op.Squeeze(total, [-1])
+
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        """Return the mean of the squared differences of the parameters."""
+        squares = super().distillation_loss(op, y_true, y_pred, y_teacher, temperature)
+        return op.ReduceMean(squares, [-1], keepdims=0)
+
+    def _counted_outputs(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        return per_row(op, counts, y_pred.rank)

@@ -144,7 +144,7 @@ class CosFace(MarginLoss):
     - `class_weights`, `ignore_index` and `reduction` are as in `ClassLoss`.
 
     >>> CosFace(10, scale=30).allowed_labels(TensorSpec("y", np.dtype("float32"), ("n", 64)))
-    AllowedLabels(least=0, greatest=9, values=(), ignored=None)
+    AllowedLabels(least=0, greatest=9, values=None, ignored=None)
     """
 
     named = False

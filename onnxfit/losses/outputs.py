@@ -57,6 +57,12 @@ def safe_log(op: GraphBuilder, p: Value) -> Value:
     return op.Log(op.Clip(p, LEAST_PROBABILITY, 1))
 
 
+def log_sum_exp(op: GraphBuilder, x: Value, axis: int) -> Value:
+    """log of the sum of e^x along an axis, which stays as an axis of size 1."""
+    greatest = op.stop_gradient(op.ReduceMax(x, [axis], keepdims=1))
+    return greatest + op.Log(op.ReduceSum(op.Exp(x - greatest), [axis], keepdims=1))
+
+
 def masked(op: GraphBuilder, counts: Value, y_pred: Value) -> Value:
     """The output, with 0 where `counts` is false; `_of_source` finds the output again."""
     masked = op.Where(counts, y_pred, 0)

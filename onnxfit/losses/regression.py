@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from onnxfit.checks import check_number
+from onnxfit.errors import SettingError
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses.base import Loss
-from onnxfit.losses.checks import require
+from onnxfit.losses.checks import check_length, require, set_numbers
+from onnxfit.losses.outputs import per_row
 
 __all__ = [
     "Elastic",
@@ -19,6 +25,7 @@ __all__ = [
     "MeanSquaredError",
     "MeanSquaredLogarithmicError",
     "Quantile",
+    "SmoothL1",
 ]
 
 
@@ -98,7 +105,7 @@ class Huber(Loss):
     Huber(reduction='mean', delta=2.0)
     """
 
-    aliases = ("huber_loss", "smooth_l1")
+    aliases = ("huber_loss",)
     elementwise = True
 
     delta: float = 1.0
@@ -111,6 +118,35 @@ class Huber(Loss):
         distance = abs(y_pred - y_true)
         near = op.Min(distance, self.delta)
         return near * (distance - 0.5 * near)
+
+
+@dataclass(frozen=True)
+class SmoothL1(Loss):
+    r"""Huber loss divided by its bound: $\tfrac{1}{2\beta} d^2$ where $|d| \le \beta$, else
+    $|d| - \tfrac12 \beta$ (Girshick 2015, arXiv:1504.08083; `torch.nn.SmoothL1Loss`).
+
+    Labels have the output's shape; the loss has the unit of $y$.
+
+    - `beta` $\beta > 0$, in the unit of $y$.
+    - `reduction` is as in `Loss`.
+
+    >>> SmoothL1(beta=0.1)
+    SmoothL1(reduction='mean', beta=0.1)
+    """
+
+    aliases = ("smooth_l1",)
+    elementwise = True
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "beta", above=0)
+
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        distance = abs(y_pred - y_true)
+        near = op.Min(distance, self.beta)
+        return near * (distance - 0.5 * near) / self.beta
 
 
 @dataclass(frozen=True)
@@ -177,24 +213,55 @@ class Quantile(Loss):
     r"""Pinball loss $\max(q d, (q - 1) d)$: smallest where the output is the quantile $q$ of the
     labels (Koenker and Bassett 1978).
 
-    Labels have the output's shape; the loss has the unit of $y$.
+    - `quantile` $q$ in (0, 1). With one number, labels have the output's shape. With a sequence of
+      $k$ numbers, the output has $k$ quantiles in its last axis, which the labels and the loss
+      lack: output `(batch, ..., k)`, labels `(batch, ...)`; the loss is the mean of the $k$.
+    - `reduction` is as in `Loss`. The loss has the unit of $y$.
 
-    - `quantile` $q$ in (0, 1).
-    - `reduction` is as in `Loss`.
+    Raises SettingError for an output whose last axis does not have $k$ entries.
 
     >>> Quantile(0.9)
     Quantile(reduction='mean', quantile=0.9)
+    >>> import numpy as np
+    >>> spec = TensorSpec("y", np.dtype("float32"), ("batch", 3))
+    >>> Quantile([0.1, 0.5, 0.9]).target(spec).shape
+    ('batch',)
     """
 
     aliases = ("quantile_loss", "pinball", "pinball_loss")
-    elementwise = True
 
-    quantile: float = 0.5
+    quantile: float | tuple[float, ...] = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "0 < quantile < 1", self.quantile, lambda v: 0 < v < 1)
+        expected = "0 < quantile < 1"
+        given: Any = self.quantile
+        if isinstance(given, (list, tuple, np.ndarray)):
+            set_numbers(self, "quantile", given, expected, lambda v: 0 < v < 1)
+        else:
+            require(self, expected, given, lambda v: 0 < v < 1)
+
+    def target(self, y_pred: TensorSpec) -> TensorSpec:
+        shape = y_pred.shape
+        if shape is None or not isinstance(self.quantile, tuple):
+            return super().target(y_pred)
+        if len(shape) < 2:
+            raise SettingError(
+                f"Quantile with {len(self.quantile)} numbers needs an output with a batch axis and"
+                f" an axis of quantiles, got {y_pred}."
+            )
+        check_length(self, "quantile", self.quantile, y_pred, len(shape) - 1)
+        return TensorSpec("y_true", y_pred.dtype, shape[:-1])
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        distance = y_true - y_pred
-        return 0.5 * abs(distance) + (self.quantile - 0.5) * distance
+        if not isinstance(self.quantile, tuple):
+            distance = y_true - y_pred
+            return 0.5 * abs(distance) + (self.quantile - 0.5) * distance
+        distance = op.Unsqueeze(y_true, [-1]) - y_pred
+        slopes = op.constant([q - 0.5 for q in self.quantile], y_pred.dtype)
+        return op.ReduceMean(0.5 * abs(distance) + slopes * distance, [-1], keepdims=0)
+
+    def _counted_outputs(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        return per_row(op, counts, y_pred.rank)

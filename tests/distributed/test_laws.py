@@ -127,11 +127,16 @@ def test_next_tokens_in_windows_count_alike_on_all_ranks(backend):
     )
 
 
+BOXES = ("IoU", "GIoU", "DIoU", "CIoU")
 LABELS = {
     "CrossEntropy": CLASSES, "NLL": CLASSES, "Focal": (CLASSES[:, None] == np.arange(3)).astype(float),
     "Hinge": np.sign(X[:, :3]), "SquaredHinge": np.sign(X[:, :3]), "BinaryCrossEntropy": (X[:, :3] > 0) * 1.0,
     "BinaryCrossEntropyWithLogits": (X[:, :3] > 0) * 1.0, "GaussianNLL": X[:, :1], "CausalLM": TOKENS,
     "CTC": np.where(TOKENS[:, :1] > 0, TOKENS[:, :1], -1),
+    **dict.fromkeys(["CategoricalHinge", "MultiMargin", "GeneralizedCrossEntropy"], CLASSES),
+    **dict.fromkeys(["PolyCrossEntropy", "LovaszSoftmax"], CLASSES), "LovaszHinge": (X[:, :3] > 0) * 1.0,
+    **dict.fromkeys(["SoftMargin", "HingeEmbedding"], np.sign(X[:, :3])),
+    **dict.fromkeys(BOXES, np.concatenate([0 * X[:, :2], 1 + np.abs(X[:, :2])], axis=1)),
 }  # fmt: skip
 
 
@@ -147,8 +152,14 @@ def test_every_loss(name):
             "s1 = Add(p1, b1)  t = Sigmoid(s1)  y = Slice(t, zero, two, axes)",
             "double[N, 2] y",
         )
+    if name in BOXES:
+        body, outputs = (
+            "s1 = Add(p1, b1)  f = Slice(s1, zero, two, axes)  e = Exp(f)  l = Add(f, e)"
+            "  y = Concat<axis=1>(f, l)",
+            "double[N, 4] y",
+        )
     model = network(body, outputs)
-    if name == "GaussianNLL":
+    if name == "GaussianNLL" or name in BOXES:
         for key, value in {"zero": [0], "two": [2], "axes": [1]}.items():
             model.graph.initializer.append(
                 onnx.numpy_helper.from_array(np.array(value, np.int64), key)

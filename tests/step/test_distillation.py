@@ -20,14 +20,19 @@ from onnxfit.load.reading import read_model
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.losses import (
     CTC,
+    Asymmetric,
     BinaryCrossEntropy,
     ClassLoss,
     CosineSimilarity,
     CrossEntropy,
+    DistillationKL,
     Focal,
     GaussianNLL,
+    IoU,
     KLDivergence,
+    ListNet,
     Loss,
+    LovaszHinge,
     MeanSquaredError,
     Tversky,
     get_loss,
@@ -72,10 +77,14 @@ def drawn(loss: Loss, seed: int = 0) -> dict[str, Array]:
 def distance(loss: Loss, arrays: dict[str, Array], temperature: float) -> Array:
     """The distance of the outputs, by the textbook's formula."""
     s, t = arrays["y_pred"], arrays["y_teacher"]
-    by_class = isinstance(loss, (ClassLoss, KLDivergence, CTC))
-    if not by_class and not isinstance(loss, (BinaryCrossEntropy, Tversky)):
+    by_class = isinstance(loss, (ClassLoss, KLDivergence, DistillationKL, ListNet, CTC))
+    of_masks = isinstance(loss, (Tversky, LovaszHinge))
+    if not by_class and not isinstance(loss, (BinaryCrossEntropy, Asymmetric)) and not of_masks:
         square = (s - t) ** 2
-        if isinstance(loss, CosineSimilarity):
+        of_vectors = isinstance(loss, (CosineSimilarity, IoU)) or isinstance(
+            getattr(loss, "quantile", None), tuple
+        )
+        if of_vectors:
             return square.mean(-1)
         return (square[:, :2] + square[:, 2:]) / 2 if isinstance(loss, GaussianNLL) else square
     if by_class:
@@ -88,7 +97,7 @@ def distance(loss: Loss, arrays: dict[str, Array], temperature: float) -> Array:
         s, t = special.logit(s), special.logit(t)
     p, q = special.expit(s / temperature), special.expit(t / temperature)
     divergence = temperature**2 * (q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p)))
-    return divergence.mean(1) if isinstance(loss, Tversky) else divergence
+    return divergence.mean(1) if of_masks else divergence
 
 
 @every_loss

@@ -15,6 +15,7 @@ from onnxfit import Trainer, losses
 from onnxfit.data import Batch
 from onnxfit.errors import CheckpointError, DataError, UnsupportedError
 from onnxfit.graph import names
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import MeanSquaredError
 from onnxfit.metrics import Accuracy, ConfusionMatrix, MeanAbsoluteError, Metric
 from onnxfit.registry import registry
@@ -153,12 +154,19 @@ X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
 W = np.linspace(-0.5, 2, ROWS).astype(np.float32)
 
 
+OUTPUT = TensorSpec("y", np.dtype(np.float32), ("batch", 4))
+
+
 def labels_of(loss: losses.Loss, outputs: int) -> np.ndarray:
     rng = np.random.default_rng(1)
     if isinstance(loss, losses.ClassLoss):
         classes = np.arange(ROWS) % outputs
         return np.where(classes == 1, -1, classes) if loss.ignore_index is not None else classes
-    if isinstance(loss, losses.Hinge | losses.SquaredHinge):
+    if isinstance(loss, losses.LovaszHinge):
+        return (rng.random((ROWS, outputs)) < 0.5).astype(np.float32)
+    if isinstance(loss, losses.IoU):
+        return np.sort(rng.normal(size=(ROWS, 2, 2)), axis=1).reshape(ROWS, 4).astype(np.float32)
+    if loss.allowed_labels(OUTPUT).values == (-1, 1):
         return np.sign(rng.normal(size=(ROWS, outputs))).astype(np.float32)
     if isinstance(loss, losses.GaussianNLL):
         outputs //= 2
