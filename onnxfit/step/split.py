@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
 
 from onnxfit.gradients import Pullback
+from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names, scopes
 from onnxfit.graph.inference import infer_outputs
@@ -315,12 +316,20 @@ def loss_graph(
     add_metric_sums(op, recipe)
     op.graph.outputs[:] = [v for v in op.graph.outputs if names.is_added(_name(v))]
     loss = names.SHARED if shared else names.TOTAL
-    model, gradients = recipe.gradient.add_gradients(complete_shapes(prune(op)), loss, wrt)
+    model = complete_shapes(prune(op))
+    # The loss may stop the gradient of an output.
+    reached = reachable_values(model, [loss], wrt) or wrt
+    model, gradients = recipe.gradient.add_gradients(model, loss, reached)
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     outputs_of_loss = {
-        source: op.output(names.gradient(source), op.wrap(values[name])).name
-        for source, name in gradients.items()
+        source: op.output(
+            names.gradient(source),
+            op.wrap(values[gradients[source]])
+            if source in gradients
+            else zeros_like(op, op.wrap(values[source])),
+        ).name
+        for source in wrt
     }
     return finish(op), outputs_of_loss
 
