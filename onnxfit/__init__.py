@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         quantize,
     )
     from onnxfit.script import training_script
+    from onnxfit.step.distillation import Distillation
     from onnxfit.step.graphs import add_loss
     from onnxfit.trainer import Trainer
     from onnxfit.training.inspection import inspect
@@ -76,6 +77,7 @@ __all__ = [
     "CheckpointError",
     "DataError",
     "DataLoader",
+    "Distillation",
     "DivergenceError",
     "GradientError",
     "GraphBuilder",
@@ -168,6 +170,7 @@ _NAMES = {
         "quantize",
     ),
     "script": ("training_script",),
+    "step.distillation": ("Distillation",),
     "step.graphs": ("add_loss",),
     "trainer": ("Trainer",),
     "training.inspection": ("inspect",),

@@ -46,6 +46,7 @@ from onnxfit.quantization.settings import Quantization
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
+from onnxfit.step.distillation import Distillation
 from onnxfit.step.objectives import Losses, LossWeights, Metrics, OutputMetric
 from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.reuse import RECIPES
@@ -150,6 +151,8 @@ class Trainer(CheckedAttributes):
     - `distribute`: the processes that train together, each on its share of every batch: "auto" for
       the processes that mpiexec started together; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None for this process alone.
+    - `teacher`: a larger or more exact model, whose outputs are learned beside the labels: a path,
+      bytes or an `onnx.ModelProto`; see `onnxfit.Distillation` for its settings.
     - `quantization`: which integers of a quantized file are trained, and how; see
       `onnxfit.Quantization`. None trains the integers in every trainable form.
     - `adapters`: low-rank adapters, which are trained instead of the weights of their layers; see
@@ -233,6 +236,7 @@ class Trainer(CheckedAttributes):
         state_outputs: Mapping[str, str] | None = None,
         batch_axes: Mapping[str, int | None] | None = None,
         distribute: Any = "auto",
+        teacher: Distillation | ModelSource | None = None,
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,
     ) -> None:
@@ -242,7 +246,9 @@ class Trainer(CheckedAttributes):
         checked = TrainerSettings(**settings)
         model, tensors = read_shared(forms.source_of(model_onnx, settings))
         trainable = forms.trainable_form(model, settings)
-        distillation = None if quantization is None else quantization.distillation()
+        distillation = Distillation.of(teacher)
+        if distillation is not None:
+            distillation = distillation.with_teacher_read()
         recipe = RECIPES.recipe(
             trainable,
             checked,
@@ -258,8 +264,7 @@ class Trainer(CheckedAttributes):
         arrays = recipe.initial_arrays(trainable.model)
         settings = forms.stored_settings(settings)
         world = world_of(distribute)
-        teacher = None if distillation is None else distillation.teacher
-        verify_identical_trainers(world, model, arrays, settings, teacher)
+        verify_identical_trainers(world, model, arrays, settings, distillation)
         require_rows_to_share(world, recipe)
         check_accumulate_with_averaging(world, accumulate)
         check_loss_scaling_with_averaging(world, recipe.precision)
@@ -913,8 +918,8 @@ class Trainer(CheckedAttributes):
         model. `settings` replace the constructor's arguments, and the state for them: an optimizer
         sets the learning rate, and slots that the checkpoint lacks begin anew. Of other `weights`,
         those in both keep their slots. Pass a custom loss, penalty, optimizer or metric again, as a
-        checkpoint contains no code; also `quantization` with a teacher. With several processes, all
-        must call it; rank 0 reads the file, but every rank reads a training folder.
+        checkpoint contains no code; and the `teacher`, whose settings stay. With several processes,
+        all must call it; rank 0 reads the file, but every rank reads a training folder.
         CheckpointError: the file is not a checkpoint, is damaged, or is from a newer onnxfit.
         """
         if is_training_folder(path):
@@ -922,9 +927,9 @@ class Trainer(CheckedAttributes):
         else:
             world = world_of(settings.get("distribute", "auto"))
             contents = checkpoint.load(path, settings, world)
+        contents.with_teacher(path)
         if not {"loss", "loss_weights"}.isdisjoint(settings):
             contents.without_loss_weights(settings)
-        contents.require_teacher(path)
         model = contents.with_base(path, model_onnx)
         with saving.checkpoint_errors(path):
             try:

@@ -58,7 +58,14 @@ QUANTIZATION = """\
 The settings of `Trainer(model, quantization=..., adapters=...)`, and the functions that make and compare files of integers.
 [The guide to quantization](quantization.md) and [that to adapters](adapters.md) show them at work.
 """
-QUANTIZATION_NAMES = ("Quantization", "LoRA", "quantize", "dequantize", "quantization_report")
+QUANTIZATION_NAMES = (
+    "Quantization",
+    "LoRA",
+    "Distillation",
+    "quantize",
+    "dequantize",
+    "quantization_report",
+)
 
 
 @dataclass(frozen=True)

@@ -482,15 +482,18 @@ class TestCheckpoints:
         with pytest.raises(CheckpointError, match=r"does not know"):
             self.load(tmp_path, rewritten(originals["adam"], hostile))
 
-    @pytest.mark.parametrize("name", ["float_model", "teacher"])
+    @pytest.mark.parametrize("kind", ["Quantization", "Distillation", "path"])
     def test_a_file_to_read_is_not_named(
-        self, originals: dict[str, bytes], tmp_path: Path, name: str
+        self, originals: dict[str, bytes], tmp_path: Path, kind: str
     ) -> None:
         onnx.save(mlp(), tmp_path / "secret.onnx")
-        settings = {name: str(tmp_path / "secret.onnx")}
-        hostile = with_setting(
-            quantization={"onnxfit:class": {"name": "Quantization", "settings": settings}}
-        )
+        secret = str(tmp_path / "secret.onnx")
+        name = {"Quantization": "float_model", "Distillation": "teacher"}.get(kind)
+        value: str | dict[str, object] = secret
+        if name is not None:
+            value = {"onnxfit:class": {"name": kind, "settings": {name: secret}}}
+        setting = "quantization" if kind == "Quantization" else "teacher"
+        hostile = with_setting(**{setting: value})
         with pytest.raises(CheckpointError, match=r"name a file to read"):
             self.load(tmp_path, rewritten(originals["adam"], hostile))
 

@@ -196,9 +196,14 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     "--teacher",
     type=options.EXISTING_FILE,
     help=(
-        "A float model whose outputs a quantized MODEL learns, in addition to the labels. Its"
-        " settings are part of --quantization, such as temperature=2,teacher_weight=0.5."
+        "A model whose outputs MODEL learns, in addition to the labels. --distillation has its"
+        " settings."
     ),
+)
+@click.option(
+    "--distillation",
+    metavar="SETTINGS",
+    help="The settings of the teacher, such as temperature=2,weight=0.5.",
 )
 @click.option(
     "--backend",

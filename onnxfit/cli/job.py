@@ -261,8 +261,11 @@ def _loaded(start: Path, fit_options: Options) -> Trainer:
     teacher = fit_options["teacher"]
     if teacher is None:
         return Trainer.load(start)
-    text = fit_options["quantization"]
-    return Trainer.load(start, quantization=settings.parse_quantization(text, teacher=teacher))
+    return Trainer.load(start, teacher=_teacher(fit_options))
+
+
+def _teacher(fit_options: Options) -> Any:
+    return settings.parse_distillation(fit_options["distillation"], fit_options["teacher"])
 
 
 def trainer_settings(fit_options: Options) -> dict[str, Any]:
@@ -278,8 +281,9 @@ def trainer_settings(fit_options: Options) -> dict[str, Any]:
         "freeze_rows": settings.parse_freeze_rows(fit_options["freeze_rows"]),
         "adapters": settings.parse_lora(fit_options["lora"]),
         "quantization": settings.parse_quantization(
-            *(fit_options[name] for name in ("quantization", "float_model", "teacher"))
+            fit_options["quantization"], fit_options["float_model"]
         ),
+        "teacher": _teacher(fit_options),
         "fixed_inputs": settings.parse_fixed_inputs(fit_options["fixed_inputs"]),
         "batch_axes": settings.parse_batch_axes(fit_options["batch_axes"]),
         **{name: fit_options[name] for name in TRAINER_OPTIONS},

@@ -20,6 +20,7 @@ from onnxfit.data.npy import READ_ERRORS
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import registry
+from onnxfit.step.distillation import Distillation
 
 
 def parse_loss(texts: Sequence[str]) -> Any:
@@ -111,21 +112,32 @@ def parse_optimizer(text: str, learning_rate: str | None) -> optimizers.Optimize
     return optimizer.with_learning_rate(rate)
 
 
-QUANTIZATION = ("scales", "observe", "weights", "temperature", "teacher_weight")
+QUANTIZATION = ("scales", "observe", "weights")
+DISTILLATION = ("temperature", "weight", "feature_weight")
 
 
-def parse_quantization(
-    text: str | None, float_model: str | None = None, teacher: str | None = None
-) -> Quantization | None:
+def parse_quantization(text: str | None, float_model: str | None = None) -> Quantization | None:
     """Return the argument `quantization` of Trainer; None if nothing is given.
 
     - `text`: SETTING=VALUE,SETTING=VALUE.
-    - `float_model`, `teacher`: paths.
+    - `float_model`: a path.
     """
-    if text is None and float_model is None and teacher is None:
+    if text is None and float_model is None:
         return None
     chosen = _settings(text or "", "--quantization", QUANTIZATION)
-    return Quantization(**chosen, float_model=float_model, teacher=teacher)
+    return Quantization(**chosen, float_model=float_model)
+
+
+def parse_distillation(text: str | None, teacher: str | None) -> Distillation | str | None:
+    """Return the argument `teacher` of Trainer: the path without settings; None without a teacher.
+
+    - `text`: SETTING=VALUE,SETTING=VALUE.
+    """
+    if text is None:
+        return teacher
+    if teacher is None:
+        raise SettingError("--distillation has settings of a teacher. Pass --teacher, too.")
+    return Distillation(teacher, **_settings(text, "--distillation", DISTILLATION))
 
 
 def parse_lora(texts: Sequence[str]) -> list[LoRA] | None:

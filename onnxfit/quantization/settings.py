@@ -18,7 +18,6 @@ from onnxfit.checks import (
 )
 from onnxfit.errors import SettingError
 from onnxfit.load.reading import ModelSource
-from onnxfit.step.distillation import Distillation
 
 __all__ = ["Quantization"]
 
@@ -48,19 +47,6 @@ class Quantization(ChecksArguments):
       name of the integers, without `_quantized` and `_Transposed`, or else by the nearest values,
       in the shape of the integers or transposed. Rounding it must give the integers, up to one step
       (in blocks, one step on average). Checkpoints do not store this model.
-    - `teacher`: a float model of the same task, often the one that was quantized: a path, bytes or
-      an `onnx.ModelProto`. It runs in every training step on the same inputs, and each entry of the
-      loss becomes $(1 - a)\,\ell + a\,d$ (Hinton, Vinyals, Dean 2015, arXiv:1503.02531). For losses
-      of classes and probabilities $d = T^2\,\mathrm{KL}(q \Vert p)$, where $q$ and $p$ are the
-      softmax (or sigmoid) of the teacher's and the model's logits, divided by $T$; the graphs
-      distinguish logits from probabilities, as for `from_logits=None`. For all other losses $d$ is
-      the squared difference of the outputs. Weights of rows, masks and class weights apply to both
-      terms. `evaluate`, `val_loss` and metrics do not include the teacher. Inputs and outputs are
-      matched by name; a single one needs no matching name. Checkpoints do not store the teacher.
-    - `temperature`: $T > 0$; with a teacher 2 by default. It has no influence on squared
-      differences.
-    - `teacher_weight`: $a$ in [0, 1]; with a teacher 0.5 by default. With 0 the teacher does not
-      run; with 1 the labels have no influence, and `fit` still needs them.
     - `scales`: "fixed" keeps the scales and zero points of the file; "learned" trains them.
     - `observe`: number of batches, at least 0, whose ranges the activations follow.
 
@@ -96,23 +82,16 @@ class Quantization(ChecksArguments):
     with `observe`. `Trainer` raises UnknownNameError for a pattern that matches no integer
     initializer, and SettingError if the float model does not fit, or the file has no integer
     activations to observe. It raises ModelError for scales that training would have to change in
-    two ways, for a MatMulNBits with 2 bits or g_idx, and if the teacher's inputs or outputs do not
-    fit. It raises SettingError for
-    `temperature` or `teacher_weight` without a teacher, or a teacher without a loss.
+    two ways, and for a MatMulNBits with 2 bits or g_idx.
 
     >>> Quantization(weights=["conv*", "!conv1*"]).weights
     ('conv*', '!conv1*')
-    >>> Quantization(teacher="float.onnx", temperature=4).teacher_weight
-    0.5
     >>> Quantization(scales="learned").scales
     'learned'
     """
 
     weights: Sequence[str] | str | None = None
     float_model: ModelSource | None = field(default=None, repr=False)
-    teacher: ModelSource | None = field(default=None, repr=False)
-    temperature: float | None = None
-    teacher_weight: float | None = None
     scales: str = "fixed"
     observe: int = 0
 
@@ -127,16 +106,7 @@ class Quantization(ChecksArguments):
             )
         if self.weights is not None:
             set_field(self, "weights", tuple(name_list("weights", self.weights)))
-        for name in ("float_model", "teacher"):
-            self._check_source(name)
-        if self.teacher is not None:
-            for name, default in (("temperature", 2.0), ("teacher_weight", 0.5)):
-                if getattr(self, name) is None:
-                    set_field(self, name, default)
-        if self.temperature is not None:
-            check_number(self, "temperature", above=0)
-        if self.teacher_weight is not None:
-            check_number(self, "teacher_weight", at_least=0, at_most=1)
+        self._check_source("float_model")
 
     def _check_source(self, name: str) -> None:
         source = getattr(self, name)
@@ -146,31 +116,6 @@ class Quantization(ChecksArguments):
                 f"{name} must be a path, bytes or an onnx.ModelProto, got {shortened(source)}."
             )
 
-    @property
-    def lacks_teacher(self) -> bool:
-        """Whether there are settings for a teacher, but no teacher."""
-        return self.teacher is None and (
-            self.temperature is not None or self.teacher_weight is not None
-        )
-
-    def distillation(self) -> Distillation | None:
-        """Return the teacher, read from its file, and its settings; None without a teacher.
-
-        Raises ModelError if it cannot be read, and SettingError for a teacher's settings without a
-        teacher.
-        """
-        if self.lacks_teacher:
-            raise SettingError(
-                "temperature and teacher_weight need a teacher, but Quantization has no teacher."
-                " Pass teacher=, or remove these settings."
-            )
-        if self.teacher is None or self.temperature is None or self.teacher_weight is None:
-            return None
-        return Distillation.read(self.teacher, self.temperature, self.teacher_weight)
-
     def without_files(self) -> Quantization:
-        """Return the settings that a checkpoint stores.
-
-        The settings of a teacher stay, so that loading the checkpoint can request the teacher.
-        """
-        return replace(self, float_model=None, teacher=None)
+        """Return the settings that a checkpoint stores."""
+        return replace(self, float_model=None)

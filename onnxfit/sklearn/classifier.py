@@ -27,6 +27,7 @@ from onnxfit.schedules import LearningRate
 from onnxfit.sklearn.columns import ClassWeight, relative_weights, weights_of_classes
 from onnxfit.sklearn.estimator import OnnxEstimator
 from onnxfit.sklearn.names import checks_own_names
+from onnxfit.step.distillation import Distillation
 from onnxfit.step.objectives import Losses
 
 Array = npt.NDArray[Any]
@@ -55,7 +56,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     - `hidden_layer_sizes`, `standardize` (of the inputs), `weights`, `penalty`, `optimizer`,
       `learning_rate`, `epochs`, `batch_size`, `early_stopping`, `validation_fraction`,
       `n_iter_no_change`, `callbacks`, `warm_start`, `random_state`, `verbose`, `backend`,
-      `gradient`, `device`, `threads`, `quantization`, `adapters`: as in `OnnxRegressor`.
+      `gradient`, `device`, `threads`, `teacher`, `quantization`, `adapters`: as in `OnnxRegressor`.
 
     A matrix `y` of zeros and ones, shape `(rows, labels)`, is an indicator of several labels a row,
     as in `MLPClassifier`: each column is a decision of its own, with the binary cross entropy, and
@@ -97,6 +98,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         gradient: str = "auto",
         device: str = "cpu",
         threads: int | None = None,
+        teacher: Distillation | ModelSource | None = None,
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,
     ) -> None:

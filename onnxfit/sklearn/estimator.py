@@ -36,6 +36,7 @@ from onnxfit.sklearn.convergence import still_falls
 from onnxfit.sklearn.models import only_input, only_output
 from onnxfit.sklearn.names import checks_own_names, require_own_names
 from onnxfit.sklearn.trainers import base_model, continued, packed, unpacked
+from onnxfit.step.distillation import Distillation
 from onnxfit.step.objectives import Losses
 from onnxfit.trainer import Trainer
 
@@ -74,6 +75,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         gradient: str = "auto",
         device: str = "cpu",
         threads: int | None = None,
+        teacher: Distillation | ModelSource | None = None,
         quantization: Quantization | None = None,
         adapters: LoRA | Sequence[LoRA] | None = None,
     ) -> None:
@@ -264,7 +266,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             optimizer = get_optimizer(self.optimizer)
         if self.learning_rate is not None:
             optimizer = optimizer.with_learning_rate(self.learning_rate)
-        names = ["weights", "penalty", "backend", "gradient", "device", "quantization", "adapters"]
+        names = ["weights", "penalty", "backend", "gradient", "device"]
+        names += ["teacher", "quantization", "adapters"]
         own = {name: getattr(self, name) for name in names}
         return {"optimizer": optimizer, "threads": self._threads(), **own}
 
@@ -380,5 +383,6 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "trainer_" in state:
-            state = {**state, "trainer_": unpacked(state["trainer_"], state["quantization"])}
+            with_files = {name: state[name] for name in ("teacher", "quantization")}
+            state = {**state, "trainer_": unpacked(state["trainer_"], with_files)}
         super().__setstate__(state)

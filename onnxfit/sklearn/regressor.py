@@ -74,7 +74,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     - `verbose`: 0 for silence, 1 for a progress bar, as in `Trainer.fit`.
     - `threads`: as in `Trainer`, but None is one thread for a default network with at most a
       million multiplications a batch, so that the fits of a search do not wait for each other.
-    - `backend`, `gradient`, `device`, `quantization`, `adapters`: as in `Trainer`.
+    - `backend`, `gradient`, `device`, `teacher`, `quantization`, `adapters`: as in `Trainer`.
 
     Sample weights are relative to their mean: a weight of 2 counts like a repeated row. After `fit`
     the estimator has `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of

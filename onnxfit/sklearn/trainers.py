@@ -9,7 +9,6 @@ import onnx
 
 from onnxfit.adapters.adapted import AdaptedModel, with_constants
 from onnxfit.graph.shared_tensors import whole_model
-from onnxfit.quantization import Quantization
 from onnxfit.trainer import Trainer
 from onnxfit.training.training import training_of
 
@@ -55,13 +54,13 @@ def packed(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def unpacked(packed: Mapping[str, Any], quantization: Quantization | None) -> Trainer:
+def unpacked(packed: Mapping[str, Any], with_files: Mapping[str, Any]) -> Trainer:
     """Return the trainer from its packed contents.
 
     - `packed`: the result of the function `packed`.
-    - `quantization`: the setting with its files, which the settings of a trainer do not contain.
+    - `with_files`: the settings with files, which the settings of a trainer do not contain.
     """
-    settings = {**packed["settings"], "quantization": quantization}
+    settings = {**packed["settings"], **with_files}
     settings["adapters"] = with_constants(settings["adapters"], packed["constants"])
     trainer = Trainer(packed["model"], **settings)
     trainer.set_state(packed["state"])

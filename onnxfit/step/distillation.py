@@ -11,54 +11,129 @@ the exported file do not contain the teacher.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import ModelError, SettingError, listed_names
+from onnxfit.checks import ChecksArguments, check_number, shortened
+from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph import scopes, tensors
 from onnxfit.graph.model import spec_of, specialize_shapes, tensor_outputs
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.subgraphs import subgraphs_of
-from onnxfit.graph.values import GraphBuilder
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.load.training_form import to_frozen_form
 from onnxfit.losses.base import SoftTargets
 
+__all__ = ["Distillation"]
+
 Specs = Mapping[str, TensorSpec]
 
 
 @dataclass(frozen=True)
-class Distillation:
-    """The settings of training with a teacher.
+class Distillation(ChecksArguments):
+    r"""A teacher for `Trainer(teacher=)`, a frozen model whose outputs are learned beside the
+    labels.
 
-    - `teacher`: the model, as `read_model` returned it.
-    - `temperature`, `weight`: as in `SoftTargets`. With weight 0, the teacher does not run.
+    The teacher runs in every training step on the same inputs, and each entry of the loss becomes
+    $(1 - a)\,\ell + a\,d$ (Hinton, Vinyals, Dean 2015, arXiv:1503.02531). For losses of classes and
+    probabilities $d = T^2\,\mathrm{KL}(q \Vert p)$, where $q$ and $p$ are the softmax (or sigmoid)
+    of the teacher's and the model's logits, divided by $T$; the graphs distinguish logits from
+    probabilities, as for `from_logits=None`. For all other losses $d$ is the squared difference of
+    the outputs. Weights of rows, masks and class weights apply to both terms. `evaluate`,
+    `val_loss` and metrics do not include the teacher. Inputs and outputs are matched by name; a
+    single one needs no matching name. Checkpoints do not store the teacher.
+
+    - `teacher`: a path, bytes or an `onnx.ModelProto`.
+    - `temperature`: $T > 0$. It has no influence on squared differences.
+    - `weight`: $a$ in [0, 1]. With 0 the outputs of the teacher are not learned; with 1 the labels
+      have no influence, and `fit` still needs them.
+    - `features`: a dict from values of the model to values of the teacher, of the same sizes. The
+      mean of the squared differences of each pair is added to the loss (FitNets, Romero et al.
+      2015, arXiv:1412.6550).
+    - `feature_weight`: the factor of these terms, at least 0.
+
+    SettingError: a setting has another type or is out of range. `Trainer` raises ModelError if the
+    teacher does not fit the model, UnknownNameError for a pair of values that do not exist, and
+    SettingError without a loss.
+
+    >>> Distillation("large.onnx", temperature=4, weight=0.9).feature_weight
+    1.0
     """
 
-    teacher: onnx.ModelProto
-    temperature: float
-    weight: float
+    teacher: ModelSource | None = field(default=None, repr=False)
+    temperature: float = 2.0
+    weight: float = 0.5
+    features: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    feature_weight: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        sources = (str, os.PathLike, bytes, onnx.ModelProto)
+        if self.teacher is not None and not isinstance(self.teacher, sources):
+            raise SettingError(
+                "teacher must be a path, bytes or an onnx.ModelProto, got"
+                f" {shortened(self.teacher)}."
+            )
+        check_number(self, "temperature", above=0)
+        check_number(self, "weight", at_least=0, at_most=1)
+        check_number(self, "feature_weight", at_least=0)
+        pairs = self.features
+        if not isinstance(pairs, Mapping) or not all(
+            isinstance(name, str) for pair in pairs.items() for name in pair
+        ):
+            raise SettingError(
+                "features must be a dict from names of values of the model to names of values of"
+                f" the teacher, got {shortened(pairs)}."
+            )
 
     @classmethod
-    def read(cls, source: ModelSource, temperature: float, weight: float) -> Distillation:
-        """Return the settings with the teacher in memory, or raise ModelError for a bad file."""
+    def of(cls, teacher: Distillation | ModelSource | None) -> Distillation | None:
+        """Return the settings that `Trainer(teacher=)` specifies; None without a teacher.
+
+        SettingError: the settings have no teacher.
+        """
+        if teacher is None:
+            return None
+        if not isinstance(teacher, Distillation):
+            return cls(teacher)
+        if teacher.teacher is None:
+            raise SettingError(
+                f"{teacher} has no teacher. Pass the model first, as in"
+                " teacher=onnxfit.Distillation('large.onnx', temperature=4)."
+            )
+        return teacher
+
+    def without_files(self) -> Distillation:
+        """Return the settings that a checkpoint stores."""
+        return replace(self, teacher=None)
+
+    def with_teacher_read(self) -> Distillation:
+        """Return the settings with the model in memory, or raise ModelError for a bad file."""
+        assert self.teacher is not None
         try:
-            return cls(read_model(source), temperature, weight)
+            return replace(self, teacher=read_model(self.teacher))
         except ModelError as error:
             raise ModelError(f"The teacher cannot be read. {error}") from None
 
     def teacher_of(
-        self, inputs: Sequence[TensorSpec], outputs: Specs, losses: Sequence[str], opset: int
+        self,
+        inputs: Sequence[TensorSpec],
+        outputs: Specs,
+        losses: Sequence[str],
+        opset: int,
+        features: Specs,
     ) -> Teacher | None:
-        """Return the teacher of a model, or None if its weight is 0.
+        """Return the teacher of a model, or None if nothing of it is learned.
 
         - `inputs`, `outputs`: the model's inputs, and its outputs by name.
         - `losses`: the outputs that have a loss.
         - `opset`: the opset of the model's graphs, to which the teacher is added.
+        - `features`: the values of the model in `features`, by these names.
 
         Raises SettingError without a loss. Raises ModelError for a teacher whose inputs or outputs
         do not fit the model's, or that is too large for a graph.
@@ -69,22 +144,44 @@ class Distillation:
                 " of the model has one. Pass a loss, such as loss='cross_entropy', or remove the"
                 " teacher."
             )
+        assert isinstance(self.teacher, onnx.ModelProto)
         model = normalize(self.teacher, oldest=opset)
         read = [spec_of(value) for value in model.graph.inputs]
         given = {spec.name: spec for spec in inputs}
         taught = {name: outputs[name] for name in losses}
         offered = tensor_outputs(model)
         pairs = _matched(read, given, "inputs of the teacher", "the model")
-        targets = _matched(list(taught.values()), offered, "outputs of the model", "the teacher")
+        targets = {}
+        if self.weight or not self.features:
+            targets = _matched(
+                list(taught.values()), offered, "outputs of the model", "the teacher"
+            )
         for spec in read:
             _require_same_sizes("input", spec, given[pairs[spec.name]])
-        for name, spec in taught.items():
-            _require_same_sizes("output", offered[targets[name]], spec)
+        for name, of_teacher in targets.items():
+            _require_same_sizes("output", offered[of_teacher], taught[name])
         _require_fitting(model.graph)
-        model.graph.outputs[:] = [v for v in model.graph.outputs if v.name in targets.values()]
-        if not self.weight:
+        learned = targets if self.weight else {}
+        followed = self.features if self.feature_weight else {}
+        if not learned and not followed:
             return None
-        return Teacher(model, pairs, targets, self.temperature, self.weight)
+        _choose_outputs(model.graph, {*learned.values(), *followed.values()})
+        known = {value.name or "": spec_of(value) for value in model.graph.outputs}
+        for name, of_teacher in followed.items():
+            _require_same_sizes("value", known[of_teacher], features[name])
+        return Teacher(model, pairs, learned, self, followed)
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """The parts of a loss that come from a teacher.
+
+    - `targets`: output of the model -> the output of the teacher.
+    - `terms`: scalars that are added to the loss, means over the rows of the batch.
+    """
+
+    targets: Mapping[str, SoftTargets] = field(default_factory=dict)
+    terms: Sequence[Value] = ()
 
 
 @dataclass(frozen=True)
@@ -94,17 +191,19 @@ class Teacher:
     - `model`: the teacher, normalized; it is never changed.
     - `inputs`: input of the teacher -> input of the model.
     - `outputs`: output of the model -> output of the teacher.
-    - `temperature`, `weight`: those of `SoftTargets`.
+    - `settings`: the temperature and the weights.
+    - `features`: the output with which a step reads a value of the model, or that value itself ->
+      value of the teacher.
     """
 
     model: ir.Model
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
-    temperature: float
-    weight: float
+    settings: Distillation
+    features: Mapping[str, str]
 
-    def add_to(self, op: GraphBuilder, batch: Specs) -> dict[str, SoftTargets]:
-        """Add the teacher to a graph, and return its targets by output of the model.
+    def add_to(self, op: GraphBuilder, batch: Specs) -> Lessons:
+        """Add the teacher to a graph, and return its targets and the terms of its features.
 
         - `op`: the builder of the graph, which has the model's outputs. Missing inputs of the model
           are added.
@@ -124,10 +223,17 @@ class Teacher:
                 value.replace_all_uses_with(replacement)
             _move_nodes(op, graph)
             outputs = {value.name: value for value in op.graph.outputs}
-            return {
+            targets = {
                 name: self._targets(op, computed[of_teacher], outputs[name])
                 for name, of_teacher in self.outputs.items()
             }
+            terms = []
+            for read, of_teacher in self.features.items():
+                feature = op.wrap(outputs[read])
+                difference = feature - op.cast(op.wrap(computed[of_teacher]), feature.dtype)
+                mean = op.ReduceMean(difference * difference, keepdims=0)
+                terms.append(mean * self.settings.feature_weight)
+            return Lessons(targets, terms)
 
     def _specialized(self, batch: Specs) -> ir.Graph:
         """Return a copy of the teacher for batches of these shapes, in the form of evaluation."""
@@ -157,7 +263,7 @@ class Teacher:
             known = own or (None,) * len(sizes)
             merged = [size if isinstance(size, int) else other for size, other in zip(known, sizes)]
             y_teacher.ir.shape = ir.Shape(merged)
-        return SoftTargets(y_teacher, self.temperature, self.weight)
+        return SoftTargets(y_teacher, self.settings.temperature, self.settings.weight)
 
 
 def _matched(wanted: Sequence[TensorSpec], known: Specs, kind: str, other: str) -> dict[str, str]:
@@ -207,6 +313,16 @@ def _sizes_fit(of_teacher: tuple[Dim, ...] | None, of_model: tuple[Dim, ...] | N
         if isinstance(size, int) and size != other and not is_open:
             return False
     return True
+
+
+def _choose_outputs(graph: ir.Graph, wanted: Collection[str]) -> None:
+    """Let a teacher return values of these names only. UnknownNameError: one does not exist."""
+    values = {v.name or "": v for node in graph for v in node.outputs}
+    values |= {v.name or "": v for v in graph.inputs}
+    for name in wanted:
+        if name not in values:
+            raise UnknownNameError("value of the teacher", name, values)
+    graph.outputs[:] = [values[name] for name in wanted]
 
 
 def _require_fitting(graph: ir.Graph) -> None:

@@ -27,11 +27,14 @@ from onnxfit.losses import Function, Joint
 from onnxfit.losses.base import SoftTargets, loss_name
 from onnxfit.penalties import Penalty
 from onnxfit.registry import is_exported
+from onnxfit.step.distillation import Lessons
 from onnxfit.step.finish import prune
 from onnxfit.step.loss_scale import kept_if_not_finite
 from onnxfit.step.objectives import Objective
 from onnxfit.step.precision import autocast
 from onnxfit.step.recipe import Batch, Recipe
+
+NO_LESSONS = Lessons()
 
 
 def forward(recipe: Recipe, batch: Batch, *, trains: bool = False) -> GraphBuilder:
@@ -80,17 +83,17 @@ def with_loss(recipe: Recipe, batch: Batch, *, shared: bool = False) -> ir.Model
     `shared` is as for `add_loss_outputs`.
     """
     op, statistics = training_forward(recipe, batch)
-    targets = soft_targets(op, recipe, batch)
-    add_loss_outputs(op, recipe.objectives, recipe.penalties, batch, targets, shared=shared)
+    lessons = lessons_of(op, recipe, batch)
+    add_loss_outputs(op, recipe.objectives, recipe.penalties, batch, lessons, shared=shared)
     keep_outputs(op, [*add_metric_sums(op, recipe), *recipe.state_outputs])
     for name, value in statistics.items():
         op.output(names.updated(name), value)
     return complete_shapes(prune(op))
 
 
-def soft_targets(op: GraphBuilder, recipe: Recipe, batch: Batch) -> dict[str, SoftTargets]:
-    """Add the teacher of a step, if it has one, and return its targets by output of the model."""
-    return {} if recipe.teacher is None else recipe.teacher.add_to(op, batch)
+def lessons_of(op: GraphBuilder, recipe: Recipe, batch: Batch) -> Lessons:
+    """Add the teacher of a step, if it has one, and return its parts of the loss."""
+    return NO_LESSONS if recipe.teacher is None else recipe.teacher.add_to(op, batch)
 
 
 def add_loss_outputs(
@@ -98,21 +101,21 @@ def add_loss_outputs(
     objectives: Mapping[str, Objective],
     penalties: Mapping[str, Penalty],
     batch: Batch,
-    targets: Mapping[str, SoftTargets] | None = None,
+    lessons: Lessons = NO_LESSONS,
     *,
     shared: bool = False,
 ) -> None:
     """Add labels, the loss of each output, penalties, and their sum as output `names.TOTAL`.
 
-    `targets` are a teacher's targets by output, which count in addition to the labels.
+    `lessons` are a teacher's parts of the loss, which count in addition to the labels.
 
     `shared` adds the output `names.SHARED` for a rank that has a share of the rows: the losses and
     penalties times this rank's shares, which are inputs. Its sum over all ranks is the loss of the
     whole batch; the same holds for its gradient.
     """
-    terms, shared_terms = _loss_terms(op, objectives, batch, targets or {}, shared)
+    terms, shared_terms = _loss_terms(op, objectives, batch, lessons.targets, shared)
     values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
-    penalty_terms = _log_deviations(op, objectives)
+    penalty_terms = [*_log_deviations(op, objectives), *lessons.terms]
     for weight, penalty in penalties.items():
         with op.scope(scopes.penalty_of(weight)):
             penalty_terms.append(penalty(op, op.wrap(values[weight])))

@@ -336,21 +336,27 @@ def _read_outputs(model: ir.Model, loss: Joint) -> tuple[str, ...]:
     own = {name: value for name, value in outputs.items() if not names.is_read(name)}
     known = {"output": own, "input": inputs, "value": {**results, **graph.initializers}}
     wanted = {"output": loss.outputs, "input": loss.inputs, "value": loss.values}
-    op = GraphBuilder(graph)
     reads = []
     for kind, values in known.items():
         for name in wanted[kind]:
             if name not in values:
                 raise UnknownNameError(f"{kind} of the model, in Joint({kind}s=),", name, values)
-            if name in own:
-                reads.append(name)
-                continue
-            read = names.read(name)
-            if read not in outputs:
-                with op.scope(scopes.LOSS):
-                    outputs[read] = op.output(read, op.wrap(values[name])).ir
-            reads.append(read)
+            reads.append(read_as_output(model, values[name]))
     return tuple(reads)
+
+
+def read_as_output(model: ir.Model, value: ir.Value) -> str:
+    """Return the output with which a step reads a value, after adding it to a model if needed."""
+    outputs = {v.name for v in model.graph.outputs}
+    name = value.name or ""
+    if name in outputs and not names.is_read(name):
+        return name
+    read = names.read(name)
+    if read not in outputs:
+        op = GraphBuilder(model.graph)
+        with op.scope(scopes.LOSS):
+            op.output(read, op.wrap(value))
+    return read
 
 
 def _check_own_loss(

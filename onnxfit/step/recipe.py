@@ -321,6 +321,12 @@ class Recipe:
         return tuple(outputs_read(self.objectives) or own)
 
     @cached_property
+    def learned_outputs(self) -> tuple[str, ...]:
+        """The outputs that the losses read in training: also those that follow a teacher."""
+        features = {} if self.teacher is None else self.teacher.features
+        return tuple(dict.fromkeys([*self.loss_outputs, *features]))
+
+    @cached_property
     def float_outputs(self) -> tuple[str, ...]:
         """The float outputs, which can have a gradient."""
         return tuple(name for name, spec in self.outputs.items() if spec.dtype.kind == "f")

@@ -12,7 +12,14 @@ import onnx_ir as ir
 
 from onnxfit.checks import matching_names, name_list
 from onnxfit.data.convert import is_float
-from onnxfit.errors import GradientError, ModelError, SettingError, listed_names, warn_user
+from onnxfit.errors import (
+    GradientError,
+    ModelError,
+    SettingError,
+    UnknownNameError,
+    listed_names,
+    warn_user,
+)
 from onnxfit.gradients import GradientSource, gradient_source
 from onnxfit.gradients.blocker import HALF_PRECISION
 from onnxfit.gradients.paths import reachable_values
@@ -39,6 +46,7 @@ from onnxfit.step.objectives import (
     get_objectives,
     get_output_metrics,
     outputs_read,
+    read_as_output,
 )
 from onnxfit.step.precision import StepPrecision, get_precision
 from onnxfit.step.providers import forms_of_device, kind_of_device
@@ -73,6 +81,8 @@ def build_recipe(
     _refuse_half_precision([outputs[name] for name in objectives if name in outputs])
     metrics = get_output_metrics(settings.metrics, objectives, outputs)
     differentiated = outputs_read(objectives) or [n for n in outputs if n == names.LOSS]
+    teacher = _teacher(distillation, trainable.layout, normalized, objectives)
+    differentiated += [] if teacher is None else teacher.features
     patterns = trainable.selected(settings.weights)
     trains = bool(differentiated) or not needs_loss
     if not differentiated:
@@ -107,7 +117,7 @@ def build_recipe(
         trainable=None if trainable.is_file else trainable,
         layout=trainable.layout,
         state_outputs=dict(settings.state_outputs or {}),
-        teacher=_teacher(distillation, trainable.layout, normalized, objectives),
+        teacher=teacher,
     )
     trainable.check(recipe.weights, recipe.statistics)
     _warn_of_unmeasured(normalized, recipe.statistics if trains else ())
@@ -206,10 +216,20 @@ def _teacher(
             f" This model has {'; '.join(layout.lines())}. Remove the teacher, or transpose in the"
             " exported models."
         )
-    inputs = [spec_of(value) for value in model.graph.inputs]
-    opset = model.graph.opset_imports[""]
+    graph = model.graph
+    inputs = [spec_of(value) for value in graph.inputs]
+    opset = graph.opset_imports[""]
+    values = {v.name or "": v for v in (*graph.inputs, *(v for n in graph for v in n.outputs))}
+    for name in distillation.features:
+        if name not in values:
+            raise UnknownNameError("value of the model, in Distillation(features=),", name, values)
+    features = {name: spec_of(values[name]) for name in distillation.features}
     losses = [name for name, one in objectives.items() if one.reads == (name,)]
-    return distillation.teacher_of(inputs, tensor_outputs(model), losses, opset)
+    teacher = distillation.teacher_of(inputs, tensor_outputs(model), losses, opset, features)
+    if teacher is None:
+        return None
+    followed = {read_as_output(model, values[n]): of for n, of in teacher.features.items()}
+    return replace(teacher, features=followed)
 
 
 def _check_settings_fit(

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfit.checks import is_finite, is_number, require_choice, shortened
 from onnxfit.errors import SettingError
+from onnxfit.load.reading import ModelSource
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
+from onnxfit.step.distillation import Distillation
 from onnxfit.step.objectives import Losses, LossWeights, Metrics
 from onnxfit.step.precision import get_precision
 
@@ -49,6 +51,7 @@ class TrainerSettings:
     fixed_inputs: Mapping[str, Any] | None = None
     state_outputs: Mapping[str, str] | None = None
     batch_axes: Mapping[str, int | None] | None = None
+    teacher: Distillation | ModelSource | None = None
     quantization: Quantization | None = None
     adapters: LoRA | Sequence[LoRA] | None = None
 

@@ -32,7 +32,7 @@ from onnxfit.step.finish import finish, prune
 from onnxfit.step.forward import (
     add_loss_outputs,
     add_metric_sums,
-    soft_targets,
+    lessons_of,
     training_forward,
     weight_input,
 )
@@ -311,8 +311,8 @@ def loss_graph(
         else:
             op.output(name, _restored(op, name, source))
     wrt = [_name(v) for v in op.graph.inputs if is_float(v)]
-    targets = soft_targets(op, recipe, batch)
-    add_loss_outputs(op, recipe.objectives, {}, batch, targets, shared=shared)
+    lessons = lessons_of(op, recipe, batch)
+    add_loss_outputs(op, recipe.objectives, {}, batch, lessons, shared=shared)
     add_metric_sums(op, recipe)
     op.graph.outputs[:] = [v for v in op.graph.outputs if names.is_added(_name(v))]
     loss = names.SHARED if shared else names.TOTAL

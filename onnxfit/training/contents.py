@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from onnxfit.load.constant_nodes import lower_constants, with_constant_nodes
 from onnxfit.load.model_file import ModelSnapshot
 from onnxfit.load.reading import ModelSource, read_shared
 from onnxfit.load.trainable import fingerprint
-from onnxfit.quantization.settings import Quantization
+from onnxfit.step.distillation import Distillation
 from onnxfit.training.forms import trainable_form
+from onnxfit.training.setting_values import decode_setting
 
 
 @dataclass
@@ -96,15 +97,23 @@ class Contents:
                 n for n in chosen if n in own or not names.is_loss_weight(n.removeprefix("!"))
             ]
 
-    def require_teacher(self, path: str | os.PathLike[str]) -> None:
-        """Raise CheckpointError if the settings need a teacher, which checkpoints lack."""
-        quantization = self.settings.get("quantization")
-        if isinstance(quantization, Quantization) and quantization.lacks_teacher:
-            call = repr(quantization).replace("(", "(teacher=..., ", 1)
-            raise CheckpointError(
-                f"{os.fspath(path)!r} was trained with a teacher, which a checkpoint does not"
-                f" contain. Pass the teacher: Trainer.load(path, quantization=onnxfit.{call})."
-            )
+    def with_teacher(self, path: str | os.PathLike[str]) -> None:
+        """Add the settings of the checkpoint to a teacher that was passed, in place.
+
+        CheckpointError: the settings need a teacher, which checkpoints lack.
+        """
+        given = self.settings.get("teacher")
+        if isinstance(given, Distillation):
+            if given.teacher is None:
+                raise CheckpointError(
+                    f"{os.fspath(path)!r} was trained with a teacher, which a checkpoint does not"
+                    " contain. Pass the teacher: Trainer.load(path, teacher='large.onnx'), or None"
+                    " to train with the labels alone."
+                )
+        elif given is not None and self.replaced.get("teacher") is not None:
+            stored = decode_setting("teacher", self.replaced["teacher"], os.fspath(path))
+            if isinstance(stored, Distillation):
+                self.settings["teacher"] = replace(stored, teacher=given)
 
     def trained_model(self) -> onnx.ModelProto:
         """Return the model with the trained weights; see `trained_snapshot`."""

@@ -24,6 +24,7 @@ from onnxfit.load.given_axes import axes_by_name
 from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.quantization.unfolding import unfold
+from onnxfit.step.distillation import Distillation
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.carried import with_states
 
@@ -33,6 +34,9 @@ def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     stored = dict(settings)
     if settings["quantization"] is not None:
         stored["quantization"] = settings["quantization"].without_files()
+    if settings["teacher"] is not None:
+        distillation = Distillation.of(settings["teacher"])
+        stored["teacher"] = None if distillation is None else distillation.without_files()
     if settings["adapters"] is not None:
         several = [one.without_matrices() for one in listed(settings["adapters"])]
         stored["adapters"] = several if len(several) > 1 else several[0]

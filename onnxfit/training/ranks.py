@@ -17,6 +17,7 @@ from onnxfit.environment import installed_distributions, versions
 from onnxfit.errors import DataError, SettingError
 from onnxfit.files import as_checkpoint_error
 from onnxfit.runtime.values import join_batches
+from onnxfit.step.distillation import Distillation
 from onnxfit.step.precision import StepPrecision
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.tracker import Tracker
@@ -38,13 +39,13 @@ def verify_identical_trainers(
     model: onnx.ModelProto,
     arrays: Mapping[str, Array],
     settings: Mapping[str, Any],
-    teacher: onnx.ModelProto | None = None,
+    distillation: Distillation | None = None,
 ) -> None:
     """Raise SettingError on all ranks if they build different trainers; it names the difference.
 
     - `world`: the ranks.
     - `model`, `arrays`, `settings`: the given model, its weights and the arguments.
-    - `teacher`: the model whose outputs are learned in addition to the labels.
+    - `distillation`: the teacher, read, and its settings.
     """
     if world.size == 1:
         return
@@ -53,7 +54,8 @@ def verify_identical_trainers(
     compared: dict[str, Any] = {f"version of {name}": installed.get(name) for name in names}
     compared["the model"] = _model_checksum(model)
     compared["the weights"] = checksum(arrays.values())
-    if teacher is not None:
+    if distillation is not None and isinstance(distillation.teacher, onnx.ModelProto):
+        teacher = distillation.teacher
         numbers = map(onnx.numpy_helper.to_array, teacher.graph.initializer)
         compared["the teacher"] = [_model_checksum(teacher), checksum(numbers)]
     compared |= {f"{name}=": described(value) for name, value in settings.items()}

@@ -15,12 +15,13 @@ import numpy.typing as npt
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import from_config, is_exported, to_config
+from onnxfit.step.distillation import Distillation
 
 REGISTRIES = tuple(
     f"onnxfit.{name}"
     for name in (
         "losses", "penalties", "metrics", "optimizers", "schedules", "quantization.settings",
-        "adapters.lora",
+        "adapters.lora", "step.distillation",
     )
 )  # fmt: skip
 
@@ -60,6 +61,10 @@ def decode_setting(setting: str, value: Any, path: str) -> Any:
     CheckpointError: the value is a custom object, an object that this version does not know, or a
     damaged array.
     """
+    if setting == "teacher" and isinstance(value, str):
+        raise CheckpointError(
+            f"{path!r} was not written by onnxfit: its settings name a file to read."
+        )
     if isinstance(value, list):
         return [decode_setting(setting, v, path) for v in value]
     if isinstance(value, dict):
@@ -75,7 +80,7 @@ def decode_setting(setting: str, value: Any, path: str) -> Any:
                 raise CheckpointError(
                     f"{path!r} has a {setting} that this version of onnxfit does not know: {error}"
                 ) from None
-            if isinstance(found, Quantization) and found != found.without_files():
+            if isinstance(found, (Distillation, Quantization)) and found != found.without_files():
                 raise CheckpointError(
                     f"{path!r} was not written by onnxfit: its settings name a file to read."
                 )

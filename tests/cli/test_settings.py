@@ -86,10 +86,17 @@ def test_the_settings_of_integer_files() -> None:
     assert learned == onnxfit.Quantization(scales="learned", weights=["w*", "!v"])
     assert settings.parse_quantization("observe=100") == onnxfit.Quantization(observe=100)
     assert settings.parse_quantization("weights=*") == onnxfit.Quantization(weights="*")
-    taught = settings.parse_quantization("temperature=3,teacher_weight=1", "f.onnx", "t.onnx")
-    assert taught == onnxfit.Quantization(
-        float_model="f.onnx", teacher="t.onnx", temperature=3, teacher_weight=1
-    )
+    begun = settings.parse_quantization(None, "f.onnx")
+    assert begun == onnxfit.Quantization(float_model="f.onnx")
+
+
+def test_the_settings_of_a_teacher() -> None:
+    assert settings.parse_distillation(None, None) is None
+    assert settings.parse_distillation(None, "t.onnx") == "t.onnx"
+    taught = settings.parse_distillation("temperature=3,weight=1", "t.onnx")
+    assert taught == onnxfit.Distillation("t.onnx", temperature=3, weight=1)
+    with pytest.raises(onnxfit.SettingError, match="Pass --teacher"):
+        settings.parse_distillation("temperature=3", None)
 
 
 def test_the_settings_of_adapters() -> None:

@@ -40,6 +40,7 @@ VALUES: dict[str, Any] = {
     "penalty": None,  # its values have a form of their own
     "freeze_rows": {"emb.weight": [0, -1]},
     "adapters": onnxfit.LoRA(rank=2, alpha=4.0),
+    "teacher": "m.onnx",
     "quantization": Quantization(scales="learned"),
     "fixed_inputs": {"sr": 16000, "on": True},
     "batch_axes": {"y": 1, "table": None},

@@ -285,8 +285,13 @@ def test_a_teacher_may_have_another_opset(taught: str, teaching: str) -> None:
         )
 
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-    quantization = Quantization(weights="q", teacher=model(teaching))
-    trainer = Trainer(model(taught), loss="mse", quantization=quantization, optimizer=Adam(0.05))
+    trainer = Trainer(
+        model(taught),
+        loss="mse",
+        quantization=Quantization(weights="q"),
+        teacher=model(teaching),
+        optimizer=Adam(0.05),
+    )
     losses = [trainer.train_on_batch(x, x)["loss"] for _ in range(20)]
     assert losses[-1] < losses[0]
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 from onnx.numpy_helper import from_array
 
-from onnxfit import ModelError, Quantization, Trainer
+from onnxfit import Distillation, ModelError, Quantization, Trainer
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.quantization.unfolding import unfold
 from tests.quantization import integer_files as files
@@ -270,8 +270,8 @@ def test_a_float_model_and_a_teacher(zeros: str, name: str) -> None:
     """With a teacher alone, a step is one towards the outputs of the teacher."""
     file = packed_file(4, zeros)
     floats = float_file(file, name)
-    taught = Quantization(float_model=floats, teacher=floats, teacher_weight=1.0)
-    trainer = trainer_of(file, quantization=taught)
+    settings = Quantization(float_model=floats)
+    trainer = trainer_of(file, quantization=settings, teacher=Distillation(floats, weight=1))
     np.testing.assert_array_equal(trainer.get_weights()["q"], arrays_of(floats)[name])
     assert same_bytes(trainer.export(), file)  # each float is nearest to its integer
     told = trainer_of(file, quantization=Quantization(float_model=floats))

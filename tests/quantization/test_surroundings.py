@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from onnxfit import OnnxfitError, Quantization, Trainer, dequantize
+from onnxfit import Distillation, OnnxfitError, Quantization, Trainer, dequantize
 from onnxfit.cli import main
 from onnxfit.graph import tensors
 from onnxfit.optimizers import SGD
@@ -114,13 +114,14 @@ def test_the_commands_take_the_float_model_and_a_teacher(
     onnx.save(file, tmp_path / "m.onnx")
     onnx.save(floats, tmp_path / "floats.onnx")
     np.savez(tmp_path / "data.npz", x=X, y=Y)
-    taught = Quantization(float_model=floats, teacher=floats, teacher_weight=0.9)
-    trainer = Trainer(file, loss="mse", optimizer=SGD(0.1), quantization=taught)
+    settings = {"quantization": Quantization(float_model=floats)}
+    taught = Distillation(floats, weight=0.9)
+    trainer = Trainer(file, loss="mse", optimizer=SGD(0.1), teacher=taught, **settings)
     trainer.fit(X, Y, epochs=2, verbose=0)
     monkeypatch.chdir(tmp_path)
     options = ["--data", "data.npz", "--loss", "mse", "--optimizer", "sgd", "--lr", 0.1, "-q"]
     options += ["--float-model", "floats.onnx", "--teacher", "floats.onnx"]
-    options += ["--quantization", "teacher_weight=0.9"]
+    options += ["--distillation", "weight=0.9"]
     call("fit", "m.onnx", *options, "--checkpoint", "run/", "-o", "run/t.onnx")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -153,13 +154,11 @@ def test_an_estimator_takes_the_settings_of_integers() -> None:
     from onnxfit.sklearn import OnnxRegressor
 
     file = integer_file("int4", "channel")
-    settings = Quantization(scales="learned", teacher=dequantize(file), teacher_weight=0.5)
-    estimator = OnnxRegressor(
-        model=file, optimizer=SGD(1e-3), epochs=2, batch_size=32, quantization=settings
-    )
+    settings = {"quantization": Quantization(scales="learned"), "teacher": dequantize(file)}
+    estimator = OnnxRegressor(model=file, optimizer=SGD(1e-3), epochs=2, batch_size=32, **settings)
     estimator = pickle.loads(pickle.dumps(estimator.fit(X, Y)))
     seed = estimator.trainer_.seed
-    trainer = Trainer(file, loss="mse", optimizer=SGD(1e-3), quantization=settings, seed=seed)
+    trainer = Trainer(file, loss="mse", optimizer=SGD(1e-3), seed=seed, **settings)
     trainer.fit(X, Y, epochs=2, batch_size=32, verbose=0)
     weights = trainer.get_weights()
     assert "w_scale" in weights

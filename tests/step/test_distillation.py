@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 from scipy import special
 
-from onnxfit import ModelError, Quantization, SettingError, Trainer
+from onnxfit import Distillation, ModelError, Quantization, SettingError, Trainer, UnknownNameError
 from onnxfit.gradients.functions import new_function, to_model_proto
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.reading import read_model
@@ -39,7 +39,6 @@ from onnxfit.losses import (
 )
 from onnxfit.losses.base import SoftTargets
 from onnxfit.optimizers import SGD
-from onnxfit.step.distillation import Distillation
 from onnxfit.step.graphs import evaluate_graph, train_graph
 from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.settings import TrainerSettings
@@ -264,15 +263,17 @@ def teacher_outputs() -> Array:
 
 
 def trainer(loss: Any = "cross_entropy", model: Any = None, **settings: Any) -> Trainer:
-    names = ("teacher", "temperature", "teacher_weight")
-    own = {name: settings.pop(name) for name in names if name in settings}
-    quantization = Quantization(weights="b", **{"teacher": teacher(), **own})
+    chosen = settings.pop("teacher", teacher())
+    names = {"temperature": "temperature", "teacher_weight": "weight", "features": "features",
+             "feature_weight": "feature_weight"}  # fmt: skip
+    own = {new: settings.pop(old) for old, new in names.items() if old in settings}
     return Trainer(
         student() if model is None else model,
         weights=["v", "b"],
         loss=loss,
         optimizer=SGD(0.2),
-        quantization=quantization,
+        quantization=Quantization(weights="b"),
+        teacher=None if chosen is None else Distillation(chosen, **own),
         **settings,
     )
 
@@ -485,9 +486,8 @@ def test_the_teacher_may_be_numbers_of_the_batch(backend: str) -> None:
     assert one.train_on_batch(x, 0 * NUMBERS)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_float_model_can_have_a_teacher() -> None:
-    """The mechanism is not one of integers."""
-    distillation = Distillation.read(teacher(), 2.0, 0.5)
+def test_the_teacher_is_constants_of_the_step() -> None:
+    distillation = Distillation(teacher()).with_teacher_read()
     settings = TrainerSettings(loss="cross_entropy")
     recipe = build_recipe(
         TrainableModel.of(read_model(teacher())), settings, distillation=distillation
@@ -498,6 +498,108 @@ def test_a_float_model_can_have_a_teacher() -> None:
     assert "u" in {value.name for value in graph.input}
     evaluation = evaluate_graph(recipe, recipe.declared_batch).graph
     assert not any(t.name.startswith("distillation/") for t in evaluation.initializer)
+
+
+FLOAT_SIZES = {"v": (FEATURES, HIDDEN), "u": (HIDDEN, CLASSES)}
+
+
+def float_student() -> onnx.ModelProto:
+    rng = np.random.default_rng(3)
+    arrays = {n: rng.normal(size=s).astype(np.float32) for n, s in FLOAT_SIZES.items()}
+    return model_of(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        student (float[N, {FEATURES}] x) => (float[N, {CLASSES}] logits) {{
+            a = MatMul(x, v)  hidden = Tanh(a)  logits = MatMul(hidden, u) }}""",
+        arrays,
+    )
+
+
+@every_way
+@pytest.mark.parametrize("features", [False, True], ids=["outputs", "features"])
+def test_a_float_model_learns_from_a_teacher_as_in_torch(
+    features: bool, way: dict[str, Any]
+) -> None:
+    """Hinton's soft targets, the hard loss, and FitNets' features of a layer, over ten steps."""
+    torch = pytest.importorskip("torch")
+    F = torch.nn.functional
+    student = float_student()
+    begin = {t.name: numpy_helper.to_array(t) for t in student.graph.initializer}
+    v, u = (torch.tensor(begin[name], requires_grad=True) for name in "vu")
+    a = {name: torch.tensor(array) for name, array in TEACHER_ARRAYS.items()}
+    x, y = torch.tensor(X), torch.tensor(LABELS)
+    normalized = (x @ a["v"] - a["mean"]) / torch.sqrt(a["variance"] + 1e-5) * a["g"]
+    layer = torch.tanh(normalized)
+    soft = layer @ a["u"] + a["b"]
+    optimizer = torch.optim.SGD([v, u], lr=0.1)
+    costs = []
+    for _ in range(10):
+        hidden = torch.tanh(x @ v)
+        output = hidden @ u
+        p, q = (F.log_softmax(z / 4, dim=-1) for z in (output, soft))
+        kl = F.kl_div(p, q, reduction="batchmean", log_target=True)
+        cost = 0.3 * F.cross_entropy(output, y) + 0.7 * 16 * kl
+        if features:
+            cost = cost + 2 * F.mse_loss(hidden, layer)
+        optimizer.zero_grad()
+        cost.backward()
+        optimizer.step()
+        costs.append(cost.item())
+    pairs = {"features": {"hidden": "t"}, "feature_weight": 2.0} if features else {}
+    taught = Distillation(teacher(), temperature=4, weight=0.7, **pairs)
+    ours = Trainer(student, loss="cross_entropy", optimizer=SGD(0.1), teacher=taught, **way)
+    found = [ours.train_on_batch(X, LABELS)["loss"] for _ in range(10)]
+    np.testing.assert_allclose(found, costs, rtol=1e-4)
+    for name, expected in (("v", v), ("u", u)):
+        weight = ours.get_weights()[name]
+        np.testing.assert_allclose(weight, expected.detach(), rtol=2e-4, atol=1e-5)
+    # one model for the user, without the teacher
+    assert [value.name for value in ours.export().graph.output] == ["logits"]
+    assert ours.evaluate(X, LABELS)["loss"] == pytest.approx(
+        F.cross_entropy(torch.tensor(ours.predict(X)), y).item(), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_ranks_share_the_terms_of_a_teacher(backend: str) -> None:
+    def trained(communicator: Any = None) -> Any:
+        taught = Distillation(teacher(), features={"hidden": "t"})
+        one = Trainer(float_student(), loss="cross_entropy", optimizer=SGD(0.1), teacher=taught,
+                      distribute=communicator, backend=backend)  # fmt: skip
+        one.fit(X, LABELS, epochs=2, batch_size=8, verbose=0)
+        return one.history.history["loss"], one.get_weights()
+
+    losses, weights = trained()
+    for found, own in on_ranks(2, trained):
+        np.testing.assert_allclose(found, losses, rtol=1e-5)
+        for name, array in weights.items():
+            np.testing.assert_allclose(own[name], array, rtol=1e-4, atol=1e-6)
+
+
+def test_features_alone_need_no_output_of_the_teacher() -> None:
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+        encoder (float[M, {FEATURES}] x) => (float[M, {HIDDEN}] code) {{ code = MatMul(x, v) }}"""
+    encoder = model_of(text, {"v": TEACHER_ARRAYS["v"]})
+    taught = Distillation(encoder, weight=0, features={"hidden": "code"})
+    one = Trainer(float_student(), loss="cross_entropy", teacher=taught)
+    loss = one.evaluate(X, LABELS)["loss"]
+    hidden = np.tanh(X @ one.get_weights()["v"])
+    expected = loss + ((hidden - X @ TEACHER_ARRAYS["v"]) ** 2).mean()
+    assert one.train_on_batch(X, LABELS)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_features_that_do_not_fit_are_refused() -> None:
+    def build(**features: str) -> Trainer:
+        taught = Distillation(teacher(), features=features)
+        return Trainer(float_student(), loss="cross_entropy", teacher=taught)
+
+    with pytest.raises(UnknownNameError, match="value of the model"):
+        build(hiden="t")
+    with pytest.raises(UnknownNameError, match="value of the teacher"):
+        build(hidden="layer")
+    with pytest.raises(ModelError, match="does not fit the model's value"):
+        build(hidden="z")
+    with pytest.raises(SettingError, match="features must be a dict"):
+        Distillation("t.onnx", features=["hidden"])
 
 
 # ---------------------------------------------------------------------- teachers that do not fit
@@ -585,9 +687,10 @@ def test_a_teacher_needs_a_loss() -> None:
 def test_a_teacher_too_large_for_a_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxfit.graph.tensors.MAX_MODEL_BYTES", 400)
     with pytest.raises(ModelError, match="constants of the step's graph, which holds at most"):
-        Distillation.read(teacher(), 2.0, 0.5).teacher_of(
+        Distillation(teacher()).with_teacher_read().teacher_of(
             [TensorSpec("x", np.dtype(np.float32), ("N", FEATURES))],
             {"y": TensorSpec("y", np.dtype(np.float32), ("N", CLASSES))},
             ["y"],
             21,
+            {},
         )

@@ -197,7 +197,7 @@ class ForwardBackwardBackend(Backend):
             gradients, penalty = self._whole_gradients(self.reduction, own, batch)
         compiled.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
         if self.recipe.penalties and reports_penalty(self.recipe.objectives):
-            own_terms = loss.scalars.get(names.PENALTY, 0)  # of learned variances
+            own_terms = loss.scalars.get(names.PENALTY, 0)  # of variances and of a teacher
             compiled.scalars[names.PENALTY] = penalty + own_terms
         if self.on_gradients is not None:
             self._call_on_gradients(gradients)
@@ -254,7 +254,8 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
     The outputs are those that the loss reads; without a loss, all outputs.
     """
     outputs = [v.name or "" for v in recipe.model.graph.outputs]
-    needed = [*recipe.loss_outputs, *recipe.state_outputs] if recipe.loss_outputs else outputs
+    learned = recipe.learned_outputs
+    needed = [*learned, *recipe.state_outputs] if recipe.loss_outputs else outputs
     scored = [
         output
         for output, objective in recipe.objectives.items()
@@ -266,7 +267,7 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
         [name for name in outputs if name in needed],
         recipe.weights,
         scored,
-        [name for name in recipe.state_outputs if name not in recipe.loss_outputs],
+        [name for name in recipe.state_outputs if name not in learned],
     )
 
 
@@ -277,6 +278,6 @@ def loss_and_passes(recipe: Recipe, shapes: Specs, *, shared: bool = False) -> S
     """
     passes = split_for_training(recipe, shapes)
     outputs = {v.name: v for v in ir.from_proto(passes.forward).graph.outputs}
-    read = {name: outputs[passes.logarithms.get(name, name)] for name in recipe.loss_outputs}
+    read = {name: outputs[passes.logarithms.get(name, name)] for name in recipe.learned_outputs}
     loss, output_gradients = split.loss_graph(recipe, shapes, read, shared=shared)
     return StepGraphs(passes, loss, output_gradients, [v.name or "" for v in read.values()])
