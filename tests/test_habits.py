@@ -711,7 +711,8 @@ def test_a_loss_that_does_not_fit_is_warned_of_once_at_the_users_line(name: str)
     assert [warning.filename for warning in warned] == [__file__]
 
 
-def test_warnings_of_every_call_point_at_the_users_line() -> None:
+def test_warnings_of_every_call_point_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxfit.data.adapter.MAX_SILENT_BYTES", 0)
     data = X.astype(np.float64)
     trainer = build()
     evaluating = LambdaCallback(on_train_begin=lambda logs: trainer.evaluate(data, Y))

@@ -5,6 +5,7 @@ is refused.
 from __future__ import annotations
 
 import json
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -609,8 +610,15 @@ class TestRefusals:
         assert trainer.history is history
         np.testing.assert_equal(trainer.get_state(), state)
 
-    def test_float64_data_is_converted_with_one_warning(self) -> None:
+    def test_float64_data_is_converted_with_one_warning(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Above a bound, which is lowered here; below it, nothing is said."""
         x, y = classification()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Trainer(mlp(), loss="cross_entropy").fit(x.astype(np.float64), y, verbose=0)
+        monkeypatch.setattr("onnxfit.data.adapter.MAX_SILENT_BYTES", 0)
         with pytest.warns(UserWarning, match=r"float64") as caught:
             Trainer(mlp(), loss="cross_entropy").fit(x.astype(np.float64), y, verbose=0)
         assert len(caught) == 1

@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 # Purposes that ignore labels and sample weights
 WITHOUT_LABELS = ("prediction", "calibration")
+# Up to this number of bytes, doubles become floats without a warning: it takes little time.
+MAX_SILENT_BYTES = 100 * 10**6
 LABEL_KEYS = ("label", "labels", "y")  # names that data sets have for their only target
 
 
@@ -132,6 +134,7 @@ class DataAdapter:
         self.ranks = ranks
         self._converts_shares = False
         self._warned = False
+        self._narrowed_bytes = 0  # so far, of the current source
 
     def shared_by(self, ranks: int, *, converts_shares: bool = False) -> DataAdapter:
         """Return an adapter for batches that `ranks` processes share.
@@ -183,6 +186,7 @@ class DataAdapter:
             _refuse_beside_batches(x, y, sample_weight)
         adapter = copy(self)  # each source warns once
         adapter._warned = False
+        adapter._narrowed_bytes = 0
         batching = Batching(size, adapter.seed if shuffle else None)
         data = (x, y, sample_weight) if source_type.takes_labels else x
         return source_type.from_data(adapter, data, batching)
@@ -366,14 +370,15 @@ class DataAdapter:
             typed = hasattr(values[spec.name], "__array__") and array.ndim
             if typed and narrows(array.dtype, spec.dtype):
                 narrowed.append(f"{spec.name!r} was converted from {array.dtype} to {spec.dtype}")
+                self._narrowed_bytes += array.nbytes
             array = in_c_order(in_dtype(array, spec))
             self._check_numbers(array, spec)
             (columns if spec.has_rows and array.ndim else scalars).append((spec.name, array))
-        if narrowed and not self._warned:
+        if self._narrowed_bytes > MAX_SILENT_BYTES and narrowed and not self._warned:
             self._warned = True
             warn_user(
-                f"{'; '.join(narrowed)}. To save time and avoid this warning, convert the data once"
-                " with astype."
+                f"{'; '.join(narrowed)}. To save time and memory and avoid this warning, convert"
+                " the data once with astype."
             )
         return columns, scalars
 

@@ -92,7 +92,24 @@ def test_an_input_without_dimensions_is_fed_as_it_is() -> None:
     ] * 3
 
 
-def test_narrowing_warns_once_and_at_the_callers_line() -> None:
+def test_little_data_is_narrowed_silently_and_more_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bytes of all batches count."""
+    double = X.astype(np.float64)
+    monkeypatch.setattr("onnxfit.data.adapter.MAX_SILENT_BYTES", double.nbytes - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole(make(double[1:], Y[1:]))
+        whole(make([(double[1:4], Y[1:4]), (double[4:], Y[4:])]))
+    for data in ((double, Y), ([(double[:4], Y[:4]), (double[4:], Y[4:])],)):
+        with pytest.warns(UserWarning, match="converted from float64") as record:
+            whole(make(*data))
+        assert len(record) == 1
+
+
+def test_narrowing_warns_once_and_at_the_callers_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxfit.data.adapter.MAX_SILENT_BYTES", 0)
     double = X.astype(np.float64)
     with pytest.warns(
         UserWarning,

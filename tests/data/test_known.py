@@ -109,6 +109,7 @@ def test_other_data_is_checked(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_conversion_is_made_and_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxfit.data.adapter.MAX_SILENT_BYTES", 0)
     batches = known(A)
     for _ in range(2):
         with pytest.warns(UserWarning, match="converted from float64"):

@@ -110,7 +110,10 @@ def test_a_pass_over_a_map_needs_memory_for_some_batches_only(tmp_path: Path) ->
     )
 
 
-def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Path) -> None:
+def test_maps_are_checked_before_the_first_step_and_batch_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxfit.data.adapter.MAX_SILENT_BYTES", 0)
     x, y = mapped(tmp_path / "x.npy", X), saved(tmp_path / "y.npy", Y)
     with pytest.raises(
         DataError, match=r"the same number of rows, but x has 10, y for out has 9\."
