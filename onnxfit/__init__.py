@@ -37,7 +37,15 @@ if TYPE_CHECKING:
         TextLoader,
     )
     from onnxfit.drawing import draw
-    from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, to_float32, untie
+    from onnxfit.editing import (
+        add_biases,
+        add_dropout,
+        dynamic_batch,
+        replace_head,
+        tie,
+        to_float32,
+        untie,
+    )
     from onnxfit.errors import (
         ArgumentError,
         CheckpointError,
@@ -101,6 +109,7 @@ __all__ = [
     "UnsupportedError",
     "Value",
     "add_biases",
+    "add_dropout",
     "add_loss",
     "callbacks",
     "ctc",
@@ -143,7 +152,15 @@ _NAMES = {
         "TextLoader",
     ),
     "drawing": ("draw",),
-    "editing": ("add_biases", "dynamic_batch", "replace_head", "tie", "to_float32", "untie"),
+    "editing": (
+        "add_biases",
+        "add_dropout",
+        "dynamic_batch",
+        "replace_head",
+        "tie",
+        "to_float32",
+        "untie",
+    ),
     "errors": (
         "ArgumentError",
         "CheckpointError",

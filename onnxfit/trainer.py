@@ -1172,7 +1172,7 @@ class Trainer(CheckedAttributes):
         The summary shows settings that differ from their defaults, and always the learning rate. A
         notebook shows a table. SettingError: the depth is impossible.
         """
-        return summary(self._training.recipe, self.settings, depth)
+        return summary(self._training, depth)
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""

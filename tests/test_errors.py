@@ -257,6 +257,7 @@ def function_cases() -> dict[str, Case]:
             "untie": {},
             "tie": {"pairs": {}},
             "add_biases": {},
+            "add_dropout": {"rate": 0.5},
             "replace_head": {"classes": 2},
             "dynamic_batch": {},
             "to_float32": {},

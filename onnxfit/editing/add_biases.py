@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -59,13 +61,8 @@ def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
     biases: dict[object, str] = {}
     insertions = []
     locations = protos.node_locations(model, work)
-    noted = any(MODULES in node.metadata_props for node in locations)
-    for node, location in locations.items():
-        if noted and DROPPED not in node.metadata_props.get(REWRITES, ""):
-            continue
-        weight, size = _layer_without_bias(node)
-        if weight is None or size is None or not (noted or _may_have_bias(node.outputs[0], size)):
-            continue
+    for node, weight, size in _layers_without_bias(list(locations)):
+        location = locations[node]
         layer = (weight.initializer.name, node.op_type, size)
         if layer not in biases:
             biases[layer] = protos.unique_name(_bias_name(node, weight), used)
@@ -79,6 +76,24 @@ def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
             _set_bias(location.proto, biases[layer])
     protos.insert_nodes(insertions)
     return lower_constants(model)
+
+
+def count_layers_without_bias(work: ir.Model) -> int:
+    """Return the number of layers to which `add_biases` gives a bias."""
+    return len(list(_layers_without_bias(list(ir.traversal.RecursiveGraphIterator(work.graph)))))
+
+
+def _layers_without_bias(nodes: list[ir.Node]) -> Iterator[tuple[ir.Node, Matrix, int]]:
+    """Yield the layers whose bias the exporter dropped, their weights, and sizes of the biases."""
+    noted = any(MODULES in node.metadata_props for node in nodes)
+    for node in nodes:
+        if noted and DROPPED not in node.metadata_props.get(REWRITES, ""):
+            continue
+        weight, size = _layer_without_bias(node)
+        if weight is None or size is None:
+            continue
+        if noted or _may_have_bias(node.outputs[0], size):
+            yield node, weight, size
 
 
 def _layer_without_bias(node: ir.Node) -> tuple[Matrix | None, int | None]:

@@ -90,7 +90,7 @@ def add_initializer(
     model: onnx.ModelProto, name: str, array: npt.NDArray[Any], parameter: bool | None = None
 ) -> None:
     """Add an initializer; `parameter` is the exporter's note on it, None for no note."""
-    tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
+    tensor = onnx.numpy_helper.from_array(np.asarray(array, order="C"), name)
     _append_tensor(model, tensor)
     if parameter is not None:
         note_kind(model, name, parameter)

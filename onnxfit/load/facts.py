@@ -160,7 +160,11 @@ def _size_text(size: Dim) -> str:
 
 
 def facts_of(
-    file: onnx.ModelProto, work: ir.Model, layout: BatchLayout, weights: Collection[str]
+    file: onnx.ModelProto,
+    work: ir.Model,
+    layout: BatchLayout,
+    weights: Collection[str],
+    without_bias: int,
 ) -> FileFacts:
     """Return the facts about a file.
 
@@ -168,6 +172,7 @@ def facts_of(
     - `work`: its normalized model.
     - `layout`: the batch axes of its inputs and outputs.
     - `weights`: the weights that are trained.
+    - `without_bias`: the number of layers that may have had a bias of zeros.
     """
     inputs = _inputs(work.graph, layout)
     values = {value.name: value for value in work.graph.outputs}
@@ -185,7 +190,7 @@ def facts_of(
         licence=licences[0] if licences else None,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        exporter=tuple(_exporter(work.graph)),
+        exporter=tuple(_exporter(file, work.graph, without_bias)),
         last_layer=tuple(_last_layer(work.graph, weights)),
     )
 
@@ -438,11 +443,32 @@ def _loss(value: ir.Value, spec: TensorSpec, inputs: Sequence[InputFact]) -> tup
 # ---------------------------------------------------------------------- the exporter
 
 
-def _exporter(graph: ir.Graph) -> Iterator[str]:
+def left_out(file: onnx.ModelProto, graph: ir.Graph, without_bias: int) -> str:
+    """Return what an exporter of TensorFlow and Keras left out; "" for other exporters.
+
+    These exporters write a network for inference, and nothing in the file says so.
+    """
+    if not _is_of_tensorflow(file):
+        return ""
+    operators = {node.op_type for node in ir.traversal.RecursiveGraphIterator(graph)}
+    missing = [f"no {name}" for name in ("Dropout", "BatchNormalization") if name not in operators]
+    if without_bias:
+        missing.append(f"{without_bias} layer{'s' * (without_bias > 1)} without a bias")
+    return ", ".join(missing)
+
+
+def _is_of_tensorflow(file: onnx.ModelProto) -> bool:
+    return any(name in file.producer_name.lower() for name in ("tf2onnx", "keras", "tensorflow"))
+
+
+def _exporter(file: onnx.ModelProto, graph: ir.Graph, without_bias: int) -> Iterator[str]:
     """Yield sentences on what the exporter folded or left out, and what that means."""
     counts = Counter(node.op_type for node in ir.traversal.RecursiveGraphIterator(graph))
     if not counts["Dropout"]:
-        yield "No Dropout, as exporters leave it out. A penalty or early stopping helps."
+        yield (
+            "No Dropout, as exporters leave it out. onnxfit.add_dropout(model, rate) adds it; a"
+            " penalty or early stopping also helps."
+        )
     norms = counts["BatchNormalization"]
     if norms:
         yield (
@@ -453,4 +479,14 @@ def _exporter(graph: ir.Graph) -> Iterator[str]:
         yield (
             "No BatchNormalization: if the network had it, the exporter folded it into the Conv"
             " before it, whose weights train as they are. Use a small learning rate."
+        )
+    elif _is_of_tensorflow(file):
+        yield (
+            "No BatchNormalization: if the network had it, the exporter wrote it as a scale and a"
+            " shift, which train as they are."
+        )
+    if without_bias and _is_of_tensorflow(file):
+        yield (
+            f"{without_bias} layer{'s have' if without_bias > 1 else ' has'} no bias, as the"
+            " exporter drops biases of zeros. onnxfit.add_biases(model) adds them."
         )

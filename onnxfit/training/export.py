@@ -16,6 +16,7 @@ from onnxfit.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
 from onnxfit.adapters.peft import require_task, write_adapters
 from onnxfit.checks import shortened
 from onnxfit.data.order import checked_batch_size
+from onnxfit.editing.add_biases import count_layers_without_bias
 from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.files import require_path, write_atomically
 from onnxfit.gradients.inspection import Inspection, inspect_working
@@ -187,7 +188,10 @@ def inspection(
     recipe = training.recipe
     outputs = recipe.loss_outputs or recipe.float_outputs
     report = inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
-    facts = facts_of(training.trainable.file, recipe.model, recipe.layout, recipe.weights)
+    without_bias = count_layers_without_bias(recipe.model)
+    facts = facts_of(
+        training.trainable.file, recipe.model, recipe.layout, recipe.weights, without_bias
+    )
     report = replace(report, batch_axes=tuple(recipe.layout.lines()), facts=facts)
     if device is None:
         return report

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from onnxfit.editing.add_biases import count_layers_without_bias
 from onnxfit.gradients.inspection import Inspection, inspect_model
 from onnxfit.load.facts import facts_of
 from onnxfit.load.normalize import normalize
@@ -63,7 +64,8 @@ def inspect(
     Made by an unknown exporter, opset 17; no licence in its metadata.
     Input x: float32[N, 2]: numbers, because its element type is float32.
     Output y: float32[N, 3]: loss mean_squared_error, because nothing shows classes.
-    No Dropout, as exporters leave it out. A penalty or early stopping helps.
+    No Dropout, as exporters leave it out. onnxfit.add_dropout(model, rate) adds it;
+      a penalty or early stopping also helps.
     """
     settings = {"fixed_inputs": fixed_inputs, "batch_axes": batch_axes}
     return inspect_with(read_model(model_onnx), settings, weights, outputs, gradient)
@@ -85,5 +87,5 @@ def inspect_with(
     form = trainable_form(file, settings)
     work = normalize(form.model)
     report = inspect_model(work, weights, outputs=outputs, gradient=gradient)
-    facts = facts_of(form.file, work, form.layout, report.weights)
+    facts = facts_of(form.file, work, form.layout, report.weights, count_layers_without_bias(work))
     return replace(report, batch_axes=tuple(form.layout.lines()), facts=facts)

@@ -13,10 +13,12 @@ import onnx_ir as ir
 from onnxfit.drawing.labels import clean, count
 from onnxfit.drawing.notebook import TextWithHtml, paragraph, preformatted
 from onnxfit.drawing.tables import Table
+from onnxfit.editing.add_biases import count_layers_without_bias
 from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.sharing import reader_counts
 from onnxfit.graph.weights import Reason, weight_reasons
+from onnxfit.load.facts import left_out
 from onnxfit.losses import Function, Joint
 from onnxfit.losses.base import loss_name
 from onnxfit.optimizers import Groups
@@ -41,15 +43,12 @@ SHOWN_ELSEWHERE = {
 }  # fmt: skip
 
 
-def summary(
-    recipe: Recipe, settings: Mapping[str, Any], depth: int | str | None = "auto"
-) -> TextWithHtml:
+def summary(training: Training, depth: int | str | None = "auto") -> TextWithHtml:
     """Return inputs, outputs with their losses, the settings that differ from their defaults, and a
     table of the weights, and of buffers and masks. The column "parameter" says why a tensor is a
     weight by default, or is not: "recorded" by the exporter, or "looks like one", for example.
 
-    - `recipe`: the recipe of a trainer.
-    - `settings`: the arguments of its constructor.
+    - `training`: the training of a trainer.
     - `depth`: each module at this level, a number from 1, gets one row; None lists every tensor.
       "auto" folds modules, and the middle of a long list, if the table has more than 40 rows.
 
@@ -61,8 +60,9 @@ def summary(
         raise SettingError(
             f"depth must be 'auto', a whole number >= 1, or None for every tensor, got {depth!r}."
         )
-    head = [line for text in _head(recipe, settings) for line in _wrapped(text)]
-    table = _WeightTable(recipe)
+    texts = [*_head(training.recipe, training.settings), *_exporter_lines(training)]
+    head = [line for text in texts for line in _wrapped(text)]
+    table = _WeightTable(training.recipe)
     model = modules_of(table.names)
     if isinstance(depth, str):
         entries = deepest(lambda listed: len(listed) <= MAX_ROWS, model)
@@ -82,7 +82,7 @@ def training_html(training: Training) -> str:
         f"Trainer: {count(state.epoch, 'epoch')} and {count(state.global_step, 'update')} so far;"
         f" learning rate {state.learning_rate:.4g}"
     )
-    return paragraph(progress) + summary(training.recipe, training.settings).markup
+    return paragraph(progress) + summary(training).markup
 
 
 def concise(value: object, *, hidden: Iterable[str] = (), shown: Iterable[str] = ()) -> str:
@@ -140,6 +140,19 @@ def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     if changed:
         lines.append(f"settings   {', '.join(changed)}")
     return [clean(line) for line in lines]
+
+
+def _exporter_lines(training: Training) -> list[str]:
+    """Return a line on what an exporter of Keras left out; none for other exporters."""
+    file, model = training.trainable.file, training.recipe.model
+    missing = left_out(file, model.graph, count_layers_without_bias(model))
+    if not missing:
+        return []
+    line = (
+        f"exporter   {file.producer_name} {file.producer_version}: {missing}; see"
+        " onnxfit.add_dropout and onnxfit.add_biases"
+    )
+    return [clean(line)]
 
 
 def _group_lines(recipe: Recipe) -> list[str]:

@@ -71,3 +71,14 @@ def test_to_float32() -> None:
     wide = array_of(onnx.load("single.onnx"), "a.weight")
     assert wide.dtype == np.float32
     np.testing.assert_array_equal(wide, array.astype(np.float16))
+
+
+def test_add_dropout() -> None:
+    assert done("add-dropout", "m.onnx", "d.onnx", 0.2) == "m.onnx -> d.onnx: 6 weights\n"
+    assert sum(node.op_type == "Dropout" for node in onnx.load("d.onnx").graph.node) == 2
+    done("add-dropout", "m.onnx", "r.onnx", 0.2, "--after", "Relu")
+    assert sum(node.op_type == "Dropout" for node in onnx.load("r.onnx").graph.node) == 1
+    assert "above 0 and below 1" in refused("add-dropout", "m.onnx", "x.onnx", 1.5)
+    assert "Did you mean 'Relu'" in refused(
+        "add-dropout", "m.onnx", "x.onnx", 0.1, "--after", "Rlu"
+    )

@@ -159,3 +159,27 @@ def test_json_has_the_facts(tmp_path: Any) -> None:
     found = json.loads(done.stdout)["facts"]
     assert [one["kind"] for one in found["inputs"]] == ["signal", "state", "state", "sample rate"]
     assert found["outputs"][0]["loss"] == "binary_cross_entropy"
+
+
+@pytest.mark.parametrize("producer", ["tf2onnx", "keras", "pytorch", ""])
+def test_an_export_of_tensorflow_says_what_it_left_out(producer: str) -> None:
+    model = parsed(
+        "g (float[N, 2] x) => (float[N, 4] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }",
+        {"w": (2, 3), "v": (3, 4)},
+    )
+    model.producer_name, model.producer_version = producer, "1.16"
+    says = producer in ("tf2onnx", "keras")
+    lines = " ".join(onnxfit.inspect(model).facts.exporter)
+    assert "onnxfit.add_dropout(model, rate)" in lines
+    assert ("2 layers have no bias" in lines) == says
+    assert ("wrote it as a scale and a shift" in lines) == says
+    summary = " ".join(onnxfit.Trainer(model, loss="mse").summary().split())
+    missing = (
+        f"exporter {producer} 1.16: no Dropout, no BatchNormalization, 2 layers without a bias"
+    )
+    assert (missing in summary) == says
+    whole = onnxfit.add_dropout(onnxfit.add_biases(model), 0.1)
+    summary = " ".join(onnxfit.Trainer(whole, loss="mse").summary().split())
+    assert ("no BatchNormalization; see onnxfit" in summary) == says
+    assert "no Dropout" not in summary
+    assert "without a bias" not in summary
