@@ -43,11 +43,11 @@ FLAGS = [
     "--window-size=1500,940",
 ]
 PINNED = [
-    {"plugin": "scalars", "tag": "epoch_loss"},
-    {"plugin": "scalars", "tag": "epoch_accuracy"},
+    {"plugin": "scalars", "tag": "loss/epoch_loss"},
+    {"plugin": "scalars", "tag": "metrics/epoch_accuracy"},
     {
         "plugin": "histograms",
-        "tag": "conv2.weight/histogram",
+        "tag": "weights/conv2.weight",
         "runId": "defaultExperimentId/digits/train",
     },
 ]

@@ -17,6 +17,7 @@ import pytest
 
 import onnxfit
 from onnxfit.callbacks import Callback, LambdaCallback, TensorBoard
+from onnxfit.callbacks.tensorboard import in_section
 from onnxfit.errors import SettingError
 
 pytest.importorskip("tensorboardX")
@@ -78,17 +79,21 @@ def steps(folder):
 def test_tags_and_steps(tmp_path):
     board = TensorBoard(tmp_path, update_freq="batch")
     on = fit(board, epochs=2, validation_data=(X, Y))
-    train = {"epoch_loss": [0, 1], "epoch_learning_rate": [0, 1], "epoch_steps_per_second": [0, 1]}
-    batches = {"batch_loss": [1, 2, 3, 4], "batch_learning_rate": [1, 2, 3, 4]}
+    train = {
+        "loss/epoch_loss": [0, 1],
+        "optimizer/epoch_learning_rate": [0, 1],
+        "speed/epoch_steps_per_second": [0, 1],
+    }
+    batches = {"loss/batch_loss": [1, 2, 3, 4], "optimizer/batch_learning_rate": [1, 2, 3, 4]}
     assert steps(tmp_path / "train") == train | batches
     assert steps(tmp_path / "validation") == {
-        "epoch_loss": [0, 1],
-        "evaluation_loss_vs_iterations": [2, 4],
+        "loss/epoch_loss": [0, 1],
+        "loss/evaluation_loss_vs_iterations": [2, 4],
     }
     fit(board, on=on, initial_epoch=2, epochs=3, validation_data=(X, Y))
-    assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4, 5, 6]
-    assert steps(tmp_path / "train")["epoch_loss"] == [0, 1, 2]
-    assert steps(tmp_path / "validation")["evaluation_loss_vs_iterations"] == [2, 4, 6]
+    assert steps(tmp_path / "train")["loss/batch_loss"] == [1, 2, 3, 4, 5, 6]
+    assert steps(tmp_path / "train")["loss/epoch_loss"] == [0, 1, 2]
+    assert steps(tmp_path / "validation")["loss/evaluation_loss_vs_iterations"] == [2, 4, 6]
 
 
 def test_values_are_those_of_the_logs(tmp_path):
@@ -106,16 +111,18 @@ def test_values_are_those_of_the_logs(tmp_path):
     history = on.history.history
     train, validation = scalars(tmp_path / "train"), scalars(tmp_path / "validation")
     for metric in ("loss", "mean_absolute_error"):
-        assert list(train[f"epoch_{metric}"].values()) == pytest.approx(history[metric])
-        assert list(validation[f"epoch_{metric}"].values()) == pytest.approx(
+        assert list(train[in_section(metric, f"epoch_{metric}")].values()) == pytest.approx(
+            history[metric]
+        )
+        assert list(validation[in_section(metric, f"epoch_{metric}")].values()) == pytest.approx(
             history[f"val_{metric}"]
         )
-        assert list(validation[f"evaluation_{metric}_vs_iterations"].values()) == pytest.approx(
-            history[f"val_{metric}"]
-        )
-    assert list(train["batch_loss"].values()) == pytest.approx(losses)
-    assert list(train["batch_mean_absolute_error"]) == [1, 2, 3, 4]
-    assert train["epoch_steps_per_second"][0] > 0
+        assert list(
+            validation[in_section(metric, f"evaluation_{metric}_vs_iterations")].values()
+        ) == pytest.approx(history[f"val_{metric}"])
+    assert list(train["loss/batch_loss"].values()) == pytest.approx(losses)
+    assert list(train["metrics/batch_mean_absolute_error"]) == [1, 2, 3, 4]
+    assert train["speed/epoch_steps_per_second"][0] > 0
 
 
 def test_what_an_epoch_does_not_have_is_not_written_and_what_is_logged_is(tmp_path):
@@ -124,10 +131,10 @@ def test_what_an_epoch_does_not_have_is_not_written_and_what_is_logged_is(tmp_pa
             self.trainer.log("own", epoch * 2.0)
 
     fit(Own(), TensorBoard(tmp_path), epochs=4, validation_data=(X, Y), validation_freq=2)
-    assert scalars(tmp_path / "train")["epoch_own"] == {0: 0, 1: 2, 2: 4, 3: 6}
+    assert scalars(tmp_path / "train")["metrics/epoch_own"] == {0: 0, 1: 2, 2: 4, 3: 6}
     assert steps(tmp_path / "validation") == {
-        "epoch_loss": [1, 3],
-        "evaluation_loss_vs_iterations": [4, 8],
+        "loss/epoch_loss": [1, 3],
+        "loss/evaluation_loss_vs_iterations": [4, 8],
     }
 
 
@@ -156,7 +163,7 @@ def test_a_run_folder_is_made_at_its_first_write(tmp_path):
 )
 def test_update_freq(tmp_path, freq, expected):
     fit(TensorBoard(tmp_path, update_freq=freq), epochs=2)
-    assert steps(tmp_path / "train").get("batch_loss") == expected
+    assert steps(tmp_path / "train").get("loss/batch_loss") == expected
 
 
 def test_steps_per_second_leave_validation_out(tmp_path, monkeypatch):
@@ -166,7 +173,7 @@ def test_steps_per_second_leave_validation_out(tmp_path, monkeypatch):
     clock = types.SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: 0.0)
     monkeypatch.setattr("onnxfit.callbacks.tensorboard.time", clock)
     fit(TensorBoard(tmp_path), validation_data=(X, Y), batch_size=1)
-    assert scalars(tmp_path / "train")["epoch_steps_per_second"] == {0: 4 / 2}
+    assert scalars(tmp_path / "train")["speed/epoch_steps_per_second"] == {0: 4 / 2}
 
 
 def test_steps_per_second_are_those_of_each_epoch(tmp_path, monkeypatch):
@@ -186,14 +193,18 @@ def test_steps_per_second_are_those_of_each_epoch(tmp_path, monkeypatch):
         on=trainer(accumulate=2),
     )  # fmt: skip
     # four batches of 2 s, two updates
-    assert scalars(tmp_path / "train")["epoch_steps_per_second"] == {0: 0.25, 1: 0.25, 2: 0.25}
+    assert scalars(tmp_path / "train")["speed/epoch_steps_per_second"] == {
+        0: 0.25,
+        1: 0.25,
+        2: 0.25,
+    }
 
 
 def test_with_accumulated_gradients_a_step_is_written_once(tmp_path):
     fit(
         TensorBoard(tmp_path, update_freq="batch"), on=trainer(accumulate=2), batch_size=1, epochs=2
     )
-    assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4]
+    assert steps(tmp_path / "train")["loss/batch_loss"] == [1, 2, 3, 4]
 
 
 def test_the_rate_of_a_batch_is_the_one_it_was_trained_with(tmp_path):
@@ -203,7 +214,7 @@ def test_the_rate_of_a_batch_is_the_one_it_was_trained_with(tmp_path):
         model, loss="mse", optimizer=onnxfit.optimizers.SGD(lambda step: 0.1 / 2**step)
     )
     fit(TensorBoard(tmp_path, update_freq="batch"), on=on, epochs=2)
-    assert scalars(tmp_path / "train")["batch_learning_rate"] == pytest.approx(rates)
+    assert scalars(tmp_path / "train")["optimizer/batch_learning_rate"] == pytest.approx(rates)
 
 
 def test_settings_out_of_range_are_refused():
@@ -243,9 +254,9 @@ def histograms(folder):
 def test_histograms_of_every_weight_in_the_train_run(tmp_path):
     on = fit(TensorBoard(tmp_path, histogram_freq=1), epochs=2, validation_data=(X, Y))
     found = histograms(tmp_path / "train")
-    assert set(found) == {("w/histogram", 0), ("w/histogram", 1)}
-    assert found["w/histogram", 1].num == 1
-    assert found["w/histogram", 1].sum == pytest.approx(on.get_weights()["w"].item())
+    assert set(found) == {("weights/w", 0), ("weights/w", 1)}
+    assert found["weights/w", 1].num == 1
+    assert found["weights/w", 1].sum == pytest.approx(on.get_weights()["w"].item())
     assert histograms(tmp_path / "validation") == {}
 
 
@@ -253,12 +264,12 @@ def test_histograms_leave_out_what_is_empty_or_not_finite(tmp_path):
     fit(Spoil(), TensorBoard(tmp_path, histogram_freq=2), epochs=4)
     found = histograms(tmp_path / "train")
     assert set(found) == {
-        ("w/histogram", 1),
-        ("w/histogram", 3),
-        ("odd/histogram", 1),
-        ("odd/histogram", 3),
+        ("weights/w", 1),
+        ("weights/w", 3),
+        ("weights/odd", 1),
+        ("weights/odd", 3),
     }
-    assert (found["odd/histogram", 1].num, found["odd/histogram", 1].sum) == (2, 3)
+    assert (found["weights/odd", 1].num, found["weights/odd", 1].sum) == (2, 3)
 
 
 def plugin_data(folder):
@@ -282,18 +293,21 @@ def test_hparams_list_the_settings_and_point_to_the_metrics(tmp_path):
     assert {name: getattr(value, value.WhichOneof("kind")) for name, value in hparams.items()} == {
         "optimizer": "SGD",
         "learning_rate": pytest.approx(0.1),
-        "loss": hparams["loss"].string_value,
+        "loss_function": hparams["loss_function"].string_value,
         "batch_size": 2,
         "depth": 3,
         "name": "small",
         "fast": True,
     }
-    assert hparams["loss"].string_value in ("mse", "MeanSquaredError")
+    assert hparams["loss_function"].string_value in ("mse", "MeanSquaredError")
     named = [
         (info.display_name, info.name.group, info.name.tag)
         for info in data["_hparams_/experiment"].experiment.metric_infos
     ]
-    assert named == [("val_loss", "validation", "epoch_loss"), ("loss", "train", "epoch_loss")]
+    assert named == [
+        ("val_loss", "validation", "loss/epoch_loss"),
+        ("loss", "train", "loss/epoch_loss"),
+    ]
     assert all(tag in scalars(tmp_path / group) for _, group, tag in named)
     assert data["_hparams_/session_end_info"].session_end_info.status == 1  # success
 
@@ -307,7 +321,7 @@ def test_hparams_of_a_run_that_failed(tmp_path):
         fit(LambdaCallback(on_epoch_end=fail), TensorBoard(tmp_path), epochs=3)
     # failure
     assert plugin_data(tmp_path)["_hparams_/session_end_info"].session_end_info.status == 2
-    assert steps(tmp_path / "train")["epoch_loss"] == [0]
+    assert steps(tmp_path / "train")["loss/epoch_loss"] == [0]
 
 
 def test_the_writer_is_handed_out(tmp_path):
@@ -472,6 +486,34 @@ def test_weights_are_drawn_beside_the_nodes_whose_names_have_scopes():
     }
 
 
+def test_a_cast_to_the_same_type_is_not_drawn():
+    nodes = drawn("""<ir_version: 8, opset_import: ["": 17]> keras (float[N, 4] x) => (float[N, 4] y)
+        <float[4, 4] w, float[4] b> {
+        c = Cast<to = 1>(x) d = Cast<to = 1>(c) h = MatMul(d, w) e = Cast<to = 1>(h)
+        k = Add(e, b) half = Cast<to = 10>(k) float = Cast<to = 1>(half) y = Cast<to = 1>(float) }""")
+    assert [name for name, node in nodes.items() if node.op == "Cast"] == ["Cast", "Cast_1"]
+    assert list(nodes["MatMul"].input) == ["x", "w"]
+    assert list(nodes["Add"].input) == ["MatMul", "b"]
+    assert list(nodes["Cast"].input) == ["Add"]
+    assert list(nodes["y"].input) == ["Cast_1"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "section"),
+    [
+        ("loss", "loss"),
+        ("head_loss", "loss"),
+        ("batch_loss", "loss"),
+        ("accuracy", "metrics"),
+        ("learning_rate", "optimizer"),
+    ],
+)
+def test_losses_come_first(figure, section):
+    assert in_section(figure, "tag") == f"{section}/tag"
+    sections = ["loss", "metrics", "optimizer", "speed", "weights"]
+    assert sections == sorted(sections)
+
+
 def test_the_graph_is_in_the_train_run_once(tmp_path):
     from tensorboardX.proto.graph_pb2 import GraphDef
 
@@ -510,10 +552,10 @@ def test_after_every_epoch_all_of_it_is_in_the_files_even_when_killed(tmp_path):
         text=True,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert steps(tmp_path / "train")["epoch_loss"] == [0, 1]
-    assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4]
-    assert steps(tmp_path / "validation")["epoch_loss"] == [0, 1]
-    assert ("w/histogram", 1) in histograms(tmp_path / "train")
+    assert steps(tmp_path / "train")["loss/epoch_loss"] == [0, 1]
+    assert steps(tmp_path / "train")["loss/batch_loss"] == [1, 2, 3, 4]
+    assert steps(tmp_path / "validation")["loss/epoch_loss"] == [0, 1]
+    assert ("weights/w", 1) in histograms(tmp_path / "train")
 
 
 def test_event_files_are_cut_back_to_the_checkpoint_from_which_training_resumes(tmp_path):
@@ -534,7 +576,7 @@ def test_event_files_are_cut_back_to_the_checkpoint_from_which_training_resumes(
     late.phase = "logger"
     with pytest.raises(Killed):
         fit(LambdaCallback(on_epoch_begin=save), board, late, on=on, epochs=4)
-    assert steps(tmp_path / "logs" / "train")["batch_loss"] == [1, 2, 3, 4, 5, 6]
+    assert steps(tmp_path / "logs" / "train")["loss/batch_loss"] == [1, 2, 3, 4, 5, 6]
     resumed = TensorBoard(tmp_path / "logs", update_freq="batch")
     loaded = onnxfit.Trainer.load(tmp_path / "c")
     assert loaded.global_step == 2
@@ -544,8 +586,8 @@ def test_event_files_are_cut_back_to_the_checkpoint_from_which_training_resumes(
     (tmp_path / "logs" / "train" / late_file).write_bytes(b"begun after the checkpoint")
     fit(resumed, on=loaded, epochs=4)
     written = scalars(tmp_path / "logs" / "train")  # which fails if a step is there twice
-    assert list(written["batch_loss"]) == list(range(1, 9))
-    assert list(written["epoch_loss"]) == [0, 1, 2, 3]
+    assert list(written["loss/batch_loss"]) == list(range(1, 9))
+    assert list(written["loss/epoch_loss"]) == [0, 1, 2, 3]
     assert not (tmp_path / "logs" / "train" / late_file).exists()
 
 
@@ -564,7 +606,7 @@ def test_two_trainers_on_one_folder_in_one_second_lose_nothing(tmp_path, monkeyp
         boards[0],
         epochs=3,
     )
-    assert sorted(steps(tmp_path / "train")["epoch_loss"]) == [0, 1, 2, 10, 11, 12]
+    assert sorted(steps(tmp_path / "train")["loss/epoch_loss"]) == [0, 1, 2, 10, 11, 12]
     # one file of the outer fit, one of each inner
     assert len(list((tmp_path / "train").iterdir())) == 4
 
@@ -619,12 +661,12 @@ def test_tensorboard_itself_reads_it(tmp_path):
     run.Reload()
     tags = run.Tags()
     assert set(tags["scalars"]) == {
-        "epoch_loss",
-        "epoch_learning_rate",
-        "epoch_steps_per_second",
-        "batch_loss",
-        "batch_learning_rate",
+        "loss/epoch_loss",
+        "optimizer/epoch_learning_rate",
+        "speed/epoch_steps_per_second",
+        "loss/batch_loss",
+        "optimizer/batch_learning_rate",
     }
-    assert tags["histograms"] == ["w/histogram"]
+    assert tags["histograms"] == ["weights/w"]
     assert tags["graph"]
-    assert [event.step for event in run.Scalars("batch_loss")] == [1, 2, 3, 4]
+    assert [event.step for event in run.Scalars("loss/batch_loss")] == [1, 2, 3, 4]

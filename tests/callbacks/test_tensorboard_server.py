@@ -18,6 +18,7 @@ import pytest
 
 import onnxfit
 from onnxfit.callbacks import Callback, TensorBoard
+from onnxfit.callbacks.tensorboard import in_section
 
 pytest.importorskip("tensorboard")
 
@@ -200,7 +201,7 @@ def wait(served: Server, process: subprocess.Popen, output: Path) -> None:
 def ended(served: Server) -> int:
     try:
         groups = session_groups(served)
-        last = [served.curve(f"{name}/train", "batch_loss") for name in ("whole", "resumed")]
+        last = [served.curve(f"{name}/train", "loss/batch_loss") for name in ("whole", "resumed")]
     except urllib.error.HTTPError as error:  # not read yet
         error.close()
         return 0
@@ -214,7 +215,7 @@ def ended(served: Server) -> int:
 
 def session_groups(served: Server) -> list:
     columns = [
-        {"metric": {"group": group, "tag": f"epoch_{name}"}}
+        {"metric": {"group": group, "tag": in_section(name, f"epoch_{name}")}}
         for group in ("train", "validation")
         for name in ("loss", "mean_absolute_error")
     ]
@@ -230,12 +231,17 @@ def session_groups(served: Server) -> list:
 
 def test_the_tags_of_each_run(server):
     metrics = {"loss", "mean_absolute_error"}
-    both = {f"epoch_{metric}" for metric in metrics}
-    train = both | {f"batch_{metric}" for metric in metrics}
-    train |= {"epoch_learning_rate", "epoch_steps_per_second", "batch_learning_rate"}
+    both = {in_section(metric, f"epoch_{metric}") for metric in metrics}
+    train = both | {"loss/batch_loss", "metrics/batch_mean_absolute_error"}
+    train |= {
+        "optimizer/epoch_learning_rate",
+        "speed/epoch_steps_per_second",
+        "optimizer/batch_learning_rate",
+    }
     expected = {
         "train": train,
-        "validation": both | {f"evaluation_{metric}_vs_iterations" for metric in metrics},
+        "validation": both
+        | {in_section(metric, f"evaluation_{metric}_vs_iterations") for metric in metrics},
     }
     tags = {run: set(tags) for run, tags in server.json("plugin/scalars/tags").items() if tags}
     assert tags == {
@@ -249,22 +255,24 @@ def test_every_value_is_that_of_the_history_and_the_logs(server, trained):
     for metric in ("loss", "mean_absolute_error"):
         for run, prefix in (("train", ""), ("validation", "val_")):
             expected = dict(enumerate(history[prefix + metric]))
-            assert server.curve(f"whole/{run}", f"epoch_{metric}") == pytest.approx(
-                expected, rel=1e-6
-            )
+            assert server.curve(
+                f"whole/{run}", in_section(metric, f"epoch_{metric}")
+            ) == pytest.approx(expected, rel=1e-6)
         evaluated = {
             (epoch + 1) * STEPS: value for epoch, value in enumerate(history[f"val_{metric}"])
         }
         assert server.curve(
-            "whole/validation", f"evaluation_{metric}_vs_iterations"
+            "whole/validation", in_section(metric, f"evaluation_{metric}_vs_iterations")
         ) == pytest.approx(evaluated, rel=1e-6)
     assert list(record.losses) == list(range(1, EPOCHS * STEPS + 1))
-    assert server.curve("whole/train", "batch_loss") == pytest.approx(record.losses, rel=1e-6)
+    assert server.curve("whole/train", "loss/batch_loss") == pytest.approx(record.losses, rel=1e-6)
     rate = pytest.approx(0.01)
-    assert server.curve("whole/train", "batch_learning_rate") == dict.fromkeys(
+    assert server.curve("whole/train", "optimizer/batch_learning_rate") == dict.fromkeys(
         range(1, EPOCHS * STEPS + 1), rate
     )
-    assert server.curve("whole/train", "epoch_learning_rate") == dict.fromkeys(range(EPOCHS), rate)
+    assert server.curve("whole/train", "optimizer/epoch_learning_rate") == dict.fromkeys(
+        range(EPOCHS), rate
+    )
 
 
 def test_a_resumed_run_is_served_without_a_gap_or_a_double_point(server):
@@ -273,7 +281,7 @@ def test_a_resumed_run_is_served_without_a_gap_or_a_double_point(server):
         for tag in server.json("plugin/scalars/tags")[f"whole/{run}"]:
             whole, resumed = server.curve(f"whole/{run}", tag), server.curve(f"resumed/{run}", tag)
             assert list(resumed) == list(whole)
-            if tag != "epoch_steps_per_second":
+            if tag != "speed/epoch_steps_per_second":
                 assert resumed == pytest.approx(whole, rel=1e-6)
             served += len(resumed)
     assert served == 2 * EPOCHS * 4 + 2 * EPOCHS + 3 * EPOCHS * STEPS - 2 * EPOCHS
@@ -292,11 +300,11 @@ def test_histograms_count_every_weight_of_every_epoch(server, trained):
     _, whole, record = trained
     names = set(whole.get_weights())
     assert set(server.json("plugin/histograms/tags")["whole/train"]) == {
-        f"{name}/histogram" for name in names
+        f"weights/{name}" for name in names
     }
     for name in names:
         points = server.json(
-            "plugin/histograms/histograms", run="whole/train", tag=f"{name}/histogram"
+            "plugin/histograms/histograms", run="whole/train", tag=f"weights/{name}"
         )
         assert [step for _, step, _ in points] == list(range(EPOCHS))
         for weights, (_, _, buckets) in zip(record.weights, points):
@@ -355,7 +363,7 @@ def test_the_columns_of_the_hparams_page(server):
         == {
             "optimizer": text,
             "learning_rate": number,
-            "loss": text,
+            "loss_function": text,
             "batch_size": number,
         }
         | own
@@ -365,17 +373,17 @@ def test_the_columns_of_the_hparams_page(server):
         for info in experiment["metricInfos"]
     }
     assert list(titles.items()) == [
-        (("validation", "epoch_loss"), "val_loss"),
-        (("validation", "epoch_mean_absolute_error"), "val_mean_absolute_error"),
-        (("train", "epoch_loss"), "loss"),
-        (("train", "epoch_mean_absolute_error"), "mean_absolute_error"),
+        (("validation", "loss/epoch_loss"), "val_loss"),
+        (("validation", "metrics/epoch_mean_absolute_error"), "val_mean_absolute_error"),
+        (("train", "loss/epoch_loss"), "loss"),
+        (("train", "metrics/epoch_mean_absolute_error"), "mean_absolute_error"),
     ]
 
 
 def test_the_rows_of_the_hparams_page(server, trained):
     rows = {group["sessions"][0]["name"]: group for group in session_groups(server)}
     assert set(rows) == {"whole", "resumed"}
-    settings = {"optimizer": "Adam", "learning_rate": 0.01, "loss": "mse", "batch_size": 4}
+    settings = {"optimizer": "Adam", "learning_rate": 0.01, "loss_function": "mse", "batch_size": 4}
     assert rows["whole"]["hparams"] == settings | {"width": 8, "note": "first", "fast": True}
     assert rows["resumed"]["hparams"] == settings | {"width": 9, "note": "second", "fast": False}
     history = trained[1].history.history
@@ -385,7 +393,9 @@ def test_the_rows_of_the_hparams_page(server, trained):
             for value in row["metricValues"]
         }
         assert final == {
-            (group, f"epoch_{metric}"): pytest.approx(history[prefix + metric][-1], rel=1e-6)
+            (group, in_section(metric, f"epoch_{metric}")): pytest.approx(
+                history[prefix + metric][-1], rel=1e-6
+            )
             for group, prefix in (("train", ""), ("validation", "val_"))
             for metric in ("loss", "mean_absolute_error")
         }

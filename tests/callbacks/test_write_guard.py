@@ -138,7 +138,7 @@ def epochs_in(path: Path) -> list[int]:
         loading = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
         (file,) = (path / "train").iterdir()
         events = list(loading.EventFileLoader(str(file)).Load())
-        return [e.step for e in events for v in e.summary.value if v.tag == "epoch_loss"]
+        return [e.step for e in events for v in e.summary.value if v.tag == "loss/epoch_loss"]
     text = path.read_text()
     assert text.endswith("\n")
     lines = [json.loads(line) for line in text.splitlines()] if text[0] == "{" else rows(path)

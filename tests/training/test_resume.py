@@ -129,7 +129,9 @@ def points(folder: Path) -> dict[tuple[str, str], list[tuple[int, str]]]:
                 for value in event.summary.value:
                     point = (event.step, repr(value.simple_value))
                     found.setdefault((run, value.tag), []).append(point)
-    return {key: values for key, values in found.items() if key[1] != "epoch_steps_per_second"}
+    return {
+        key: values for key, values in found.items() if key[1] != "speed/epoch_steps_per_second"
+    }
 
 
 def events(data: bytes) -> Iterator[Event]:

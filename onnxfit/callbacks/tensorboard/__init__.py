@@ -64,14 +64,21 @@ INSTEAD = {
 }
 
 
+def in_section(figure: str, tag: str) -> str:
+    """Return the tag in the section of a figure of the logs."""
+    if figure == "loss" or figure.endswith("_loss"):
+        return f"loss/{tag}"
+    return f"optimizer/{tag}" if figure == "learning_rate" else f"metrics/{tag}"
+
+
 class TensorBoard(Callback):
     """Write curves, histograms, the graph and hyperparameters for TensorBoard.
 
     - `log_dir`: a folder for this training alone. Its folders `train` and `validation` are the runs
       of TensorBoard, each created at its first write. To compare trainings, give each a `log_dir`
       inside a common folder.
-    - `histogram_freq` >= 0: every `histogram_freq` epochs, write a histogram of each weight,
-      `<weight name>/histogram`, to the train run; 0 writes no histograms.
+    - `histogram_freq` >= 0: every `histogram_freq` epochs, write a histogram of each weight to the
+      train run; 0 writes no histograms.
     - `write_graph`: write the ONNX model for the graph tab.
     - `write_steps_per_second`: write `epoch_steps_per_second`. Its default is False in Keras.
     - `update_freq`: "epoch" for curves over epochs alone; "batch" for curves over updates too, or a
@@ -83,17 +90,19 @@ class TensorBoard(Callback):
       which may only have the value that turns them off. Any other value is a SettingError, which
       says what to use instead.
 
-    The tags are:
+    The tags are Keras's, in five sections, which TensorBoard shows in the order of the alphabet:
+    `loss/`, `metrics/`, `optimizer/` (the learning rate), `speed/` and `weights/` (histograms).
 
-    - `epoch_<metric>` in both runs, at the epoch, from 0. The prefix `val_` is dropped, so that
-      both curves appear in one chart.
-    - `epoch_learning_rate` and `epoch_steps_per_second` in train (updates per second, validation
-      not counted).
-    - `batch_<metric>` and `batch_learning_rate` in train, at `trainer.global_step`, which the next
-      `fit` continues. `batch_loss` is the loss of the batch alone; the others are means since the
-      epoch began.
-    - `evaluation_<metric>_vs_iterations` in validation, after each validation, at
+    - `<section>/epoch_<figure>` in both runs, at the epoch, from 0. The prefix `val_` is dropped,
+      so that both curves appear in one chart.
+    - `optimizer/epoch_learning_rate` and `speed/epoch_steps_per_second` in train (updates per
+      second, validation not counted).
+    - `<section>/batch_<figure>` and `optimizer/batch_learning_rate` in train, at
+      `trainer.global_step`, which the next `fit` continues. `loss/batch_loss` is the loss of the
+      batch alone; the others are means since the epoch began.
+    - `<section>/evaluation_<figure>_vs_iterations` in validation, after each validation, at
       `trainer.global_step`.
+    - `weights/<weight>` in train, with `histogram_freq`.
 
     After every epoch, all events are in the files, even if the process is then killed. When
     training resumes from a checkpoint, the files of the killed run are truncated to their sizes at
@@ -251,17 +260,17 @@ class TensorBoard(Callback):
         writer = self.writer("train")
         for name, value in logs.items():
             if name != "loss":
-                writer.add_scalar(name if name == "batch_loss" else f"batch_{name}", value, step)
-        writer.add_scalar("batch_learning_rate", self._rate, step)
+                tag = name if name == "batch_loss" else f"batch_{name}"
+                writer.add_scalar(in_section(name, tag), value, step)
+        writer.add_scalar("optimizer/batch_learning_rate", self._rate, step)
 
     def on_test_begin(self, logs: Logs) -> None:
         self._validation_began = time.perf_counter()
 
     def on_test_end(self, logs: Logs) -> None:
         for name, value in logs.items():
-            self.writer("validation").add_scalar(
-                f"evaluation_{name}_vs_iterations", value, self.trainer.global_step
-            )
+            tag = in_section(name, f"evaluation_{name}_vs_iterations")
+            self.writer("validation").add_scalar(tag, value, self.trainer.global_step)
         self._validation_seconds = time.perf_counter() - self._validation_began
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -269,11 +278,11 @@ class TensorBoard(Callback):
         tags = {}
         for name, value in logs.items():
             run, metric = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
-            tags[name] = (run, f"epoch_{metric}")
-            self.writer(run).add_scalar(f"epoch_{metric}", value, epoch)
+            tags[name] = run, in_section(metric, f"epoch_{metric}")
+            self.writer(run).add_scalar(tags[name][1], value, epoch)
         if self.write_steps_per_second:
             speed = (self.trainer.global_step - self._step_before) / max(seconds, 1e-9)
-            self.writer("train").add_scalar("epoch_steps_per_second", speed, epoch)
+            self.writer("train").add_scalar("speed/epoch_steps_per_second", speed, epoch)
         if self.histogram_freq and (epoch + 1) % self.histogram_freq == 0:
             self._write_histograms(epoch)
         if not self._hparams_are_written:
@@ -306,12 +315,14 @@ class TensorBoard(Callback):
             values = weight.astype(np.float64)
             values = values[np.isfinite(values)]
             if values.size:  # a tensor without finite values has no histogram
-                self.writer("train").add_histogram(f"{name}/histogram", values, epoch)
+                self.writer("train").add_histogram(f"weights/{name}", values, epoch)
 
     def _write_hparams(self, metrics: Mapping[str, tuple[str, str]]) -> None:
         from onnxfit.callbacks.tensorboard.writer import hparams_of_run
 
         settings = hyperparameters(self.trainer, self.hparams)
+        if "loss" in settings:  # the column "loss" has the figure
+            settings = {"loss_function": settings.pop("loss"), **settings}
         for event in hparams_of_run(settings, metrics, self._training_began):
             self.writer("").add_event(event)
         self._hparams_are_written = True

@@ -72,7 +72,8 @@ def graph_def(model: onnx.ModelProto) -> GraphDef:
     its attribute `name` is then its name in the model. Initializers are drawn next to their
     readers, and a `Constant` as `Const`. `dtype` or `T` is the element type of a node's first
     output; `output_types`, `_output_shapes` and `outputs` are the types, shapes and names of all
-    its outputs.
+    its outputs. A Cast to the type that its input has is left out: Keras's exports have one around
+    each operator.
     """
     model = _with_shapes(model)
     drawing = _Drawing()
@@ -139,6 +140,9 @@ class _Drawing:
         sources: dict[str, str],
         types: Mapping[str, Type],
     ) -> None:
+        if _changes_nothing(node, types):
+            sources[node.output[0]] = sources.get(node.input[0], node.input[0])
+            return
         # The tab shows only a few letters, and torch's prefix would use them up.
         leaf = node.name.split("/")[-1].removeprefix("node_") or node.op_type
         name = self._name(scope + "/".join([*steps, leaf]))
@@ -231,6 +235,14 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     except Exception:
         # A drawing without shapes is better than a training that fails because of a drawing.
         return light
+
+
+def _changes_nothing(node: onnx.NodeProto, types: Mapping[str, Type]) -> bool:
+    """Return whether a node is a Cast to the type that its input has."""
+    if node.op_type != "Cast" or node.domain:
+        return False
+    before, _ = types.get(node.input[0], UNKNOWN)
+    return before != 0 and any(a.name == "to" and a.i == before for a in node.attribute)
 
 
 def _type(value: onnx.ValueInfoProto) -> Type:
