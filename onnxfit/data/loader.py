@@ -28,7 +28,7 @@ from onnxfit.data.prefetch import (
 from onnxfit.data.share import WHOLE, Share
 from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource, source_of_rank
-from onnxfit.data.structure import common_rows, map_arrays, named_arrays
+from onnxfit.data.structure import common_rows, length_of, map_arrays, named_arrays
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.given_axes import axes_by_name
@@ -219,9 +219,11 @@ class LoaderSource(RowSource, StreamSource):
         if data.shuffle and adapter.purpose == "training":
             seed = adapter.seed if data.seed is None else data.seed
         source: Source
-        if isinstance(data, DataLoader):  # its own settings say how to make batches
+        batching = Batching(data.batch_size, seed, data.drop_last)
+        if isinstance(data, DataLoader) and data.collate is not None:
+            source = CollatedSource(adapter, data, batching)
+        elif isinstance(data, DataLoader):  # its own settings say how to make batches
             _require_axes(data, adapter.inputs)
-            batching = Batching(data.batch_size, seed, data.drop_last)
             source = array_source(adapter, (data.X, data.y, data.sample_weight), batching)
         else:
             source = cls(adapter, data.bind(adapter), seed)
@@ -274,6 +276,10 @@ class DataLoader(Loader):
     - `drop_last`: leave out a last batch that is shorter.
     - `prefetch`: batches that a background thread prepares ahead, which helps with memory-mapped
       arrays; 0 for no thread.
+    - `collate`: a function from a list of samples to a batch, `(x, y)` or `(x, y, sample_weight)`,
+      as `collate_fn` of PyTorch. `X` is then a sequence of samples of any kind, such as graphs of
+      different sizes, without `y`, `sample_weight` and `batch_axes`. Each rank collates its own
+      samples.
 
     Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, with the structure of `X` and `y`,
     and each complete iteration is the next epoch. `state_dict` holds the position in an epoch;
@@ -301,8 +307,15 @@ class DataLoader(Loader):
         drop_last: bool = False,
         prefetch: int = 0,
         batch_axes: Mapping[str, int | None] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.batch_axes = axes_by_name(batch_axes)
+        self.collate = collate
+        if collate is not None:
+            rows = _number_of_samples(X, y, sample_weight, self.batch_axes)
+            self.X, self.y, self.sample_weight = X, None, None
+            super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
+            return
         if sample_weight is not None and y is None:
             raise DataError("DataLoader got sample_weight without labels (y is None). Pass y too.")
         self.X = open_paths(X)
@@ -338,6 +351,10 @@ class DataLoader(Loader):
                     yield name, np.moveaxis(array, axis, 0) if axis else array
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
+        if self.collate is not None:
+            for numbers in self.batch_rows(epoch, skip, seed):
+                yield self.collated(numbers)
+            return
         for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
             x, *others = self._elements
             if self.batch_axes:
@@ -348,6 +365,48 @@ class DataLoader(Loader):
             else:
                 chosen = map_arrays(x, partial(_rows, index))
             yield (chosen, *(map_arrays(data, partial(_rows, index)) for data in others))
+
+    def collated(self, numbers: Iterable[int]) -> tuple[Any, ...]:
+        """Return the batch of the samples with these `numbers`."""
+        assert self.collate is not None
+        batch = self.collate([self.X[int(number)] for number in numbers])
+        return batch if isinstance(batch, tuple) else (batch,)
+
+
+class CollatedSource(RowSource, StreamSource):
+    """Samples of any kind, which a function of the user collates into batches."""
+
+    def __init__(self, adapter: DataAdapter, loader: DataLoader, batching: Batching) -> None:
+        super().__init__(adapter, loader.rows, batching)
+        self._loader = loader
+
+    @classmethod
+    def accepts(cls, data: Any) -> bool:
+        return False  # LoaderSource creates it
+
+    def items(self, epoch: int, skip: int) -> Iterator[Any]:
+        numbers = np.arange(self.rows)
+        for index in self.indices(epoch, skip):
+            yield self._loader.collated(numbers[index])
+
+    def _shard(self, share: Share) -> Source:
+        return self._shard_rows(share)
+
+
+def _number_of_samples(x: Any, y: Any, weights: Any, axes: Any) -> int:
+    """Return the number of samples. SettingError: there is another source of labels or axes."""
+    if y is not None or weights is not None or axes:
+        raise SettingError(
+            "With collate=, each sample has its own labels and weights, so DataLoader takes no y,"
+            " sample_weight and batch_axes. Pass pairs: DataLoader(list(zip(X, y)), collate=...)."
+        )
+    rows = length_of(x)
+    if not rows or not hasattr(x, "__getitem__"):
+        raise DataError(
+            "With collate=, X must be a sequence of at least one sample, such as a list, got"
+            f" {shortened(x)}."
+        )
+    return rows
 
 
 def _rows(index: Any, array: Any, axis: int | None = 0) -> Any:
