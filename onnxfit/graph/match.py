@@ -136,7 +136,7 @@ G = TypeVar("G")  # the search in a graph
 R = TypeVar("R")  # what a rule puts into the graph
 
 
-class MatchRule(ABC, Generic[G, R]):
+class MatchRule(ABC, Generic[G, V, R]):
     """Values that equations find in a graph, and what is put in their place.
 
     - `equations`: those of `Matcher.solutions`. The first one has the variable of the result.
@@ -144,10 +144,10 @@ class MatchRule(ABC, Generic[G, R]):
 
     equations: Sequence[Equation]
 
-    def check(self, graph: G, found: Mapping[str, str]) -> str:
+    def check(self, graph: G, found: Mapping[str, V]) -> str:
         """Return why the values that were found keep their nodes; "" if they do not."""
         return ""
 
     @abstractmethod
-    def rewrite(self, graph: G, found: Mapping[str, str]) -> R:
+    def rewrite(self, graph: G, found: Mapping[str, V]) -> R:
         """Return what computes the values."""

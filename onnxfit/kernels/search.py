@@ -223,7 +223,7 @@ class NodeSearch(GraphIndex):
         return operand if keeps_axis and axes == [len(shape) - 1] else ""
 
 
-class KernelRule(MatchRule[NodeSearch, onnx.NodeProto]):
+class KernelRule(MatchRule[NodeSearch, str, onnx.NodeProto]):
     """Nodes that are found by what they compute, and the kernel that takes their place.
 
     - `result`: the variable of the value that the kernel computes.

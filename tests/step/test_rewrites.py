@@ -13,13 +13,14 @@ import onnxfit
 from onnxfit.step import finish
 from onnxfit.step.rewrites import REWRITES
 from onnxfit.step.rewrites.add_before_product import add_before_product
-from onnxfit.step.rewrites.bias_in_product import bias_in_product
+from onnxfit.step.rewrites.bias_in_product import BiasInProduct, bias_in_product
 from onnxfit.step.rewrites.broadcast_late import broadcast_late
 from onnxfit.step.rewrites.join_pieces import join_pieces
 from onnxfit.step.rewrites.mask_before_unpool import mask_before_unpool
 from onnxfit.step.rewrites.multiply_few_columns import multiply_few_columns
 from onnxfit.step.rewrites.multiply_once import multiply_once
 from onnxfit.step.rewrites.pool_tall_images import pool_tall_images
+from onnxfit.step.rewrites.replacement import MATCHER
 from onnxfit.step.rewrites.sum_before_scaling import sum_before_scaling
 from onnxfit.step.rewrites.update_in_product import update_in_product
 
@@ -428,3 +429,23 @@ def test_a_sum_of_centred_values_is_not_computed() -> None:
 )
 def test_sums_of_other_values_stay(other: dict[str, str]) -> None:
     assert sums(**other) == ["dy", "total"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        (("float[2, 3] x", "float[3, 4] w", "float[4] b"), ""),
+        (("double[2, 3] x", "double[3, 4] w", "double[4] b"), ""),
+        (("float16[2, 3] x", "float16[3, 4] w", "float16[4] b"), "element type"),
+        (("float[5, 2, 3] x", "float[3, 4] w", "float[4] b"), "not matrices"),
+        (("float[2, 3] x", "float[3, 4] w", "float[1] b"), "an entry for each column"),
+    ],
+)
+def test_a_rule_says_why_it_keeps_the_nodes(shapes: tuple[str, ...], reason: str) -> None:
+    kind = shapes[0].split("[")[0]
+    text = f"g ({', '.join(shapes)}) => ({kind}[A, 4] y) {{ p = MatMul(x, w) y = Add(b, p) }}"
+    graph = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}').graph
+    rule = BiasInProduct()
+    (found,) = MATCHER.solutions(rule.equations, {"sum": graph.outputs[0]})
+    assert reason in rule.check(graph, found)
+    assert bool(rule.check(graph, found)) == bool(reason)

@@ -2,9 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
+
+from onnxfit.graph.match import Matcher, MatchRule
+
+Bindings = Mapping[str, ir.Value]
+
+
+class RewriteRule(MatchRule[ir.Graph, ir.Value, Sequence[ir.Node]]):
+    """A rewrite of the nodes that compute a value. `rewrite` returns the nodes to remove."""
+
+
+def apply_rule(rule: RewriteRule, graph: ir.Graph) -> None:
+    """Rewrite the values of a graph that a rule finds and accepts, in place."""
+    variable, pattern = rule.equations[0]
+    unused: list[ir.Node] = []
+    for node in nodes_of_type(graph, str(pattern[0])):
+        for found in MATCHER.solutions(rule.equations, {variable: node.outputs[0]}):
+            if not rule.check(graph, found):
+                unused += rule.rewrite(graph, found)
+                break
+    # In one call, because each call searches the outputs of the graph: one for each weight.
+    graph.remove(unused, safe=True)
+
+
+def _look(value: ir.Value) -> tuple[str, Sequence[ir.Value]] | None:
+    node = value.producer()
+    if node is None or node.domain != "":
+        return None
+    inputs = [each for each in node.inputs if each is not None]
+    return (node.op_type, inputs) if len(inputs) == len(node.inputs) else None
+
+
+def _results(value: ir.Value, op_type: str) -> list[ir.Value]:
+    readers = dict.fromkeys(node for node, _ in value.uses())
+    return [n.outputs[0] for n in readers if n.op_type == op_type and n.domain == ""]
+
+
+MATCHER: Matcher[ir.Value] = Matcher(_look, lambda variable, value: True, _results)
+
+
+def is_read_once(value: ir.Value) -> bool:
+    """Return whether one node alone reads a value."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def nodes_of_type(graph: ir.Graph, *op_types: str) -> list[ir.Node]:
@@ -21,8 +63,7 @@ def producer_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 def only_producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node of this type that computes a value, if the value is used once."""
-    is_read_once = value is not None and len(value.uses()) == 1 and not value.is_graph_output()
-    return producer_of(value, op_type) if is_read_once else None
+    return producer_of(value, op_type) if value is not None and is_read_once(value) else None
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:

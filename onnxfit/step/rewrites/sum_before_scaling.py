@@ -9,13 +9,15 @@ depends on sum(dy), so dy is summed at once and freed, and not kept until the up
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of, replace_node
+from onnxfit.graph.match import Equation
+from onnxfit.step.rewrites.replacement import Bindings, RewriteRule, apply_rule, replace_node
 
 __all__ = ["sum_before_scaling"]
 
@@ -27,68 +29,57 @@ def sum_before_scaling(graph: ir.Graph) -> None:
 
     The sums and the mean have the same axes, along which the factor and k have size 1.
     """
-    for node in nodes_of_type(graph, "ReduceSum"):
-        axes = _axes_of(node)
-        total = producer_of(node.inputs[0], "Add")
-        if axes is None or total is None:
-            continue
-        terms = [_scaled(value, axes) for value in total.inputs]
-        for term, other in (terms, terms[::-1]):
-            if term is None or other is None or not _is_centred(other[0], axes):
-                continue
-            large, factor = term
-            sums = [use for use, _ in large.uses() if _is_reduction(use, "ReduceSum", axes)]
-            if sums:
-                (out,) = node.outputs
-                product = ir.node("Mul", [sums[0].outputs[0], factor], name=f"{out.name}/scaled")
-                (value,) = product.outputs
-                value.name, value.type, value.shape = product.name, out.type, out.shape
-                replace_node(graph, node, [product])
-                break
+    apply_rule(SumBeforeScaling(), graph)
 
 
-def _scaled(value: ir.Value | None, axes: Axes) -> tuple[ir.Value, ir.Value] | None:
-    """Return the factors of a product if the second one has size 1 along the axes."""
-    node = producer_of(value, "Mul")
-    if value is None or node is None:
-        return None
-    a, b = node.inputs
-    for large, factor in ((a, b), (b, a)):
-        if large is None or factor is None or large.shape is None or factor.shape is None:
-            continue
-        if large.shape != value.shape or len(factor.shape) != len(large.shape):
-            continue
-        if all(factor.shape[axis] == 1 for axis in axes):
-            return large, factor
-    return None
+class SumBeforeScaling(RewriteRule):
+    equations: Sequence[Equation] = (
+        ("sum", ("ReduceSum", "total", "axes of sum")),
+        ("total", ("Add", "scaled", ("Mul", "centred", "k"))),
+        ("scaled", ("Mul", "dy", "factor")),
+        ("centred", ("Sub", "x", "mean")),
+        ("mean", ("ReduceMean", "x", "axes of mean")),
+        ("sum of dy", ("ReduceSum", "dy", "axes of dy")),
+    )
+
+    def check(self, graph: ir.Graph, found: Bindings) -> str:
+        axes, *others = (_axes_of(found[name]) for name in ("sum", "mean", "sum of dy"))
+        if axes is None:
+            return "the axes are not known"
+        if any(other is None or not np.array_equal(other, axes) for other in others):
+            return "the sums and the mean have different axes"
+        pairs = (found["dy"], found["factor"]), (found["centred"], found["k"])
+        if not all(_is_repeated(factor, large, axes) for large, factor in pairs):
+            return "a factor is not one number along the axes"
+        if not all(large.shape == found["total"].shape for large, _ in pairs):
+            return "a term is repeated in the sum"
+        return ""
+
+    def rewrite(self, graph: ir.Graph, found: Bindings) -> Sequence[ir.Node]:
+        out = found["sum"]
+        product = ir.node("Mul", [found["sum of dy"], found["factor"]], name=f"{out.name}/scaled")
+        (value,) = product.outputs
+        value.name, value.type, value.shape = product.name, out.type, out.shape
+        node = out.producer()
+        assert node is not None
+        replace_node(graph, node, [product])
+        return []
 
 
-def _is_centred(value: ir.Value, axes: Axes) -> bool:
-    """Return whether a value is x - mean(x) over the axes."""
-    node = producer_of(value, "Sub")
-    if node is None:
+def _is_repeated(factor: ir.Value, large: ir.Value, axes: Axes) -> bool:
+    """Return whether a factor of a large value has size 1 along the axes."""
+    if large.shape is None or factor.shape is None or len(factor.shape) != len(large.shape):
         return False
-    x, mean = node.inputs
-    reduction = mean.producer() if mean is not None else None
-    return (
-        reduction is not None
-        and _is_reduction(reduction, "ReduceMean", axes)
-        and reduction.inputs[0] is x
-    )
+    return all(factor.shape[axis] == 1 for axis in axes)
 
 
-def _is_reduction(node: ir.Node, op_type: str, axes: Axes) -> bool:
-    """Return whether a node reduces over these axes."""
-    found = _axes_of(node) if node.op_type == op_type and node.domain == "" else None
-    return found is not None and np.array_equal(found, axes)
-
-
-def _axes_of(node: ir.Node) -> Axes | None:
+def _axes_of(result: ir.Value) -> Axes | None:
     """Return the axes of a reduction that keeps them with size 1; None if they are not known."""
-    keeps = node.attributes.get_int("keepdims", 1) and not node.attributes.get_int(
-        "noop_with_empty_axes", 0
-    )
-    axes = node.inputs[1] if len(node.inputs) == 2 else None
+    node = result.producer()
+    assert node is not None
+    attributes = node.attributes
+    keeps = attributes.get_int("keepdims", 1) and not attributes.get_int("noop_with_empty_axes", 0)
+    axes = node.inputs[1]
     if not keeps or axes is None or axes.const_value is None or axes.is_graph_input():
         return None
     return np.sort(axes.const_value.numpy())
