@@ -35,10 +35,9 @@ from onnxfit.files import require_checkpoint_name, require_path
 from onnxfit.gradients.inspection import Inspection
 from onnxfit.graph.doubtful_weights import warn_of_weights
 from onnxfit.graph.garbage import gc_disabled
-from onnxfit.graph.shared_tensors import shared_arrays
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.model_file import ModelSnapshot
-from onnxfit.load.reading import ModelSource, read_shared
+from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.metrics.functions import mode_by_name
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
@@ -244,8 +243,9 @@ class Trainer(CheckedAttributes):
         settings = {name: arguments[name] for name in SETTINGS}
         backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
-        model, tensors = read_shared(forms.source_of(model_onnx, settings))
-        trainable = forms.trainable_form(model, settings)
+        trainable = forms.trainable_form(
+            read_model(forms.source_of(model_onnx, settings)), settings
+        )
         distillation = Distillation.of(teacher)
         if distillation is not None:
             distillation = distillation.with_teacher_read()
@@ -264,13 +264,13 @@ class Trainer(CheckedAttributes):
         arrays = recipe.initial_arrays(trainable.model)
         settings = forms.stored_settings(settings)
         world = world_of(distribute)
-        verify_identical_trainers(world, model, arrays, settings, distillation)
+        verify_identical_trainers(world, trainable.file.proto, arrays, settings, distillation)
         require_rows_to_share(world, recipe)
         check_accumulate_with_averaging(world, accumulate)
         check_loss_scaling_with_averaging(world, recipe.precision)
-        warn_of_weights(model, recipe.model, {n: arrays[n] for n in recipe.weights}, settings)
+        trained = {name: arrays[name] for name in recipe.weights}
+        warn_of_weights(trainable.file.proto, recipe.model, trained, settings)
         trainable = forms.without_trained_numbers(trainable, recipe)
-        model, tensors = trainable.file, shared_arrays(trainable.file)
         runtime = backend_class(
             recipe,
             arrays,
@@ -282,7 +282,6 @@ class Trainer(CheckedAttributes):
         excluded = [f"!{name}" for name in recipe.loss_weights if name not in recipe.state]
         settings = {**settings, "weights": [*recipe.weights, *excluded]}
         self._training = Training(trainable, settings, recipe, runtime)
-        self._tensors = tensors  # the protos refer to them
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
         self.settings = settings
         self.loss = loss
@@ -933,7 +932,7 @@ class Trainer(CheckedAttributes):
         model = contents.with_base(path, model_onnx)
         with saving.checkpoint_errors(path):
             try:
-                trainer = cls(model, **contents.settings)
+                trainer = cls(model.proto, **contents.settings)
             except SettingError as error:
                 if settings:  # the wrong setting may be an argument of this call
                     raise

@@ -15,6 +15,7 @@ import onnx.parser
 import pytest
 from onnx.numpy_helper import from_array
 
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.load.trainable import TrainableModel
@@ -122,7 +123,7 @@ def graphs(name: str, backend: str, device: str) -> Iterator[tuple[str, onnx.Mod
     """Return every graph that a backend compiles for a device, by its kind."""
     model, options = NETWORKS[name]
     settings = TrainerSettings(loss="cross_entropy", device=device, **options)
-    recipe = build_recipe(TrainableModel.of(model), settings)
+    recipe = build_recipe(TrainableModel.of(OnnxModel(model)), settings)
     arrays = initializer_arrays(model, recipe.state)
     created = get_backend(backend)(recipe, arrays, device=CPU, threads=1, accumulate=1)
     shapes = _with_rows({**recipe.declared_batch})

@@ -18,6 +18,7 @@ import onnxruntime
 import pytest
 
 from onnxfit.graph import names
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.losses import (
@@ -72,7 +73,7 @@ FLOAT32 = [name for name, (_, options) in NETWORKS.items() if "precision" not in
 def recipe_of(name: str, **others: Any) -> Recipe:
     model, options = NETWORKS[name]
     settings = TrainerSettings(**{"loss": "cross_entropy", **options, **others})
-    recipe = build_recipe(TrainableModel.of(model), settings)
+    recipe = build_recipe(TrainableModel.of(OnnxModel(model)), settings)
     return replace(recipe, sums_metrics=False)  # as training folders have it
 
 
@@ -120,7 +121,7 @@ def by_class(module: str, base: type[Any]) -> list[str]:
 )
 def test_every_optimizer_and_loss_has_webgpu_kernels(options: dict[str, Any]) -> None:
     settings = TrainerSettings(**{"loss": "mse", **options})
-    recipe = build_recipe(TrainableModel.of(mlp()), settings)
+    recipe = build_recipe(TrainableModel.of(OnnxModel(mlp())), settings)
     assert [str(node) for node in missing(recipe, recipe.declared_batch)] == []
 
 

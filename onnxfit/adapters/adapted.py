@@ -20,8 +20,8 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.checks import name_list, shortened
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.index import tensors_of
-from onnxfit.graph.model import with_references, with_tensors
-from onnxfit.graph.shared_tensors import ComputedArray, Contents, Storable, array_of
+from onnxfit.graph.model import OnnxModel, with_references, with_tensors
+from onnxfit.graph.shared_tensors import ComputedArray, Storable, array_of
 from onnxfit.graph.tensors import nbytes
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.load.completion import opset_of
@@ -65,19 +65,17 @@ class AdaptedModel(TrainableModel):
                 merged[name] = ComputedArray(compute, nbytes(tensors[name]))
         return {**super().to_file(rest), **merged}
 
-    def shared_export(
-        self, arrays: Mapping[str, Array], *, compiled: bool = False
-    ) -> tuple[onnx.ModelProto, list[Contents]]:
-        """Return the file with W + s A B instead of W, and the arrays to which it refers.
+    def export(self, arrays: Mapping[str, Array], *, compiled: bool = False) -> OnnxModel:
+        """Return the file with W + s A B instead of W.
 
         Nothing can be added to packed integers. Their adapters stay in the file as nodes.
         """
-        model = self._with_nodes(self.file, arrays)
+        model = self._with_nodes(self.file.proto, arrays)
         return with_references(model, self.to_file(arrays), compiled=compiled)
 
-    def deployed(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
+    def deployed(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return a model with the inputs of `model` that computes what the exported file does."""
-        model = self.file if self.view is None else self.view
+        model = self.file.proto if self.view is None else self.view
         model = self._with_nodes(model, arrays)
         return with_references(model, self.to_file(arrays), compiled=True)
 
@@ -86,17 +84,16 @@ class AdaptedModel(TrainableModel):
         packed = [one for one in self.adapters if one.weight.is_packed]
         return _beside(model, packed, arrays) if packed else model
 
-    def requantized(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
+    def requantized(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return the file with W + s A B instead of W, packed again if W was packed.
 
-        The second result are the arrays to which the model refers. Raises SettingError for
-        integers that are not the weight of a MatMulNBits.
+        Raises SettingError for integers that are not the weight of a MatMulNBits.
         """
         packed = [one for one in self.adapters if one.weight.is_packed]
         own = {name for one in packed for name in one.names}
         others = {name: array for name, array in arrays.items() if name not in own}
-        changed = repacked_weights(inline_functions(self.file), packed, arrays)
-        return with_references(self.file, {**self.to_file(others), **changed})
+        changed = repacked_weights(inline_functions(self.file.proto), packed, arrays)
+        return with_references(self.file.proto, {**self.to_file(others), **changed})
 
     @property
     def no_host(self) -> str | None:
@@ -110,14 +107,14 @@ class AdaptedModel(TrainableModel):
             )
         return None
 
-    def for_host(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
+    def for_host(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return the file with the weights that train beside the adapters, without these."""
         own = {name for adapter in self.adapters for name in adapter.names}
         others = {name: array for name, array in arrays.items() if name not in own}
         tensors = tensors_of(self.file.graph)
         # The tensors are written as raw data, so that a host can find their bytes in the file.
         bases = {one.weight.name: array_of(tensors[one.weight.name]) for one in self.adapters}
-        return with_references(self.file, {**self.without_loss(others), **bases})
+        return with_references(self.file.proto, {**self.without_loss(others), **bases})
 
     def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
         """Write W + s A B for each weight W, as `to_file` computes it."""
@@ -126,10 +123,8 @@ class AdaptedModel(TrainableModel):
             op.output(one.weight.name, one.add_merged(op, array_of(tensors[one.weight.name])))
         return tuple(one.weight.name for one in self.adapters)
 
-    def served(self, arrays: Mapping[str, Array]) -> tuple[onnx.ModelProto, list[Contents]]:
+    def served(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return the file with its adapters as inputs, whose default values are zeros.
-
-        The second result are the arrays that the model refers to.
 
         A caller may pass other matrices for them, of any rank, as `parameters` returns them.
         """
@@ -140,7 +135,7 @@ class AdaptedModel(TrainableModel):
             for one in adapters
             for name, shape in zip(one.names, one.shapes)
         }
-        model = _beside(self.file, adapters, zeros)
+        model = _beside(self.file.proto, adapters, zeros)
         for one in adapters:
             model.graph.input.extend(one.inputs)
         own = {name for one in adapters for name in one.names}
@@ -213,7 +208,7 @@ def _beside(
     return with_branches(model, found, arrays, dropout=False)
 
 
-def adapt(file: onnx.ModelProto, adapters: LoRA | Sequence[LoRA], seed: int) -> AdaptedModel:
+def adapt(file: OnnxModel, adapters: LoRA | Sequence[LoRA], seed: int) -> AdaptedModel:
     """Return the form in which adapters train a file.
 
     - `file`: the file as it would be trained without adapters.
@@ -223,7 +218,7 @@ def adapt(file: onnx.ModelProto, adapters: LoRA | Sequence[LoRA], seed: int) -> 
     Raises ModelError, SettingError or UnknownNameError.
     """
     settings = listed(adapters)
-    base = inline_functions(file)
+    base = inline_functions(file.proto)
     _require_opset(base)
     matched = match_adapters(base, settings)
     _refuse_taken_names(base, matched)

@@ -25,7 +25,6 @@ from onnxfit.adapters.layers import EMBEDDING, Reader
 from onnxfit.adapters.magnitude import take_bias, write_scale
 from onnxfit.adapters.nodes import NodeWriter
 from onnxfit.graph.index import tensors_of
-from onnxfit.graph.model import as_tensors
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.load.completion import FIRST_IR_WITH_OWN_INITIALIZERS
@@ -51,7 +50,10 @@ def with_branches(
     copy.ir_version = max(copy.ir_version, FIRST_IR_WITH_OWN_INITIALIZERS)
     writer = _BranchWriter(copy)
     own = {name: arrays[name] for adapter in adapters for name in adapter.names}
-    copy.graph.initializer.extend(as_tensors(own).values())
+    copy.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
+        for name, array in own.items()
+    )
     branches = [(reader, adapter) for adapter in adapters for reader in adapter.weight.readers]
     for reader, adapter in sorted(branches, key=lambda branch: branch[0].index):
         writer.write(adapter, reader, adapter.settings.dropout if dropout else 0.0)

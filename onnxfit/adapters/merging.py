@@ -58,7 +58,7 @@ def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     file = read_model(model_onnx)
     form = adapt(file, _loaded(adapter), seed=0)
     names = [name for one in form.adapters for name in one.names]
-    return lower_constants(form.exported(initializer_arrays(form.model, names)))
+    return lower_constants(form.export(initializer_arrays(form.model, names)).whole())
 
 
 @check_arguments
@@ -74,7 +74,7 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     store the norms that it was divided by; and for integers, which merging does not change.
     """
     file = read_model(model_onnx)
-    model = inline_functions(file)
+    model = inline_functions(file.proto)
     tensors = tensors_of(model.graph)
     matched = match_adapters(model, _loaded(adapter))
     for one in matched:
@@ -94,7 +94,7 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     for one, matrices in adapters:
         weight = array_of(tensors[one.weight.name])
         arrays[one.weight.name] = one.merged(weight, {**matrices, one.b: -matrices[one.b]})
-    return lower_constants(with_tensors(file, arrays))
+    return lower_constants(with_tensors(file.proto, arrays))
 
 
 def _loaded(adapter: AdapterSource) -> list[LoRA]:

@@ -31,7 +31,7 @@ def encode_for_training(
     have them.
     """
     training = training_of(trainer)
-    file, targets = training.trainable.file, training.recipe.targets
+    file, targets = training.trainable.file.proto, training.recipe.targets
     stored = read_class_names(file)
     classes = learn_classes(data, targets, stored)
     if classes and not write_class_names(file, {**stored, **classes}):
@@ -48,7 +48,7 @@ def encode_for_training(
 def encode_as_stored(trainer: Trainer, data: Data) -> Data:
     """Return data with the indices of the classes that the model's file names."""
     training = training_of(trainer)
-    return encode(data, training.recipe.targets, read_class_names(training.trainable.file))
+    return encode(data, training.recipe.targets, read_class_names(training.trainable.file.proto))
 
 
 def learn_classes(data: Data, targets: Mapping[str, LabelTarget], stored: ClassNames) -> ClassNames:

@@ -106,9 +106,8 @@ def draw(
     if isinstance(model_onnx, HasStructure):
         scene = scene_of(model_onnx.structure, set(model_onnx.get_weights(copy=False)), depth)
     else:
-        model, arrays = load_shared(model_onnx)
-        scene = scene_of(model, weights_of(model), depth)
-        del arrays  # `model` refers to them
+        model = load_shared(model_onnx)
+        scene = scene_of(model.proto, weights_of(model.proto), depth)
     drawing = _render(scene, format_)
     if path is not None:
         data = drawing if isinstance(drawing, bytes) else (drawing + "\n").encode()

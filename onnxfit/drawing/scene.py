@@ -26,7 +26,7 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.model import large_tensors_as_inputs, to_ir
 from onnxfit.graph.weights import all_weights
 from onnxfit.load.constant_nodes import is_constant
-from onnxfit.load.reading import read_shared
+from onnxfit.load.reading import read_model
 
 KINDS = {
     "input": "input",
@@ -96,12 +96,10 @@ class Scene:
 def weights_of(model: onnx.ModelProto) -> set[str]:
     """Return the names of the weights; none for a model that cannot be trained."""
     try:
-        read, arrays = read_shared(model)
-        weights = set(all_weights(to_ir(read)))
+        read = read_model(model)
+        return set(all_weights(to_ir(read.proto)))
     except ModelError:
         return set()
-    del arrays  # `read` refers to them
-    return weights
 
 
 def scene_of(model: onnx.ModelProto, weights: set[str], depth: int | None) -> Scene:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,27 @@ from onnxfit.graph.tensors import (
 from onnxfit.graph.values import values_of
 
 SCALES_OF_PACKED = 2  # the position of the scales among the inputs of a MatMulNBits
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """A model that owns the arrays to which its larger tensors refer.
+
+    - `proto`: the model.
+    - `arrays`: the arrays, which live as long as this object.
+    """
+
+    proto: onnx.ModelProto
+    arrays: Sequence[Contents] = ()
+
+    @property
+    def graph(self) -> onnx.GraphProto:
+        """The main graph."""
+        return self.proto.graph
+
+    def whole(self) -> onnx.ModelProto:
+        """Copy the arrays into the proto, and return it."""
+        return include_shared(self.proto)
 
 
 @contextmanager
@@ -376,28 +398,17 @@ def with_initializers(
     return with_tensors(model, arrays)
 
 
-def as_tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, onnx.TensorProto]:
-    """Return a mapping from name to an initializer of that name with the array."""
-    return {
-        name: onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
-        for name, array in arrays.items()
-    }
-
-
 def with_tensors(model: onnx.ModelProto, tensors: Mapping[str, Storable]) -> onnx.ModelProto:
     """Return a copy of the model with other values in initializers, by name.
 
     Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
     """
-    copy, arrays = with_references(model, tensors)
-    include_shared(copy)
-    del arrays  # alive until here
-    return copy
+    return with_references(model, tensors).whole()
 
 
 def with_references(
     model: onnx.ModelProto, tensors: Mapping[str, Storable], *, compiled: bool = False
-) -> tuple[onnx.ModelProto, list[Contents]]:
+) -> OnnxModel:
     """Return `with_tensors` of the same arguments that refers to larger arrays of `tensors`.
 
     The references of `model` stay. No array is copied, and no computed array is computed.
@@ -405,8 +416,6 @@ def with_references(
     - `compiled`: whether a session will compile the model. It then refers to an array only in the
       place of a reference of `model`, because onnxruntime optimizes the constants of a graph best
       if the graph has them.
-
-    The second result are the arrays that it refers to. Keep them alive while using the model.
     """
     require_initializers(model, tensors)
     copy = without_initializers(model)
@@ -420,7 +429,7 @@ def with_references(
         new, contents = tensor_of(old, tensors[old.name], refers=refers)
         copy.graph.initializer.append(new)
         kept += [] if contents is None else [contents]
-    return copy, kept
+    return OnnxModel(copy, kept)
 
 
 def clone(model: ir.Model) -> ir.Model:

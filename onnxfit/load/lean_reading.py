@@ -12,9 +12,9 @@ import os
 import numpy as np
 import onnx
 
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.shared_tensors import (
     Array,
-    Contents,
     is_sharable,
     refer_to,
     shared_arrays,
@@ -35,8 +35,8 @@ from onnxfit.load.wire import (
 )
 
 
-def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
-    """Return a model, and the arrays that its larger tensors refer to.
+def with_shared(source: str | bytes | onnx.ModelProto) -> OnnxModel:
+    """Return a model whose larger tensors refer to arrays.
 
     The bytes of a tensor are read into memory once.
 
@@ -55,7 +55,7 @@ def with_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto,
         model, contents = _of_file(source)
     for index, data in contents.items():
         refer_to(model.graph.initializer[index], data)
-    return model, shared_arrays(model)
+    return OnnxModel(model, shared_arrays(model))
 
 
 def without_contents(path: str) -> onnx.ModelProto:

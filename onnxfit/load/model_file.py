@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
@@ -19,11 +19,10 @@ import onnx_ir as ir
 
 from onnxfit.files import require_suffix, write_atomically
 from onnxfit.graph import tensors as limits
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.shared_tensors import (
-    Contents,
     Storable,
     contents_of,
-    include_shared,
     is_sharable,
     shared_arrays,
 )
@@ -129,25 +128,23 @@ def _data_files(path: Path) -> list[Path]:
 class ModelSnapshot:
     """A trained model as it was at one moment. Any thread may write it while training continues.
 
-    - `model`: the model, whose larger tensors refer to arrays.
-    - `arrays`: these arrays. If they are the memory of the training itself, the snapshot must be
+    - `model`: the model. If its arrays are the memory of the training itself, the snapshot must be
       written before the next step.
     - `weights`: the initializers that training changes.
     - `writes`: False for a process that writes nothing because another process does.
     """
 
-    model: onnx.ModelProto
-    arrays: Sequence[Contents]
+    model: OnnxModel
     weights: Collection[str]
     writes: bool = True
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the model to a .onnx file as `write_model` does, and return its path."""
-        return write_model(path, self.model, self.weights) if self.writes else Path(path)
+        return write_model(path, self.model.proto, self.weights) if self.writes else Path(path)
 
     def whole(self) -> onnx.ModelProto:
         """Copy the arrays into `model`, and return it."""
-        return include_shared(self.model)
+        return self.model.whole()
 
     def written(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
         """Write the model, and return it.
@@ -156,7 +153,7 @@ class ModelSnapshot:
         """
         size = sum(map(nbytes, self.model.graph.initializer))
         if size > limits.MAX_COPIED_BYTES and self.writes:
-            return _write(path, self.model, self.weights)
+            return _write(path, self.model.proto, self.weights)
         self.write(path)
         return self.whole()
 

@@ -15,6 +15,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 from onnxfit.errors import ModelError
 from onnxfit.graph.fold import take_known_branches
 from onnxfit.graph.model import (
+    OnnxModel,
     checked_proto,
     complete_ranks,
     infer_by_onnx,
@@ -37,7 +38,7 @@ from onnxfit.load.validity import require_bodies
 
 
 @model_errors()
-def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
+def normalize(model: OnnxModel | onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
     """Return the same computation in the opset and IR version that its graphs are built in.
 
     Functions are inlined, known sequences are unrolled, an If with a known condition is replaced by
@@ -49,7 +50,8 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
     Raises ModelError if the model is inconsistent, packed weights have wrong sizes, or its opset
     cannot be converted.
     """
-    proto = large_tensors_as_inputs(model)
+    file = model.proto if isinstance(model, OnnxModel) else model
+    proto = large_tensors_as_inputs(file)
     remove_zip_maps(proto)
     proto = convert_opset(inline_functions(proto), oldest=oldest)
     proto.ir_version = IR_VERSION
@@ -60,11 +62,11 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
     NameFixPass()(work)
     if not _has_same_values(proto.graph, work.graph):
         proto = checked_proto(work)
-    work = _with_computed_shapes(work, proto, _declared_shapes(model))
+    work = _with_computed_shapes(work, proto, _declared_shapes(file))
     took_branches = take_known_branches(work)
     if unroll_sequences(work) or took_branches:
         work = infer_shapes(work)
-    restore_initializers(work.graph, model)
+    restore_initializers(work.graph, file)
     for value in work.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and value.shape != tensor.shape:
@@ -72,8 +74,8 @@ def normalize(model: onnx.ModelProto, *, oldest: int = OPSET) -> ir.Model:
     require_packed_sizes(work.graph)
     remove_places(work)
     # The converter drops metadata, in which exporters record the weights.
-    work.graph.metadata_props.update({e.key: e.value for e in model.graph.metadata_props})
-    for info in model.graph.value_info:
+    work.graph.metadata_props.update({e.key: e.value for e in file.graph.metadata_props})
+    for info in file.graph.value_info:
         if info.metadata_props and info.name in work.graph.initializers:
             metadata = {entry.key: entry.value for entry in info.metadata_props}
             work.graph.initializers[info.name].metadata_props.update(metadata)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Union
 
@@ -18,8 +19,8 @@ from onnxfit.errors import ModelError, listed_names, nearest_name
 from onnxfit.files import kind_of_file, require_regular_file
 from onnxfit.graph import tensors
 from onnxfit.graph.index import tensors_of
-from onnxfit.graph.model import large_tensors_as_inputs, restore_initializers, to_ir
-from onnxfit.graph.shared_tensors import Contents, shared_arrays
+from onnxfit.graph.model import OnnxModel, large_tensors_as_inputs, restore_initializers, to_ir
+from onnxfit.graph.shared_tensors import shared_arrays
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import is_external, nbytes
 from onnxfit.load.classical import convert_classical_operators
@@ -41,6 +42,8 @@ EXPORTERS = {
 }
 
 ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
+# A function that checks a model, or changes it in place. The text describes the file in messages.
+Stage = Callable[[onnx.ModelProto, str], None]
 
 # Positions of the running statistics among the inputs of a BatchNormalization
 MEAN = 3
@@ -59,90 +62,51 @@ def load_model(source: ModelSource) -> onnx.ModelProto:
     Raises ModelError if the file is missing or damaged, the model is invalid, or external data is
     missing.
     """
-    return _load(source)[0]
+    return _read(source, _parse, STAGES).proto
 
 
-def load_shared(source: ModelSource) -> tuple[onnx.ModelProto, list[Contents]]:
-    """Return the model of `load_model`, and the arrays that its larger tensors refer to.
-
-    As for `read_shared`, only a large model's tensors refer to arrays.
-    """
-    model, _, arrays = _load(source, shares=True)
-    return model, arrays
+def load_shared(source: ModelSource) -> OnnxModel:
+    """Return the model of `load_model`; the larger tensors of a large one refer to arrays."""
+    return _read(source, _parse_shared, STAGES)
 
 
-def read_model(source: ModelSource) -> onnx.ModelProto:
+def read_model(source: ModelSource) -> OnnxModel:
     """Return the model of `load_model` in operators and tensors that a step supports.
 
     Sparse constants become dense, tensors of Constant nodes that may be weights become initializers
     (`lower_constants` moves them back), each normalization gets its own copy of shared parameters,
-    and classical models are written in ONNX's own operators.
+    and classical models are written in ONNX's own operators. The larger tensors of a large model
+    refer to arrays, so that their bytes are in memory once.
 
     - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays unchanged.
 
     Raises ModelError as `load_model` does, and for a model without outputs or with sparse
     initializers.
     """
-    model, description, _ = _load(source)
-    return _trainable(model, description)
+    return _read(source, _parse_shared, (*STAGES, *TRAINING_STAGES))
 
 
-def read_shared(source: ModelSource) -> tuple[onnx.ModelProto, list[Contents]]:
-    """Return the model of `read_model`, and the arrays that its larger tensors refer to.
-
-    Only a large model's tensors refer to arrays; keep the list alive while using the model. The
-    bytes are in memory once.
-    """
-    model, description, arrays = _load(source, shares=True)
-    return _trainable(model, description), arrays
-
-
-def _trainable(model: onnx.ModelProto, description: str) -> onnx.ModelProto:
-    """Return a model, changed in place, in operators and tensors that a step supports."""
-    if not model.graph.output:
-        raise ModelError(f"{description} has no outputs.")
-    if model.graph.sparse_initializer:
-        names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
-        raise ModelError(
-            f"{description} has sparse initializers ({names}), which cannot be trained. Convert"
-            " them to dense initializers."
-        )
-    if any(node.domain == "com.microsoft.nchwc" for node in nodes_of(model.graph)):
-        raise ModelError(
-            f"{description} was optimized by onnxruntime for one machine (operators of"
-            " com.microsoft.nchwc) and cannot be trained. Pass the original model, or one"
-            " optimized at ORT_ENABLE_EXTENDED."
-        )
-    _make_constants_dense(model.graph)
-    lift_constants(model)
-    _separate_batch_norms(model)
-    convert_classical_operators(model)
-    return model
-
-
-def _load(
-    source: ModelSource, *, shares: bool = False
-) -> tuple[onnx.ModelProto, str, list[Contents]]:
-    """Return the model, a description of its source for messages, and the arrays of `read_shared`.
-
-    - `shares`: whether the larger tensors of a large model are arrays.
-    """
-    parse = _parse_shared if shares else _parse
+def _read(
+    source: ModelSource,
+    parse: Callable[[str | bytes | onnx.ModelProto], OnnxModel],
+    stages: Iterable[Stage],
+) -> OnnxModel:
+    """Return the model that a parser and some stages read. ModelError: the model is unusable."""
     try:
         if isinstance(source, onnx.ModelProto):
             description = "the ModelProto"
-            model, arrays = parse(source)
+            model = parse(source)
         elif isinstance(source, (bytes, bytearray, memoryview)):
             description = f"the {len(source)} bytes given"
             data = bytes(source)
             _refuse_other_kind(io.BytesIO(data), description)
-            model, arrays = parse(data)
+            model = parse(data)
         elif isinstance(source, (str, os.PathLike)):
             description = str(Path(source))
             require_regular_file(Path(description))
             with open(description, "rb") as file:
                 _refuse_other_kind(file, description)
-            model, arrays = parse(description)
+            model = parse(description)
         else:
             raise ModelError(
                 "The model must be a path, bytes or an onnx.ModelProto, got"
@@ -160,8 +124,13 @@ def _load(
         raise ModelError(f"{description} is not an ONNX model: {error}.") from None
     except READING_ERRORS as error:
         raise ModelError(f"{description} cannot be read: {error}") from None
-    require_valid(model, description)
-    complete(model)
+    for stage in stages:
+        stage(model.proto, description)
+    return model
+
+
+def _check(model: onnx.ModelProto, description: str) -> None:
+    """Raise ModelError unless ONNX's checker accepts a model; declare the types of its outputs."""
     small = large_tensors_as_inputs(model)
     complete_outputs(model, small)
     try:
@@ -170,12 +139,6 @@ def _load(
         # Opsets 18 to 20 have a GroupNormalization that ONNX withdrew and runtimes still run.
         if "GroupNormalization is deprecated" not in str(error):
             raise ModelError(f"{description} is not a valid ONNX model: {error}") from None
-    _check_packed_weights(model, small)
-    return model, description, arrays
-
-
-def _check_packed_weights(model: onnx.ModelProto, small: onnx.ModelProto) -> None:
-    """Raise ModelError for packed weights of the wrong size. `small` has no large tensors."""
     if not has_packed_weights(model):
         return
     try:
@@ -187,22 +150,40 @@ def _check_packed_weights(model: onnx.ModelProto, small: onnx.ModelProto) -> Non
     require_packed_sizes(work.graph)
 
 
-def _parse(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
+def _require_trainable(model: onnx.ModelProto, description: str) -> None:
+    """Raise ModelError for a model that no step can be built for."""
+    if not model.graph.output:
+        raise ModelError(f"{description} has no outputs.")
+    if model.graph.sparse_initializer:
+        names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
+        raise ModelError(
+            f"{description} has sparse initializers ({names}), which cannot be trained. Convert"
+            " them to dense initializers."
+        )
+    if any(node.domain == "com.microsoft.nchwc" for node in nodes_of(model.graph)):
+        raise ModelError(
+            f"{description} was optimized by onnxruntime for one machine (operators of"
+            " com.microsoft.nchwc) and cannot be trained. Pass the original model, or one"
+            " optimized at ORT_ENABLE_EXTENDED."
+        )
+
+
+def _parse(source: str | bytes | onnx.ModelProto) -> OnnxModel:
     """Return a copy of the model of a path, of bytes or of a ModelProto."""
     if isinstance(source, str):
         model = onnx.load(source, load_external_data=False)
         load_external_data(model, os.path.dirname(source))
-        return model, []
+        return OnnxModel(model)
     model = onnx.ModelProto()
     if isinstance(source, bytes):
         model.ParseFromString(source)
     else:
         model.CopyFrom(source)
-    return model, []
+    return OnnxModel(model)
 
 
-def _parse_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Contents]]:
-    """Return the same, and the arrays that the tensors of a large model refer to.
+def _parse_shared(source: str | bytes | onnx.ModelProto) -> OnnxModel:
+    """Return the same; the larger tensors of a large model refer to arrays.
 
     So do the tensors of a model with packed weights, because each compiled graph packs its own copy
     of them.
@@ -217,12 +198,12 @@ def _parse_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProt
     if size > tensors.MAX_COPIED_BYTES:
         return with_shared(source)
     if isinstance(source, str) and size:  # its tensors may be in other files
-        model = without_contents(source)
-        size = sum(nbytes(t) for t in model.graph.initializer if is_external(t))
-        shares = size > tensors.MAX_COPIED_BYTES or has_packed_weights(model)
+        structure = without_contents(source)
+        size = sum(nbytes(t) for t in structure.graph.initializer if is_external(t))
+        shares = size > tensors.MAX_COPIED_BYTES or has_packed_weights(structure)
         return with_shared(source) if shares else _parse(source)
-    model, arrays = _parse(source)
-    return with_shared(source) if has_packed_weights(model) else (model, arrays)
+    model = _parse(source)
+    return with_shared(source) if has_packed_weights(model.proto) else model
 
 
 def _refuse_other_kind(file: BinaryIO, description: str) -> None:
@@ -267,13 +248,11 @@ def _onnx_files(folder: Path) -> str:
     return f"It has {listed_names(files)}." if files else "It has no .onnx file."
 
 
-def _make_constants_dense(graph: onnx.GraphProto) -> None:
+def _make_constants_dense(model: onnx.ModelProto) -> None:
     """Write sparse Constants, which onnx-ir does not read, with their zeros, in place."""
-    for node in graph.node:
+    for node in nodes_of(model.graph):
         for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _make_constants_dense(attribute.g)
-            elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
+            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
                 dense = onnx.numpy_helper.from_array(_dense(attribute.sparse_tensor))
                 attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
 
@@ -337,3 +316,24 @@ def _add_copy(
     graph.initializer.append(initializers[name])
     graph.initializer[-1].name = copy
     initializers[copy] = graph.initializer[-1]
+
+
+def _change(function: Callable[[onnx.ModelProto], None]) -> Stage:
+    """Return the stage that changes a model in place by a function without a description."""
+    return lambda model, _: function(model)
+
+
+# The stages of a model after its file was parsed, in their order.
+STAGES: tuple[Stage, ...] = (
+    require_valid,
+    _change(complete),
+    _check,
+)
+# The stages that follow if a model is trained.
+TRAINING_STAGES: tuple[Stage, ...] = (
+    _require_trainable,
+    _change(_make_constants_dense),
+    _change(lift_constants),
+    _change(_separate_batch_norms),
+    _change(convert_classical_operators),
+)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.graph import names
-from onnxfit.graph.model import with_references
-from onnxfit.graph.shared_tensors import Contents, Storable, array_of, include_shared
+from onnxfit.graph.model import OnnxModel, with_references
+from onnxfit.graph.shared_tensors import Storable, array_of
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.batch_axis import BatchLayout
 
@@ -30,7 +30,8 @@ class TrainableModel:
     This class is for a file that is trained directly. A subclass overrides methods such as
     `to_file`.
 
-    - `file`: the model as passed, which the user gets back with other numbers.
+    - `file`: the model as passed, which the user gets back with other numbers. It owns the arrays
+      to which `model` and `view` refer.
     - `model`: the model of every step. The trained weights are its initializers.
     - `view`: the file with the inputs and outputs of `model`, and with the same initializers; None
       if it is the file itself.
@@ -41,25 +42,25 @@ class TrainableModel:
     # evaluation compiles the file after every update; otherwise it runs `model`.
     evaluates_file: ClassVar[bool] = False
 
-    file: onnx.ModelProto
+    file: OnnxModel
     model: onnx.ModelProto
     view: onnx.ModelProto | None = field(default=None, kw_only=True)
     layout: BatchLayout = field(default_factory=BatchLayout, kw_only=True)
 
     @classmethod
-    def of(cls, file: onnx.ModelProto) -> TrainableModel:
+    def of(cls, file: OnnxModel) -> TrainableModel:
         """Return the trivial form of a file that is trained directly."""
-        return TrainableModel(file, file)
+        return TrainableModel(file, file.proto)
 
     @property
     def is_file(self) -> bool:
         """Whether the file itself is trained."""
-        return self.model is self.file
+        return self.model is self.file.proto
 
     @cached_property
     def fingerprint(self) -> str:
         """The digest of the file, by which a checkpoint without the file identifies it."""
-        return fingerprint(self.file)
+        return fingerprint(self.file.proto)
 
     @property
     def bounds(self) -> Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
@@ -105,22 +106,15 @@ class TrainableModel:
         own = {tensor.name for tensor in self.file.graph.initializer}
         return {n: a for n, a in arrays.items() if n in own or not names.is_loss_weight(n)}
 
-    def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
-        """Return a copy of the file with trained weights; only numbers of initializers differ."""
-        model, contents = self.shared_export(arrays)
-        include_shared(model)
-        del contents  # alive until here
-        return model
-
-    def shared_export(
+    def export(
         self, arrays: Mapping[str, npt.NDArray[Any]], *, compiled: bool = False
-    ) -> tuple[onnx.ModelProto, list[Contents]]:
-        """Return `exported` with references to its larger arrays, and all of these arrays.
+    ) -> OnnxModel:
+        """Return a copy of the file with trained weights; only numbers of initializers differ.
 
-        Trained weights refer to `arrays` themselves, so nothing is copied. `compiled` is as for
+        The copy refers to the larger ones of `arrays`, so nothing is copied. `compiled` is as for
         `with_references`.
         """
-        return with_references(self.file, self.to_file(arrays), compiled=compiled)
+        return with_references(self.file.proto, self.to_file(arrays), compiled=compiled)
 
     @property
     def no_host(self) -> str | None:
@@ -131,15 +125,13 @@ class TrainableModel:
             "trains floats instead of the model's integers, and only Python can convert them back"
         )
 
-    def for_host(
-        self, arrays: Mapping[str, npt.NDArray[Any]]
-    ) -> tuple[onnx.ModelProto, list[Contents]]:
-        """Return the file for a host that trains, and the arrays to which it refers.
+    def for_host(self, arrays: Mapping[str, npt.NDArray[Any]]) -> OnnxModel:
+        """Return the file for a host that trains.
 
-        It is the model of `shared_export`, but the initializers that `add_export` computes have the
+        It is the model of `export`, but the initializers that `add_export` computes have the
         numbers that they began with.
         """
-        return self.shared_export(arrays)
+        return self.export(arrays)
 
     def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
         """Write the nodes that compute initializers of the file from trained weights.
@@ -150,14 +142,9 @@ class TrainableModel:
         """
         return ()
 
-    def deployed(
-        self, arrays: Mapping[str, npt.NDArray[Any]]
-    ) -> tuple[onnx.ModelProto, list[Contents]]:
-        """Return a model with the inputs of `model` that computes what the exported file does.
-
-        The second result are the arrays to which the model refers, as in `shared_export`.
-        """
-        model = self.file if self.view is None else self.view
+    def deployed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> OnnxModel:
+        """Return a model with the inputs of `model` that computes what the exported file does."""
+        model = self.file.proto if self.view is None else self.view
         return with_references(model, self.to_file(arrays), compiled=True)
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:

@@ -14,6 +14,7 @@ import onnx
 
 from onnxfit.graph.index import GraphIndex, attributes_of
 from onnxfit.graph.replacement import Array, NodeReplacement
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.subgraphs import nodes_of
 
 # The input of an operator with the element type of its first output. The output of any other
@@ -45,7 +46,7 @@ class IntegerGraph(GraphIndex):
     def array(self, name: str) -> Array | None:
         """Return an initializer or the tensor of a Constant; None for any other value."""
         tensor = self.constants.get(name)
-        return None if tensor is None else onnx.numpy_helper.to_array(tensor)
+        return None if tensor is None else array_of(tensor)
 
     def gather_of_initializer(self, name: str) -> onnx.NodeProto | None:
         """Return the Gather that takes a value from an initializer; None for any other value."""

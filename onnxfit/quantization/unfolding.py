@@ -23,6 +23,7 @@ from onnx import helper, numpy_helper
 
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, SettingError, listed_names
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.shared_tensors import Storable, array_of
 from onnxfit.graph.subgraphs import nodes_of
@@ -143,7 +144,7 @@ class QuantizedModel(TrainableModel):
             )
 
 
-def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> TrainableModel:
+def unfold(file: OnnxModel, quantization: Quantization | None = None) -> TrainableModel:
     """Return the models that train an integer file; for a float file, they are the file.
 
     - `file`: a model that `read_model` returned.
@@ -158,7 +159,7 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
         )
     settings = quantization or Quantization()
     patterns = None if settings.weights is None else tuple(settings.weights)
-    source = to_qdq(file)  # the same numbers, with DequantizeLinear before every operator
+    source = to_qdq(file.proto)  # the same numbers, with DequantizeLinear before every operator
     names = integer_names(source)
     if quantization is not None:
         names += packed_weights(source)
@@ -183,7 +184,7 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
     biases = layer_biases(source, {grid.scale for grid in changing})
     if changing:
         changed = observed_names(changing) if settings.observe else learned_names(changing)
-        _require_own_numbers(file, source, changed, biases.values())
+        _require_own_numbers(file.proto, source, changed, biases.values())
     return QuantizedModel(
         file=file,
         model=model,

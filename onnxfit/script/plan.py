@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.editing.to_float32 import to_float32
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.gradients.inspection import Inspection
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.spec import Dim
 from onnxfit.load.batch_axis import INVENTED, BatchLayout
 from onnxfit.load.caches import without_caches
@@ -159,9 +159,7 @@ def _attempt(
     return replace(plan, adapters=_adapters(file), row_seconds=seconds)
 
 
-def _with_constants(
-    report: Inspection, file: onnx.ModelProto, settings: Mapping[str, Any]
-) -> Inspection:
+def _with_constants(report: Inspection, file: OnnxModel, settings: Mapping[str, Any]) -> Inspection:
     """Return the report on what trains if some inputs are constants, with the facts of the file."""
     if not settings.get("fixed_inputs"):
         return report
@@ -196,7 +194,7 @@ def _size_or_one(size: Dim) -> int:
     return size if isinstance(size, int) else 1
 
 
-def _with_losses(plan: Plan, file: onnx.ModelProto) -> Plan:
+def _with_losses(plan: Plan, file: OnnxModel) -> Plan:
     """Return the plan with a loss for each output that weights can be trained by."""
     losses = {one.name: one.loss for one in plan.facts.outputs if one.loss is not None}
     own = next((one for one in plan.facts.outputs if (one.name, one.shape) == ("loss", ())), None)
@@ -327,9 +325,9 @@ def _with_labels(plan: Plan, outputs: Mapping[str, Any], layout: BatchLayout) ->
     return replace(plan, labels=tuple(labels))
 
 
-def _adapters(file: onnx.ModelProto) -> str | None:
+def _adapters(file: OnnxModel) -> str | None:
     """Return the code of adapters that fit linear layers of the file; None if none fit."""
-    view = without_caches(file)
+    view = without_caches(file.proto)
     for rank in RANKS:
         try:
             if match_adapters(view, [LoRA(rank=rank)]):

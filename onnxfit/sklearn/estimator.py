@@ -165,7 +165,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         before: Trainer | None = getattr(self, "trainer_", None) if go_on else None
         model = None
         if before is None:
-            model = None if self.model is None else read_model(self.model)
+            file = None if self.model is None else read_model(self.model)
+            model = None if file is None else file.proto
             self._input = None if model is None else only_input(model)
         fitted = before is not None
         checks = {**self._checks(fitted), **self._label_checks}

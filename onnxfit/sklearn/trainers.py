@@ -8,7 +8,6 @@ from typing import Any
 import onnx
 
 from onnxfit.adapters.adapted import AdaptedModel, with_constants
-from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.trainer import Trainer
 from onnxfit.training.training import training_of
 
@@ -21,7 +20,7 @@ def base_model(trainer: Trainer, *, keeps_adapters: bool) -> onnx.ModelProto:
     """
     form = training_of(trainer).trainable
     if keeps_adapters and isinstance(form, AdaptedModel):
-        return whole_model(form.for_host(trainer.get_weights(copy=False))[0])
+        return form.for_host(trainer.get_weights(copy=False)).whole()
     return trainer.export(None)
 
 

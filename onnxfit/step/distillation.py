@@ -116,7 +116,7 @@ class Distillation(ChecksArguments):
         """Return the settings with the model in memory, or raise ModelError for a bad file."""
         assert self.teacher is not None
         try:
-            return replace(self, teacher=read_model(self.teacher))
+            return replace(self, teacher=read_model(self.teacher).whole())
         except ModelError as error:
             raise ModelError(f"The teacher cannot be read. {error}") from None
 

@@ -16,13 +16,14 @@ import onnx
 from onnxfit.errors import SettingError
 from onnxfit.graph import names, scopes
 from onnxfit.graph.model import (
+    OnnxModel,
     model_errors,
     spec_of,
     tensor_outputs,
     to_ir,
     with_references,
 )
-from onnxfit.graph.shared_tensors import Contents, to_proto
+from onnxfit.graph.shared_tensors import include_shared, to_proto
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.graph.weights import select_weights
@@ -218,24 +219,23 @@ def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 
 @model_errors()
-def deployed_graph(
-    recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]
-) -> tuple[onnx.ModelProto, list[Contents]]:
-    """Return the model with its trained weights as constants, and the arrays it refers to.
+def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -> OnnxModel:
+    """Return the model with its trained weights as constants.
 
-    onnxruntime optimizes it like the exported file. Keep the arrays alive until it is compiled.
+    onnxruntime optimizes it like the exported file.
     """
     if recipe.trainable is not None:
-        model, contents = recipe.trainable.deployed(arrays)
-        return _only_tensors(model, recipe), contents
-    model, contents = with_references(to_proto(recipe.model), arrays, compiled=True)
-    op = GraphBuilder(to_ir(model).graph)
+        model = recipe.trainable.deployed(arrays)
+        _only_tensors(model.proto, recipe)
+        return model
+    model = with_references(to_proto(recipe.model), arrays, compiled=True)
+    op = GraphBuilder(to_ir(model.proto).graph)
     keep_outputs(op, list(recipe.outputs))
     to_evaluation_form(op)
-    return finish(op, exact=True), contents
+    return OnnxModel(finish(op, exact=True), model.arrays)
 
 
-def _only_tensors(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
+def _only_tensors(model: onnx.ModelProto, recipe: Recipe) -> None:
     """Drop inputs that are initializers and outputs that are not tensors, in place.
 
     Nodes and opset stay, so onnxruntime chooses the same kernels.
@@ -247,7 +247,6 @@ def _only_tensors(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
         graph.input.remove(value)
     for value in [v for v in graph.output if v.name not in recipe.outputs]:
         graph.output.remove(value)
-    return model
 
 
 def add_loss(
@@ -301,4 +300,4 @@ def add_loss(
         )
     add_loss_outputs(op, objectives, penalties, batch)
     keep_outputs(op, list(outputs))
-    return finish(op)
+    return include_shared(finish(op))

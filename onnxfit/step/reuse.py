@@ -114,7 +114,7 @@ def _key(trainable: TrainableModel, settings: TrainerSettings) -> Hashable:
         optimizer = optimizer.with_learning_rate(0.0)
     chosen |= {"optimizer": optimizer, "seed": 0}
     rules = tuple(map(id, RULES.values()))
-    return _structure(trainable.file), _hashable(chosen), rules
+    return _structure(trainable.file.proto), _hashable(chosen), rules
 
 
 def _structure(model: onnx.ModelProto) -> Hashable:

@@ -124,7 +124,7 @@ class OnnxModule(torch.nn.Module):
             )
         Device.parse(device)
         self._file = read_model(model_onnx)
-        self._model = with_fixed_inputs(self._file, fixed_inputs)
+        self._model = with_fixed_inputs(self._file.proto, fixed_inputs)
         self._settings = weights, gradient, batch_norm
         self._seed = seed
         self._threads = threads
@@ -219,7 +219,7 @@ class OnnxModule(torch.nn.Module):
         - `path`: a file to which the model is written as well, atomically; None writes no file.
         """
         arrays = {name: _array(self._state_tensor(name)) for name in self._functional.recipe.state}
-        model = with_initializers(self._file, arrays)
+        model = with_initializers(self._file.proto, arrays)
         to_inference_form(model, self._settings[2])
         lower_constants(model)
         if path is not None:

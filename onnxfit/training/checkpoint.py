@@ -49,7 +49,7 @@ from onnxfit.files import (
     write_atomically,
 )
 from onnxfit.graph import names
-from onnxfit.graph.shared_tensors import Contents as TensorContents
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.tensors import (
     Array,
     attach,
@@ -115,8 +115,8 @@ class Snapshot:
         own: Mapping[str, np.ndarray[Any, Any]] = {}
         masters = contents.state["weights"]
         if contents.model is not None:
-            own, masters = _divided(contents.model, masters)
-            model, self._tensors = detached(contents.model, own, DATA)
+            own, masters = _divided(contents.model.proto, masters)
+            model, self._tensors = detached(contents.model.proto, own, DATA)
             to_inference_form(model, contents.settings["batch_norm"])
             self._model = model.SerializeToString()
         info = {
@@ -204,7 +204,7 @@ def load(
         if file is None:
             require_regular_file(Path(name))
         with zipfile.ZipFile(file or name) as archive:
-            info, model, tensors, arrays = _read_archive(archive, name)
+            info, model, arrays = _read_archive(archive, name)
     except CheckpointError:
         raise
     except FileNotFoundError:
@@ -225,7 +225,7 @@ def load(
         }
         state = {
             "weights": {
-                **({} if model is None else initializer_arrays(model, info["weights"])),
+                **({} if model is None else initializer_arrays(model.proto, info["weights"])),
                 **_with_arrays(info["masters"], arrays),
             },
             "slots": _with_arrays(info["slots"], arrays),
@@ -248,7 +248,6 @@ def load(
             constants=constants,
             base=info["base"],
             replaced={key: value for key, value in info["settings"].items() if key not in saved},
-            tensors=tensors,
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} is not valid ({error}).") from None
@@ -296,7 +295,7 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
 
 def _read_archive(
     archive: zipfile.ZipFile, name: str
-) -> tuple[dict[str, Any], onnx.ModelProto | None, Sequence[TensorContents], dict[str, Array]]:
+) -> tuple[dict[str, Any], OnnxModel | None, dict[str, Array]]:
     """Return a checkpoint's description, its model and its arrays, all checked."""
     has_model = MODEL in archive.namelist()
     entries = (INFO, MODEL, DATA, STATE) if has_model else (INFO, STATE)
@@ -317,14 +316,13 @@ def _read_archive(
         raise CheckpointError(
             f"{name!r} is damaged: expected either a model or the fingerprint of a model."
         )
-    model: onnx.ModelProto | None = None
-    tensors: Sequence[TensorContents] = ()
+    model: OnnxModel | None = None
     if has_model:
-        model = onnx.ModelProto.FromString(archive.read(MODEL))
+        proto = onnx.ModelProto.FromString(archive.read(MODEL))
         with archive.open(DATA) as data:
-            tensors = attach(model, data)
-        require_valid(model, "its model")
-    return info, model, tensors, read_safetensors(archive.read(STATE))
+            model = OnnxModel(proto, attach(proto, data))
+        require_valid(proto, "its model")
+    return info, model, read_safetensors(archive.read(STATE))
 
 
 def _check_description(info: dict[str, Any], name: str) -> None:

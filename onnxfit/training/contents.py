@@ -14,10 +14,10 @@ from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import as_checkpoint_error
 from onnxfit.graph import names
-from onnxfit.graph.shared_tensors import Contents as TensorContents
+from onnxfit.graph.model import OnnxModel
 from onnxfit.load.constant_nodes import lower_constants, with_constant_nodes
 from onnxfit.load.model_file import ModelSnapshot
-from onnxfit.load.reading import ModelSource, read_shared
+from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.load.trainable import fingerprint
 from onnxfit.step.distillation import Distillation
 from onnxfit.training.forms import trainable_form
@@ -33,10 +33,10 @@ class Contents:
     `missed_event` is the event that the loggers have missed. `constants` are the constants of the
     trainable form. `model` is None if the checkpoint has only the adapters; `base` is then the
     fingerprint of the model. `replaced` are the settings of the checkpoint in whose place others
-    were passed, as JSON. `tensors` are the arrays that a large `model` refers to.
+    were passed, as JSON.
     """
 
-    model: onnx.ModelProto | None
+    model: OnnxModel | None
     settings: dict[str, Any]
     state: dict[str, dict[str, Any]]
     history: dict[str, Any]
@@ -48,7 +48,6 @@ class Contents:
     constants: Mapping[str, Sequence[np.ndarray[Any, Any]]]
     base: str | None = None
     replaced: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Sequence[TensorContents] = ()
 
     def require_base(self, path: str | os.PathLike[str], found: str) -> None:
         """Raise SettingError unless `found` is the fingerprint of the base model."""
@@ -59,9 +58,7 @@ class Contents:
                 " unchanged file with which the adapters were trained."
             )
 
-    def with_base(
-        self, path: str | os.PathLike[str], model_onnx: ModelSource | None
-    ) -> onnx.ModelProto:
+    def with_base(self, path: str | os.PathLike[str], model_onnx: ModelSource | None) -> OnnxModel:
         """Return the model of a checkpoint: `model_onnx` if the checkpoint has only adapters.
 
         CheckpointError: the model is missing. SettingError: the adapters belong to another model,
@@ -81,8 +78,8 @@ class Contents:
                 " the model: Trainer.load(path, model_onnx='base.onnx')."
             )
         is_dynamic = self.settings.get("dynamic_batch")
-        model, self.tensors = read_shared(any_batch(model_onnx) if is_dynamic else model_onnx)
-        self.require_base(path, fingerprint(model))
+        model = read_model(any_batch(model_onnx) if is_dynamic else model_onnx)
+        self.require_base(path, fingerprint(model.proto))
         return model
 
     def without_loss_weights(self, passed: Collection[str]) -> None:
@@ -135,9 +132,10 @@ class Contents:
         trainable = trainable_form(model, {**self.settings, "seed": 0})
         weights = self.state["weights"]
         if trainable.is_file:
-            return ModelSnapshot(with_constant_nodes(model), self.tensors, weights)
+            return ModelSnapshot(OnnxModel(with_constant_nodes(model.proto), model.arrays), weights)
         with as_checkpoint_error(
             "The checkpoint is damaged: its weights are not those of its model"
         ):
-            exported, arrays = trainable.shared_export(weights)
-        return ModelSnapshot(lower_constants(exported), arrays, weights)
+            exported = trainable.export(weights)
+        lower_constants(exported.proto)
+        return ModelSnapshot(exported, weights)

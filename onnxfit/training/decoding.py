@@ -186,7 +186,8 @@ class CompiledFile:
 
     def _compile(self, state: Mapping[str, Array], inputs: Mapping[str, Array]) -> StatelessSession:
         """Compile the file. The initializers of `inputs`, and shared ones, become inputs."""
-        file, contents = self._trainable.shared_export(state, compiled=True)
+        exported = self._trainable.export(state, compiled=True)
+        file = exported.proto
         to_inference_form(file, self._backend.recipe.batch_norm)
         graph = file.graph
         names = [tensor.name for tensor in graph.initializer]
@@ -198,11 +199,9 @@ class CompiledFile:
             initializers_to_inputs(model.graph, [name for name in names if name in given])
             file = to_proto(model)
         include_shared(file, NOT_IN_NUMPY)
-        session = StatelessSession(
+        return StatelessSession(
             file, self.device, self._backend.threads, "generation", uses_integers=True
         )
-        del contents  # alive until here
-        return session
 
 
 class Decoder:

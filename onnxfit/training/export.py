@@ -21,8 +21,8 @@ from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.files import require_path, write_atomically
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
-from onnxfit.graph.model import with_references
-from onnxfit.graph.shared_tensors import Array, Contents, whole_model
+from onnxfit.graph.model import OnnxModel, with_references
+from onnxfit.graph.shared_tensors import Array, whole_model
 from onnxfit.graph.tensors import MAX_INLINE_BYTES, nbytes, without_numbers, write_safetensors
 from onnxfit.load.constant_nodes import lower_constants
 from onnxfit.load.facts import facts_of
@@ -31,24 +31,25 @@ from onnxfit.load.training_form import to_inference_form
 from onnxfit.runtime.placement import operators_on_cpu
 from onnxfit.training.training import Training
 
-Export = Callable[[Mapping[str, Array]], tuple[onnx.ModelProto, list[Contents]]]
+Export = Callable[[Mapping[str, Array]], OnnxModel]
 
 
 def given_model(training: Training) -> ModelSnapshot:
     """Return `Trainer.model`, which refers to the memory of the training."""
     form = training.trainable
     if not form.is_file:
-        model, contents = with_references(form.file, {})
+        model = with_references(form.file.proto, {})
     else:
-        model, contents = form.shared_export(training.state.get_weights(copy=False))
-    return ModelSnapshot(lower_constants(model), contents, training.recipe.state)
+        model = form.export(training.state.get_weights(copy=False))
+    lower_constants(model.proto)
+    return ModelSnapshot(model, training.recipe.state)
 
 
 def structure(training: Training) -> onnx.ModelProto:
     """Return `Trainer.structure`."""
     model = given_model(training).model
     large = {t.name for t in model.graph.initializer if nbytes(t) > MAX_INLINE_BYTES}
-    return without_numbers(model, large)
+    return without_numbers(model.proto, large)
 
 
 def export(
@@ -81,7 +82,7 @@ def exported(
             "export needs adapters to be 'merged', 'requantized' or 'inputs', got"
             f" {shortened(adapters)}."
         )
-    exported: Export = training.trainable.shared_export
+    exported: Export = training.trainable.export
     if adapters != "merged":
         form = _require_adapters(training, f"export(adapters={adapters!r})")
         exported = form.served if adapters == "inputs" else form.requantized
@@ -92,10 +93,10 @@ def exported(
         for name in training.recipe.weights if averaged else ():
             slot = names.slot(name, names.EMA)
             arrays[name] = state.get(slot) if copy else state.view(slot)
-    model, contents = exported(arrays)
-    to_inference_form(model, training.recipe.batch_norm)
-    lower_constants(model)
-    return ModelSnapshot(model, contents, training.recipe.state, writes=training.world.is_main)
+    model = exported(arrays)
+    to_inference_form(model.proto, training.recipe.batch_norm)
+    lower_constants(model.proto)
+    return ModelSnapshot(model, training.recipe.state, writes=training.world.is_main)
 
 
 def loss_tensors(
@@ -164,7 +165,7 @@ def write_graphs(training: Training, folder: Any, prefix: str, suffix: str) -> d
     """Write every graph; see `Trainer.save_onnx_graph`."""
     with training.backend.lock:
         models = {"model": given_model(training), "trained": exported(training, copy=False)}
-        graphs = {name: snapshot.model for name, snapshot in models.items()}
+        graphs = {name: snapshot.model.proto for name, snapshot in models.items()}
         graphs |= training.backend.graphs(training.recipe.declared_batch)
         if folder is bytes:
             return {name: _serialized(graph) for name, graph in graphs.items()}
@@ -189,9 +190,8 @@ def inspection(
     outputs = recipe.loss_outputs or recipe.float_outputs
     report = inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
     without_bias = count_layers_without_bias(recipe.model)
-    facts = facts_of(
-        training.trainable.file, recipe.model, recipe.layout, recipe.weights, without_bias
-    )
+    file = training.trainable.file.proto
+    facts = facts_of(file, recipe.model, recipe.layout, recipe.weights, without_bias)
     report = replace(report, batch_axes=tuple(recipe.layout.lines()), facts=facts)
     if device is None:
         return report

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.data.convert import as_array
@@ -15,7 +14,8 @@ from onnxfit.editing.dynamic_batch import dynamic_batch
 from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import SettingError
 from onnxfit.graph.index import required_inputs
-from onnxfit.graph.model import share_tensors
+from onnxfit.graph.model import OnnxModel, share_tensors
+from onnxfit.graph.shared_tensors import shared_arrays
 from onnxfit.graph.tensors import without_numbers
 from onnxfit.load.batch_axis import layout_of
 from onnxfit.load.batch_view import batch_first
@@ -62,7 +62,7 @@ def source_of(source: ModelSource, settings: Mapping[str, Any]) -> ModelSource:
     return dynamic_batch(source, axes={n: given[n] for n in inputs if n in given})
 
 
-def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> TrainableModel:
+def trainable_form(file: OnnxModel, settings: Mapping[str, Any]) -> TrainableModel:
     """Return the model that is trained in place of a file, and the conversion back to the file.
 
     A file with caches is trained as a model for whole sequences, fixed inputs become constants, the
@@ -76,7 +76,7 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
     ModelError, SettingError or UnknownNameError: the file or a setting is not valid.
     """
     states, fixed = settings.get("state_outputs"), settings.get("fixed_inputs")
-    view = without_caches(file)
+    view = without_caches(file.proto)
     if isinstance(states, Mapping) and isinstance(fixed, Mapping):  # the first values of states
         fixed = {name: value for name, value in fixed.items() if name not in states.values()}
     view = with_fixed_inputs(view, fixed)
@@ -85,17 +85,18 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
         axes = {name: axis for name, axis in axes.items() if name not in fixed}  # has had its use
     layout = with_states(layout_of(view, axes), states)
     view = batch_first(view, layout)
+    seen = file if view is file.proto else OnnxModel(view, file.arrays)
     quantization, adapters = settings.get("quantization"), settings.get("adapters")
     if adapters is None:
-        form = unfold(view, quantization)
+        form = unfold(seen, quantization)
     elif quantization is None:
-        form = adapt(view, adapters, settings.get("seed", 0))
+        form = adapt(seen, adapters, settings.get("seed", 0))
     else:
         raise SettingError(
             "quantization= trains the integers of a file, but with adapters= these integers stay"
             " frozen. Pass only one of the two."
         )
-    if view is file:
+    if seen is file:
         return replace(form, layout=layout)
     return replace(form, file=file, view=view, layout=layout)
 
@@ -111,6 +112,6 @@ def without_trained_numbers(form: TrainableModel, recipe: Recipe) -> TrainableMo
     if not form.is_file:
         return form
     changing = frozenset(recipe.state)
-    file = without_numbers(form.file, changing)
+    file = without_numbers(form.file.proto, changing)
     share_tensors(recipe.model.graph, file, changing)
-    return replace(form, file=file, model=file)
+    return replace(form, file=OnnxModel(file, shared_arrays(file)), model=file)

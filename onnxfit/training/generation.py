@@ -94,7 +94,7 @@ class Generator:
 
         The result is None if the file has no caches, or inputs other than texts and caches.
         """
-        caches = empty_caches(self.training.trainable.file, inputs)
+        caches = empty_caches(self.training.trainable.file.proto, inputs)
         if caches is None or self.training.recipe.large:
             return None
         return Decoder(self.training.compiled_file, inputs, caches, output)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import onnx
-
 from onnxfit.editing.add_biases import count_layers_without_bias
 from onnxfit.gradients.inspection import Inspection, inspect_model
+from onnxfit.graph.model import OnnxModel
 from onnxfit.load.facts import facts_of
 from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import ModelSource, read_model
@@ -72,7 +71,7 @@ def inspect(
 
 
 def inspect_with(
-    file: onnx.ModelProto,
+    file: OnnxModel,
     settings: Mapping[str, Any],
     weights: Sequence[str] | str | None = None,
     outputs: Sequence[str] | str | None = None,
@@ -87,5 +86,6 @@ def inspect_with(
     form = trainable_form(file, settings)
     work = normalize(form.model)
     report = inspect_model(work, weights, outputs=outputs, gradient=gradient)
-    facts = facts_of(form.file, work, form.layout, report.weights, count_layers_without_bias(work))
+    without_bias = count_layers_without_bias(work)
+    facts = facts_of(form.file.proto, work, form.layout, report.weights, without_bias)
     return replace(report, batch_axes=tuple(form.layout.lines()), facts=facts)

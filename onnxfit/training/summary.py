@@ -144,7 +144,7 @@ def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
 
 def _exporter_lines(training: Training) -> list[str]:
     """Return a line on what an exporter of Keras left out; none for other exporters."""
-    file, model = training.trainable.file, training.recipe.model
+    file, model = training.trainable.file.proto, training.recipe.model
     missing = left_out(file, model.graph, count_layers_without_bias(model))
     if not missing:
         return []

@@ -96,7 +96,8 @@ def _files(
     """
     state = training.state.get(copy=False)
     entries = state_entries(training.recipe, state)
-    model, contents = training.trainable.for_host(state["weights"])
+    exported = training.trainable.for_host(state["weights"])
+    model = exported.proto
     to_inference_form(model, training.recipe.batch_norm)
     initializers = {tensor.name for tensor in model.graph.initializer}
     own = initializers.intersection(training.recipe.state)
@@ -106,8 +107,7 @@ def _files(
     lower_constants(model, own.intersection(spread_names(model)))
 
     def write_deployable(folder: Path, file: BinaryIO) -> None:
-        assert len(contents) >= 0  # keeps the arrays to which the model refers
-        write_message(file, model)
+        write_message(file, exported.proto)
 
     def write_graph(name: str, folder: Path, file: BinaryIO) -> None:
         with _mapped(folder / MODEL) as data:

@@ -16,6 +16,7 @@ import onnx
 from onnxfit.callbacks.history import History
 from onnxfit.errors import CheckpointError
 from onnxfit.files import as_checkpoint_error
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.tensors import TYPES, is_external
 from onnxfit.load.validity import require_valid
 from onnxfit.training.contents import Contents
@@ -63,7 +64,7 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
         )
     require_valid(model, "its model")
     return Contents(
-        model=model,
+        model=OnnxModel(model),
         settings={**saved, **settings},
         replaced={k: v for k, v in manifest["settings"].items() if k not in saved},
         state=state,

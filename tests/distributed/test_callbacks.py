@@ -666,7 +666,7 @@ def test_sums_of_a_stranger(tmp_path):
     on_ranks(2, lambda c: resumable(c, tmp_path / "backup", stop=2))
     path = max((tmp_path / "backup").iterdir())
     contents = contents_of(
-        onnxfit.Trainer.load(path, distribute=None)._training, adapters_only=False
+        onnxfit.Trainer.load(path, distribute=None)._training, adapters_only=False, copy=True
     )
     tracker = dict(contents.tracker)
     whole, other = tracker["ranks"]
@@ -701,7 +701,9 @@ def test_a_checkpoint_does_not_decide_who_trains(tmp_path):
 
     on_ranks(2, run)
     contents = contents_of(
-        onnxfit.Trainer.load(tmp_path / "a.ckpt", distribute=None)._training, adapters_only=False
+        onnxfit.Trainer.load(tmp_path / "a.ckpt", distribute=None)._training,
+        adapters_only=False,
+        copy=True,
     )
     contents.settings = {**contents.settings, "distribute": "mpi"}
     Snapshot(contents).write(tmp_path / "a.ckpt")

@@ -181,7 +181,7 @@ class TestRoles:
     def test_rules_of_initializers_hold_if_all_weights_are_constants(self) -> None:
         model = parse(MIXED)
         names = ["t", "d", "u", "v", "b", "s", "half"]
-        lifted = read_model(model)
+        lifted = read_model(model).whole()
         lower_constants(lifted, kept=names)
         assert {t.name for t in lifted.graph.initializer} == set(names)
         expected = set(onnxfit.Trainer(lifted, loss="mse").get_weights())
@@ -365,7 +365,7 @@ class TestGraphs:
             then_branch = t () => (float[2] a) { w = Constant<value = float[2] {1, 2}>()  a = Add(x, w) },
             else_branch = e () => (float[2] b) { b = Neg(x) }> }"""
         )
-        lifted = read_model(model)
+        lifted = read_model(model).whole()
         lifted.graph.node[0].output[0] = "k"
         lifted.graph.node.append(helper.make_node("Add", ["k", "w"], ["y"]))
         lower_constants(lifted)
@@ -380,7 +380,7 @@ class TestGraphs:
                 w = Constant<value = float[2, 2] {0.1, 0.2, 0.3, 0.4}>()
                 m = MatMul(p, w)  s = Add(m, q)  r = Tanh(s)  o = Identity(r) }>(h0, x) }"""
         )
-        lifted = read_model(model)
+        lifted = read_model(model).whole()
         plain = lower_constants(lifted, kept={"w"})
         assert [t.name for t in plain.graph.initializer] == ["w"]
         arrays = {"x": np.ones((3, 2), np.float32), "h0": np.ones(2, np.float32)}

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 from onnxfit.graph import shared_tensors
-from onnxfit.graph.shared_tensors import include_shared, shared_bytes
+from onnxfit.graph.shared_tensors import shared_bytes
 from onnxfit.load.lean_reading import with_shared, without_contents
 
 
@@ -50,16 +50,16 @@ def test_it_is_the_model_of_onnx(kind: str, tmp_path: Path) -> None:
     model = layers()
     onnx.save(layers(), path, save_as_external_data=kind == "external", size_threshold=0)
     sources = {"bytes": bytes_of(model), "proto": model}
-    read, arrays = with_shared(sources.get(kind, str(path)))
+    read = with_shared(sources.get(kind, str(path)))
     shared = [t.name for t in read.graph.initializer if shared_bytes(t) is not None]
     assert set(shared) >= {"w", "half", "last"}
     assert not {"integers", "small"} & set(shared)
-    assert len(arrays) == len(shared)
+    assert len(read.arrays) == len(shared)
     expected = onnx.load(path)
     for tensor in (*read.graph.initializer, *expected.graph.initializer):
         if tensor.data_location == onnx.TensorProto.DEFAULT:
             tensor.ClearField("data_location")  # it may be written down or not
-    assert bytes_of(include_shared(read)) == bytes_of(expected)
+    assert bytes_of(read.whole()) == bytes_of(expected)
     assert bytes_of(model) == bytes_of(layers())
 
 
@@ -95,7 +95,7 @@ def test_damaged_messages_are_read_as_protobuf_reads_them() -> None:
             with pytest.raises(google.protobuf.message.DecodeError):
                 with_shared(data)
             continue
-        read, arrays = with_shared(data)
-        assert bytes_of(include_shared(read)) == bytes_of(expected)
-        equal += bool(arrays)
+        read = with_shared(data)
+        assert bytes_of(read.whole()) == bytes_of(expected)
+        equal += bool(read.arrays)
     assert equal > 300

@@ -110,7 +110,7 @@ class TestOperatorsThatStayTheSame:
                 m = MatMul(t, w)  c = Cast<to = 11>(m)  d = Cast<to = 1>(c)
                 u = Unsqueeze(d, axes)  f = Flatten(u)  e = Tanh(f)  y = Add(e, e) }}"""
         )
-        proto = read_model(model)
+        proto = read_model(model).whole()
         graph = ir.to_proto(normalize(proto)).graph
         monkeypatch.setattr(opset_module, "_is_same_in_both", lambda model, version: False)
         converted = ir.to_proto(normalize(proto)).graph

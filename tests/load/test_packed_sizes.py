@@ -14,6 +14,7 @@ from onnx import helper
 from onnx.numpy_helper import from_array
 
 from onnxfit import LoRA, ModelError, Quantization, Trainer, gradient_model
+from onnxfit.graph.model import OnnxModel
 from tests.cli.helpers import refused
 from tests.quantization.packed_files import BLOCK, BLOCKS, K, N, packed_file
 
@@ -162,7 +163,7 @@ def opened_by_torch(model: onnx.ModelProto, _: Path) -> None:
 def opened_from_a_checkpoint(model: onnx.ModelProto, folder: Path) -> None:
     """A checkpoint contains its model, which is not read from a file of its own."""
     trainer = Trainer(packed_file(), ["b"], loss="mse")
-    trainer._training.trainable = replace(trainer._training.trainable, file=model)
+    trainer._training.trainable = replace(trainer._training.trainable, file=OnnxModel(model))
     trainer.save(folder / "a.ckpt")
     Trainer.load(folder / "a.ckpt")
 

@@ -14,9 +14,8 @@ import pytest
 
 from onnxfit.errors import ModelError
 from onnxfit.graph import shared_tensors, tensors
-from onnxfit.graph.shared_tensors import include_shared
 from onnxfit.load.normalize import normalize
-from onnxfit.load.reading import read_model, read_shared
+from onnxfit.load.reading import load_shared, read_model
 from tests.graph.graphs import linear, parse
 
 Reader = Callable[[Path], onnx.ModelProto]
@@ -28,7 +27,7 @@ class TestReadingModels:
         path = tmp_path / "m.onnx"
         onnx.save(model, path)
         for source in (model, model.SerializeToString(), path, str(path)):
-            assert read_model(source).SerializeToString() == model.SerializeToString()
+            assert read_model(source).whole().SerializeToString() == model.SerializeToString()
 
     def test_the_callers_model_is_not_touched(self) -> None:
         model = linear()
@@ -65,7 +64,7 @@ class TestReadingModels:
 
     def test_an_empty_file_is_no_model(self, tmp_path) -> None:
         (tmp_path / "empty.onnx").touch()
-        for read in (read_model, read_shared):
+        for read in (read_model, load_shared):
             with pytest.raises(ModelError, match=r"empty.onnx is not a valid ONNX model"):
                 read(tmp_path / "empty.onnx")
 
@@ -110,14 +109,14 @@ def write_external(folder: Path, **entries: str) -> Path:
 def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reader:
     """Both readers of a file: of small models, and of large ones with their tensors in arrays."""
     if request.param == "copied":
-        return read_model
+        return lambda path: read_model(path).whole()
     monkeypatch.setattr(shared_tensors, "MIN_BYTES", 8)
     monkeypatch.setattr(tensors, "MAX_COPIED_BYTES", 0)
 
     def read(path: Path) -> onnx.ModelProto:
-        model, arrays = read_shared(path)
-        assert len(arrays) == 1
-        return include_shared(model)
+        model = read_model(path)
+        assert len(model.arrays) == 1
+        return model.whole()
 
     return read
 

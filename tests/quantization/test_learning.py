@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 from onnxfit import DivergenceError, ModelError, Quantization, SettingError, Trainer
 from onnxfit.gradients.backward import gradients
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.optimizers import SGD, Adam, WeightInfo
 from onnxfit.quantization import learning
@@ -254,7 +255,7 @@ def test_numbers_that_are_no_initializers_stay() -> None:
         if tensor.name == "x_zero":
             tensor.CopyFrom(numpy_helper.from_array(np.full((1, 1), 100, np.uint8), "x_zero"))
     with pytest.raises(ModelError, match="points x_zero/expanded to stay consistent with others"):
-        unfold(model, LEARNED)
+        unfold(OnnxModel(model), LEARNED)
 
 
 def test_a_bias_of_its_own_scale_keeps_it() -> None:
@@ -416,4 +417,4 @@ def test_integers_behind_two_scales() -> None:
     tensor.CopyFrom(scale)
     tensor.name = "other_scale"
     with pytest.raises(ModelError, match="'w' are read through two scales"):
-        unfold(model, LEARNED)
+        unfold(OnnxModel(model), LEARNED)

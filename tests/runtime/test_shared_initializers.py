@@ -47,7 +47,7 @@ def run(session: StatelessSession) -> np.ndarray:
 
 
 def test_a_session_reads_the_arrays_to_which_a_model_refers() -> None:
-    whole = read_model(packed_file())
+    whole = read_model(packed_file()).whole()
     expected = run(StatelessSession(whole, CPU, 1, "tried"))
     referring = onnx.ModelProto()
     referring.CopyFrom(whole)

@@ -11,6 +11,7 @@ import pytest
 
 from onnxfit import optimizers, penalties
 from onnxfit.graph import names
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.optimizers import Optimizer
@@ -38,7 +39,9 @@ WIDE = {onnx.TensorProto.INT64, onnx.TensorProto.UINT64, onnx.TensorProto.DOUBLE
 
 
 def recipe_of(model: onnx.ModelProto, **settings: Any) -> Recipe:
-    return build_recipe(TrainableModel.of(model), TrainerSettings(loss="cross_entropy", **settings))
+    return build_recipe(
+        TrainableModel.of(OnnxModel(model)), TrainerSettings(loss="cross_entropy", **settings)
+    )
 
 
 def batch_of(recipe: Recipe) -> dict[str, np.ndarray[Any, Any]]:

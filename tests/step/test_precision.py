@@ -13,7 +13,7 @@ from onnx.numpy_helper import from_array
 from onnxfit import LoRA, SettingError, Trainer
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import initializers_to_inputs
+from onnxfit.graph.model import OnnxModel, initializers_to_inputs
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.load.normalize import normalize
 from onnxfit.load.trainable import TrainableModel
@@ -222,7 +222,7 @@ def test_adapters_train_beside_a_base_in_half_precision(backend: str, precision:
 def test_half_precision_is_for_the_cpu_and_cuda() -> None:
     settings = TrainerSettings(loss="mse", precision="fp16", device="webgpu")
     with pytest.raises(SettingError, match="is for the CPU and CUDA, got device='webgpu'"):
-        build_recipe(TrainableModel.of(mlp()), settings)
+        build_recipe(TrainableModel.of(OnnxModel(mlp())), settings)
 
 
 @pytest.mark.parametrize(("precision", "used"), [("float32", "0"), ("tf32", "1")])

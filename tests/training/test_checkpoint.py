@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Any]:
 
 def held(path: Path) -> Any:
     contents = vars(checkpoint.load(path, {}))
-    return {**contents, "model": contents["model"].SerializeToString(deterministic=True)}
+    return {**contents, "model": contents["model"].proto.SerializeToString(deterministic=True)}
 
 
 # ---------------------------------------------------------------- damaged files

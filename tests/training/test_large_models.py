@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfit import LoRA, Trainer
+from onnxfit import LoRA, Trainer, add_loss, gradient_model
 from onnxfit.callbacks import ModelCheckpoint
 from onnxfit.graph import shared_tensors, tensors
 from onnxfit.training import checkpoint
@@ -175,3 +175,11 @@ def test_trained_weights_of_a_large_model_are_the_trainers_own(
     large = steps(Trainer(network(), loss="mse"))
     np.testing.assert_equal(large.get_weights(), small.get_weights())
     assert deterministic(large.export()) == deterministic(small.export())
+
+
+def test_returned_graphs_have_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_large(monkeypatch)
+    model = network()
+    for graph in (add_loss(model, "mse"), gradient_model(model)):
+        assert not any(tensor.external_data for tensor in graph.graph.initializer)
+        onnx.checker.check_model(graph)

@@ -81,17 +81,13 @@ class DeployedModel:
 
     def _compile(self, recipe: Recipe, state: DoubleBufferedState) -> StatelessSession:
         arrays = {name: state.get(name) for name in recipe.state}
-        model, contents = deployed_graph(recipe, arrays)
+        deployed = deployed_graph(recipe, arrays)
         del arrays
-        if recipe.packed:
-            model, more = with_shared(model)
-            contents += more
-        include_shared(model, NOT_IN_NUMPY)
-        session = StatelessSession(
-            model, self._device, self._threads, "prediction", uses_integers=True
+        model = with_shared(deployed.proto) if recipe.packed else deployed
+        include_shared(model.proto, NOT_IN_NUMPY)
+        return StatelessSession(
+            model.proto, self._device, self._threads, "prediction", uses_integers=True
         )
-        del contents  # alive until here
-        return session
 
     def clear(self) -> None:
         """Drop the session."""
