@@ -12,7 +12,7 @@ dev := .venv-dev/bin/python
 distributing := .venv-dist/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz gallery stories exports federated genai mutate docs site clean faults files disagreements
+.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz steps gallery stories exports federated genai mutate docs site clean faults files disagreements
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -97,6 +97,13 @@ disagreements: .venv-dev/installed
 fuzz: .venv-dev/installed  ## use damaged files, and train on random ranks (8 min)
 	$(dev) scripts/fuzz
 	$(dev) scripts/fuzz/ranks.py --cases 200
+
+# Write training steps as tests of runtimes, run all that the environments have, and write docs/conformance.md (20 min).
+steps: .venv-dev/installed .venv-steps/installed js/node_modules/installed
+	$(dev) scripts/steps write
+	$(dev) scripts/steps run
+	.venv-steps/bin/python scripts/steps run openvino tinygrad
+	$(dev) scripts/steps docs
 
 # Run the examples that have figures, into docs/gallery. On a quiet machine: some of the figures are times.
 gallery: .venv-dev/installed

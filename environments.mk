@@ -37,6 +37,7 @@ packages-federated = '.[cpu,flower]' 'flwr[simulation]'
 packages-genai = '.[genai]'  # onnxruntime-genai brings onnxruntime
 packages-recipes = '.[cpu,recipes]'
 packages-site = '.[cpu,site]'
+packages-steps = '.[cpu]' openvino tinygrad
 python-oldest = $(OLDEST_PYTHON)
 python-newest = $(NEWEST_PYTHON)
 python-genai = $(NEWEST_PYTHON)  # it has wheels for Python 3.11 and later

@@ -250,6 +250,7 @@ UNLISTED = {
     "gallery",
     "help",
     "memory",
+    "steps",
     "stories",
     "test-all",
     "web",
