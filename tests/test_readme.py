@@ -34,6 +34,7 @@ PAGES = [
     "docs/pytorch.md",
     "docs/quantization-report.md",
     "docs/quantization.md",
+    "docs/recipes.md",
     "docs/start.md",
     "docs/tabular.md",
     "docs/tensorboard.md",
