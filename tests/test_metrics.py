@@ -90,6 +90,10 @@ def tasks(seed: int = 0, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.nda
             r.standard_normal((rows, 3)).astype(np.float32),
             r.standard_normal((rows, 3)).astype(np.float32),
         ),
+        "images": (
+            r.random((rows, 1, 11, 12)).astype(np.float32),
+            r.random((rows, 1, 11, 12)).astype(np.float32),
+        ),
         "ctc": (
             np.where(np.arange(2) < r.integers(0, 3, (rows, 1)), r.integers(1, 4, (rows, 2)), -1),
             softmax(r.standard_normal((rows, 5, 4))).astype(np.float32),
@@ -903,10 +907,10 @@ def test_a_metric_is_not_merged_with_another() -> None:
 # ---------------------------------------------------------------------- sums of a graph
 
 INDICES = {"classes", "pixels", "tokens"}
-ERRORS = {"binary", "flat binary", "one-hot", "regression"}
+ERRORS = {"binary", "flat binary", "one-hot", "regression", "images"}
 # Metric -> the tasks of which a graph computes its sums
 SUMMED = {
-    **dict.fromkeys(("Accuracy", "SparseCategoricalAccuracy", "Perplexity"), INDICES),
+    **dict.fromkeys(("Accuracy", "SparseCategoricalAccuracy", "LogLoss", "Perplexity"), INDICES),
     **dict.fromkeys(("MeanSquaredError", "RootMeanSquaredError", "MeanAbsoluteError"), ERRORS),
 }
 

@@ -14,8 +14,9 @@ from onnxfit.metrics.base import Array, Metric
 
 
 def softmax(scores: Array) -> Array:
-    odds = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
-    return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+    """The softmax over the last axis, in float64."""
+    odds = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+    return np.asarray(odds / odds.sum(axis=-1, keepdims=True))
 
 
 def sigmoid(scores: Array) -> Array:

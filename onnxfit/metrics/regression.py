@@ -9,19 +9,27 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.errors import DataError
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.metrics.alignment import counted_rows, elementwise, per_element
+from onnxfit.metrics.alignment import counted_rows, elementwise, per_element, ratio
 from onnxfit.metrics.base import Array, Metric, merged_copies, without_warnings
 from onnxfit.metrics.in_graph import difference
 from onnxfit.metrics.means import MeanMetric
 
 __all__ = [
-    "R2",
     "CosineSimilarity",
+    "LogCosh",
+    "MaxError",
     "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
     "MeanSquaredError",
+    "MeanSquaredLogarithmicError",
     "RootMeanSquaredError",
+    "RootMeanSquaredLogarithmicError",
+    "SymmetricMeanAbsolutePercentageError",
 ]
+
+LEAST_LABEL = 1e-7  # by which a percentage divides, as in the loss
 
 
 @dataclass
@@ -118,87 +126,140 @@ class CosineSimilarity(MeanMetric):
 
 
 @dataclass
-class R2(Metric):
-    r"""Coefficient of determination $1 - \sum w (y - \hat y)^2 / \sum w (y - \bar y)^2$, at most 1;
-    the mean over outputs (`sklearn.metrics.r2_score`).
+class MeanAbsolutePercentageError(MeanMetric):
+    r"""Mean relative error $100\,|y - \hat y| / \max(|y|, 10^{-7})$, in percent
+    (`keras.metrics.MeanAbsolutePercentageError`).
 
-    Labels have the outputs' shape. If y is constant: 1 if every prediction is right, else 0, as in
-    scikit-learn. With fewer than two rows: NaN. The spread about the mean is merged from the
-    batches' spreads by the update of Chan, Golub and LeVeque (1979), which avoids cancellation.
-    `weighted` and `name` are as in `Metric`.
+    scikit-learn and torchmetrics report a hundredth of it. A label of 0 makes the figure very
+    large. Labels have the outputs' shape. `weighted` and `name` are as in `Metric`.
 
-    >>> metric = R2()
-    >>> metric.update(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0]))
+    >>> metric = MeanAbsolutePercentageError()
+    >>> metric.update(np.array([1.0, 2.0]), np.array([1.5, 2.0]))
+    >>> metric.result()
+    25.0
+    """
+
+    aliases = ("mape",)
+
+    def values(self, y_true: Array, y_pred: Array) -> Array:
+        true, pred = elementwise(self, y_true, y_pred)
+        return np.asarray(100 * np.abs(true - pred) / np.maximum(np.abs(true), LEAST_LABEL))
+
+
+@dataclass
+class SymmetricMeanAbsolutePercentageError(MeanMetric):
+    r"""Mean of the error relative to the mean size of label and output,
+    $100 \cdot 2 |y - \hat y| / (|y| + |\hat y|)$, in percent, from 0 to 200 (Makridakis 1993).
+
+    torchmetrics reports a hundredth of it. 0/0 is 0. Labels have the outputs' shape. `weighted` and
+    `name` are as in `Metric`.
+
+    >>> metric = SymmetricMeanAbsolutePercentageError()
+    >>> metric.update(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
+    >>> metric.result()
+    50.0
+    """
+
+    aliases = ("smape",)
+
+    def values(self, y_true: Array, y_pred: Array) -> Array:
+        true, pred = elementwise(self, y_true, y_pred)
+        return 200 * ratio(np.abs(true - pred), np.abs(true) + np.abs(pred))
+
+
+@dataclass
+class MeanSquaredLogarithmicError(MeanMetric):
+    r"""Mean squared error of the logarithms, $(\log(1 + y) - \log(1 + \hat y))^2$, for labels
+    $y \ge 0$ (`sklearn.metrics.mean_squared_log_error`).
+
+    Outputs below 0 count as 0, as in Keras. Labels have the outputs' shape. `weighted` and `name`
+    are as in `Metric`. Raises DataError for a label below 0.
+
+    >>> metric = MeanSquaredLogarithmicError()
+    >>> metric.update(np.array([0.0, np.e - 1]), np.array([0.0, 0.0]))
     >>> metric.result()
     0.5
     """
 
-    mode = "max"
-    aliases = ("r2_score",)
+    aliases = ("msle", "mean_squared_log_error")
+
+    def values(self, y_true: Array, y_pred: Array) -> Array:
+        true, pred = elementwise(self, y_true, y_pred)
+        if (true < 0).any():
+            raise DataError(f"{type(self).__name__} needs labels >= 0, got {true[true < 0][0]:g}.")
+        return np.asarray((np.log1p(true) - np.log1p(np.maximum(pred, 0))) ** 2)
+
+
+@dataclass
+class RootMeanSquaredLogarithmicError(MeanSquaredLogarithmicError):
+    r"""Root of the mean squared error of the logarithms,
+    $\sqrt{\mathrm{mean} (\log(1 + y) - \log(1 + \hat y))^2}$, over the whole data set
+    (`sklearn.metrics.root_mean_squared_log_error`).
+
+    Labels and outputs are as in `MeanSquaredLogarithmicError`.
+
+    `weighted` and `name` are as in `Metric`. Raises DataError for a label below 0.
+
+    >>> metric = RootMeanSquaredLogarithmicError()
+    >>> metric.update(np.array([0.0, 0.0]), np.array([0.0, np.exp(2) - 1]))
+    >>> round(metric.result(), 3)
+    1.414
+    """
+
+    aliases = ("rmsle", "root_mean_squared_log_error")
+
+    def result(self) -> float:
+        return float(np.sqrt(super().result()))
+
+
+@dataclass
+class LogCosh(MeanMetric):
+    r"""Mean logarithm of the hyperbolic cosine of the error, $\log\cosh(\hat y - y)$: half the
+    square of small errors, and the size of large ones minus $\log 2$
+    (`keras.metrics.LogCoshError`).
+
+    Labels have the outputs' shape. `weighted` and `name` are as in `Metric`.
+
+    >>> metric = LogCosh()
+    >>> metric.update(np.array([0.0, 0.0]), np.array([0.0, 100.0]))
+    >>> round(metric.result(), 3)
+    49.653
+    """
+
+    aliases = ("log_cosh", "log_cosh_error")
+
+    def values(self, y_true: Array, y_pred: Array) -> Array:
+        distance = np.abs(np.subtract(*elementwise(self, y_true, y_pred)))
+        return np.asarray(distance + np.log1p(np.exp(-2 * distance)) - math.log(2))
+
+
+@dataclass
+class MaxError(Metric):
+    r"""Largest absolute error $\max |y - \hat y|$ over rows and outputs, in the unit of y
+    (`sklearn.metrics.max_error`).
+
+    Labels have the outputs' shape. `weighted` and `name` are as in `Metric`; rows of weight 0 do
+    not count, and other weights make no difference.
+
+    >>> metric = MaxError()
+    >>> metric.update(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+    >>> metric.result()
+    2.0
+    """
 
     def reset(self) -> None:
-        self._rows = 0
-        self._weight: Any = 0.0  # an array if outputs have separate weights
-        # This number is subtracted from y, so that the variance of a constant y is exactly 0.
-        self._first: Array | None = None
-        self._mean = self._spread = self._residual = np.zeros(1)
+        self._largest = -math.inf
 
     @without_warnings
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         y_true, y_pred, weights = counted_rows(self, y_true, y_pred, sample_weight)
-        true, pred = elementwise(self, y_true, y_pred)
-        shape = pred.shape
-        outputs = math.prod(shape[1:])
-        true = true.reshape(len(true), outputs)
-        pred = pred.reshape(len(pred), outputs)
-        weight: Any
-        if weights is None or weights.ndim == 1:
-            w = per_element(weights, (len(true), 1))
-            weight = float(w.sum())
-        else:  # each output has its own weight
-            w = per_element(weights, shape).reshape(true.shape)
-            true = np.where(w == 0, 0.0, true)
-            pred = np.where(w == 0, 0.0, pred)
-            weight = w.sum(axis=0)
-        if not np.any(weight):
-            return
-        # the first counted label of each output
-        first = true[(w != 0).argmax(axis=0), np.arange(outputs)]
-        y = true - first
-        mean = (w * y).sum(axis=0) / np.where(weight == 0, 1.0, weight)
-        spread = (w * (y - mean) ** 2).sum(axis=0)
-        self._add(first, weight, mean, spread)
-        self._residual = self._residual + (w * (true - pred) ** 2).sum(axis=0)
-        self._rows += len(true)
-
-    def _add(self, first: Array, weight: Any, mean: Array, spread: Array) -> None:
-        """Add rows of this `weight`, with the `mean` of y counted from `first` and the `spread`
-        about that mean.
-        """
-        if self._first is None:
-            self._first = first
-        total = self._weight + weight
-        share = weight / np.where(total == 0, 1.0, total)
-        step = (first - self._first) + (mean - self._mean)
-        self._spread = self._spread + spread + step**2 * (self._weight * share)
-        self._mean = self._mean + step * share
-        self._weight = total
+        errors = np.abs(np.subtract(*elementwise(self, y_true, y_pred)))
+        errors = errors[per_element(weights, errors.shape) != 0]
+        self._largest = float(errors.max(initial=self._largest))  # NaN stays
 
     def result(self) -> float:
-        if self._rows < 2:
-            return math.nan
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scores = np.where(
-                self._spread == 0,
-                np.where(self._residual == 0, 1.0, 0.0),
-                1 - self._residual / self._spread,
-            )
-        return float(np.where(np.isnan(self._residual), np.nan, scores).mean())
+        return self._largest if self._largest != -math.inf else math.nan
 
-    @without_warnings
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
         for other in merged_copies(self, states):
-            if other._first is not None:
-                self._add(other._first, other._weight, other._mean, other._spread)
-                self._residual = self._residual + other._residual
-                self._rows += other._rows
+            self._largest = float(np.maximum(self._largest, other._largest))

@@ -1,4 +1,4 @@
-"""Metrics of token probabilities and of sequences."""
+"""Metrics of sequences of characters and words."""
 
 from __future__ import annotations
 
@@ -12,69 +12,10 @@ import numpy as np
 from onnxfit.checks import shortened
 from onnxfit.ctc import greedy_decode
 from onnxfit.errors import DataError, SettingError
-from onnxfit.graph.logarithms import log_softmax
-from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.metrics.alignment import classes_and_scores, counted_rows, misfit, per_element
+from onnxfit.metrics.alignment import counted_rows, misfit, per_element
 from onnxfit.metrics.base import Array, Metric, merged_copies, without_warnings
-from onnxfit.metrics.in_graph import class_axis_in_graph, known_classes
-from onnxfit.metrics.means import MeanMetric
 
-__all__ = ["CharacterErrorRate", "Perplexity", "WordErrorRate"]
-
-LEAST_PROBABILITY = 1e-30  # as in the losses
-
-
-@dataclass
-class Perplexity(MeanMetric):
-    r"""Perplexity $\exp(-\frac1n \sum_i \log p_i)$, where $p_i$ is the predicted probability of the
-    label: 1 for certain and right predictions, the number of classes for uniform guesses.
-
-    The mean is over all labels of the data set that count, not over batches. With the loss
-    CausalLM, and CrossEntropy without label smoothing or weights, it is the exponential of the
-    loss. Labels are integers without the class axis, or one-hot. If the outputs are probabilities,
-    a probability below 1e-30 counts as 1e-30.
-
-    - `from_logits`: True if $p$ is the softmax of the outputs, False if the outputs are $p$, or
-      None as in `Metric`.
-    - `weighted`, `name`: as in `Metric`.
-
-    >>> metric = Perplexity()
-    >>> metric.update(np.array([0, 1]), np.array([[0.5, 0.5], [0.875, 0.125]]))
-    >>> metric.result()
-    4.0
-    """
-
-    from_logits: bool | None = None
-
-    def values(self, y_true: Array, y_pred: Array) -> Array:
-        classes, scores = classes_and_scores(self, y_true, y_pred)
-        own = np.take_along_axis(scores, np.maximum(classes, 0)[..., None], axis=-1)[..., 0]
-        own = own.astype(np.float64)
-        if self.from_logits:
-            largest = scores.max(axis=-1, keepdims=True)
-            odds = np.exp(scores - largest).sum(axis=-1, dtype=np.float64)
-            costs = np.log(odds) + (largest[..., 0] - own)
-        else:
-            costs = -np.log(np.maximum(own, LEAST_PROBABILITY))
-        return np.ma.MaskedArray(costs, classes < 0)
-
-    def values_in_graph(
-        self, op: GraphBuilder, y_true: Value, y_pred: Value
-    ) -> tuple[Value, Value | None] | None:
-        axis = class_axis_in_graph(y_true, y_pred)
-        if axis is None:
-            return None
-        counted = known_classes(op, y_true, y_pred, axis)
-        index = op.Unsqueeze(op.Where(counted, y_true, 0), [axis])
-        # The operators of the loss CrossEntropy: onnxruntime computes them once for both.
-        scores = log_softmax(op, y_pred, axis) if self.from_logits else y_pred
-        own = op.Squeeze(op.GatherElements(scores, index, axis=axis), [axis])
-        own = op.cast(own, np.float64)
-        return -(own if self.from_logits else op.Log(op.Max(own, LEAST_PROBABILITY))), counted
-
-    def result(self) -> float:
-        with np.errstate(over="ignore"):
-            return float(np.exp(super().result()))
+__all__ = ["CharacterErrorRate", "WordErrorRate"]
 
 
 @dataclass

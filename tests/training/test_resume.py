@@ -22,6 +22,7 @@ from onnxfit.losses import CrossEntropy
 from onnxfit.metrics import (
     AUC,
     F1,
+    SSIM,
     Accuracy,
     CharacterErrorRate,
     ConfusionMatrix,
@@ -238,6 +239,8 @@ def test_every_metric_goes_on_from_its_state() -> None:
         )
         if issubclass(kind, CharacterErrorRate):  # one time step, and the blank is class 0
             labels, outputs = np.where(CLASSES > 0, CLASSES, -1)[:, None], Y[:, None]
+        if issubclass(kind, SSIM):
+            labels, outputs = (np.random.default_rng(i).random((len(Y), 11, 11)) for i in (0, 1))
         metric.update(labels[:9].copy(), outputs[:9].copy())
         copy.load_state_dict(metric.state_dict())
         for one in (metric, copy):
