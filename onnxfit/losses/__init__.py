@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     from onnxfit.losses.classification import Focal as Focal
     from onnxfit.losses.classification import GeneralizedCrossEntropy as GeneralizedCrossEntropy
     from onnxfit.losses.classification import PolyCrossEntropy as PolyCrossEntropy
+    from onnxfit.losses.contrastive import Circle as Circle
+    from onnxfit.losses.contrastive import NTXent as NTXent
+    from onnxfit.losses.contrastive import SigLIP as SigLIP
+    from onnxfit.losses.contrastive import SupCon as SupCon
+    from onnxfit.losses.contrastive import TripletSemiHard as TripletSemiHard
     from onnxfit.losses.distributions import GaussianNLL as GaussianNLL
     from onnxfit.losses.distributions import MixtureNLL as MixtureNLL
     from onnxfit.losses.distributions import Poisson as Poisson
@@ -69,6 +74,11 @@ if TYPE_CHECKING:
     from onnxfit.losses.lookup import get_loss as get_loss
     from onnxfit.losses.margins import ArcFace as ArcFace
     from onnxfit.losses.margins import CosFace as CosFace
+    from onnxfit.losses.pairs import Contrastive as Contrastive
+    from onnxfit.losses.pairs import CosineEmbedding as CosineEmbedding
+    from onnxfit.losses.pairs import MarginRanking as MarginRanking
+    from onnxfit.losses.preferences import DPO as DPO
+    from onnxfit.losses.preferences import ORPO as ORPO
     from onnxfit.losses.ranking import ListNet as ListNet
     from onnxfit.losses.regression import Elastic as Elastic
     from onnxfit.losses.regression import Huber as Huber

@@ -14,7 +14,7 @@ from onnxfit.graph.logarithms import log_softmax
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses.base import Loss
 from onnxfit.losses.functions import JointFormula, require_names
-from onnxfit.losses.outputs import per_vector
+from onnxfit.losses.outputs import per_vector, unit
 
 __all__ = ["CosineSimilarity", "InfoNCE", "TripletMargin"]
 
@@ -105,7 +105,7 @@ class TripletMargin(JointFormula):
 
 @dataclass(frozen=True)
 class InfoNCE(JointFormula):
-    r"""The contrastive loss of CLIP and SimCLR: the mean of the cross entropies of the rows and the
+    r"""The contrastive loss of CLIP: the mean of the cross entropies of the rows and the
     columns of $e^s\,\hat a \hat b^\top$, whose classes are on the diagonal (van den Oord et al.
     2018, arXiv:1807.03748; Radford et al. 2021, arXiv:2103.00020).
 
@@ -153,10 +153,7 @@ class InfoNCE(JointFormula):
         read: list[Value] = [*y_pred, *weights.values()]
         first, second, *scale = read
 
-        def unit(a: Value) -> Value:
-            return a / op.Sqrt(op.Max(op.ReduceSum(a * a, [-1], keepdims=1), 1e-24))
-
-        logits = op.MatMul(unit(first), op.Transpose(unit(second), perm=[1, 0]))
+        logits = op.MatMul(unit(op, first), op.Transpose(unit(op, second), perm=[1, 0]))
         logits = logits * op.Exp(scale[0]) if scale else logits / self.temperature
         rows = _diagonal_cross_entropy(op, logits)
         if not self.symmetric:

@@ -57,6 +57,21 @@ def safe_log(op: GraphBuilder, p: Value) -> Value:
     return op.Log(op.Clip(p, LEAST_PROBABILITY, 1))
 
 
+def dot(op: GraphBuilder, a: Value, b: Value) -> Value:
+    """The products of vectors in the last axis."""
+    return op.ReduceSum(a * b, [-1], keepdims=0)
+
+
+def length(op: GraphBuilder, a: Value) -> Value:
+    """The norms of vectors in the last axis, at least 1e-6, where they have no slope."""
+    return op.Sqrt(op.Max(dot(op, a, a), 1e-12))
+
+
+def unit(op: GraphBuilder, a: Value) -> Value:
+    """Vectors in the last axis divided by their norms, which are at least 1e-12."""
+    return a / op.Sqrt(op.Max(op.ReduceSum(a * a, [-1], keepdims=1), 1e-24))
+
+
 def log_sum_exp(op: GraphBuilder, x: Value, axis: int) -> Value:
     """log of the sum of e^x along an axis, which stays as an axis of size 1."""
     greatest = op.stop_gradient(op.ReduceMax(x, [axis], keepdims=1))

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxfit.checks import set_field
 from onnxfit.errors import DataError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names, scopes
-from onnxfit.graph.labels import AllowedLabels, declared_labels
+from onnxfit.graph.labels import AllowedLabels, declared_labels, refuse_where
 from onnxfit.graph.model import spec_of, tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
@@ -73,11 +73,12 @@ class DeclaredTarget:
 
     - `spec`: their input of the graph.
     - `owner`: the name of the loss and of the labels, for messages.
+    - `allowed`: the numbers that the loss accepts.
     """
 
     spec: TensorSpec
     owner: str
-    allowed: ClassVar[AllowedLabels] = AllowedLabels()
+    allowed: AllowedLabels
     is_declared: ClassVar[bool] = True
 
     @property
@@ -85,7 +86,12 @@ class DeclaredTarget:
         return self.spec.name
 
     def prepare(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return declared_labels(self.owner, y, self.spec)
+        labels = declared_labels(self.owner, y, self.spec)
+        if self.allowed.values is not None:
+            numbers = ", ".join(f"{value:g}" for value in self.allowed.values)
+            wrong = ~np.isin(labels, self.allowed.values)
+            refuse_where(self.owner, labels, wrong, f"one of the labels {numbers}", self.spec)
+        return labels
 
 
 @dataclass(frozen=True)
@@ -242,7 +248,8 @@ def get_targets(
             continue
         for label, spec in zip(labels, loss.declared.values()):
             owner = f"{loss_name(loss)} of {name!r}"
-            targets[label] = DeclaredTarget(replace(spec, name=names.target(label)), owner)
+            allowed = loss.allowed_labels(spec)
+            targets[label] = DeclaredTarget(replace(spec, name=names.target(label)), owner, allowed)
     return targets
 
 

@@ -13,7 +13,21 @@ import pytest
 
 import onnxfit
 from onnxfit.errors import DataError, SettingError, UnknownNameError, UnsupportedError
-from onnxfit.losses import InfoNCE, Joint, TripletMargin
+from onnxfit.losses import (
+    DPO,
+    ORPO,
+    Circle,
+    Contrastive,
+    CosineEmbedding,
+    InfoNCE,
+    Joint,
+    MarginRanking,
+    NTXent,
+    SigLIP,
+    SupCon,
+    TripletMargin,
+    TripletSemiHard,
+)
 from tests.distributed.threads import on_ranks
 from tests.quantization.packed_files import packed_file, real_numbers
 
@@ -295,6 +309,245 @@ def test_info_nce_trains_the_scale_of_the_file() -> None:
     assert_same(got, by_torch(TOWERS, torch_clip))
 
 
+def torch_vectors(weights: dict[str, Any], names: str = "apn") -> list[Any]:
+    import torch
+
+    return [torch.tensor(TRIPLES[name]) @ weights["w"] for name in names]
+
+
+TOGETHER = np.array([1, -1, 1, 1, -1, -1, 1, -1, -1, 1])
+CLASS_OF_ROW = np.array([0, 1, 0, 2, 1, 0, 2, 1, 0, 7])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("margin", [0.5, 3.0])
+def test_losses_of_pairs_are_those_of_torch(margin: float, backend: str) -> None:
+    import torch
+    from torch.nn import functional
+
+    y = torch.tensor(TOGETHER)
+
+    def contrastive(weights: dict[str, Any]) -> Any:
+        distance = functional.pairwise_distance(*torch_vectors(weights, "ap"), eps=0)
+        short = (margin - distance).clamp(min=0)
+        return torch.where(y == 1, distance**2, short**2).mean()
+
+    def cosine(weights: dict[str, Any]) -> Any:
+        return functional.cosine_embedding_loss(*torch_vectors(weights, "ap"), y, margin / 10)
+
+    def ranking(weights: dict[str, Any]) -> Any:
+        a, b = torch_vectors(weights, "ap")
+        return functional.margin_ranking_loss(a, b, y[:, None], margin)
+
+    names = ["anchor", "positive"]
+    for loss, compute in (
+        (Contrastive(names, margin=margin), contrastive),
+        (CosineEmbedding(names, margin=margin / 10), cosine),
+        (MarginRanking(names, margin=margin), ranking),
+    ):
+        expected = by_torch(THREE, compute)
+        assert_same(trained(THREE, loss, TRIPLES, TOGETHER, backend=backend), expected)
+        labels = np.maximum(TOGETHER, 0).astype(np.float32)  # 0 for -1
+        assert_same(trained(THREE, loss, TRIPLES, labels, backend=backend), expected)
+
+
+def test_labels_of_pairs_are_checked() -> None:
+    trainer = onnxfit.Trainer(THREE, loss=Contrastive(["anchor", "positive"]))
+    with pytest.raises(DataError, match=r"expects one of the labels -1, 0, 1 .* got 2 at row 3"):
+        trainer.train_on_batch(TRIPLES, np.where(np.arange(10) == 3, 2, 1))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nt_xent_is_simclr_in_torch(backend: str) -> None:
+    import torch
+    from torch.nn import functional
+
+    def compute(weights: dict[str, Any]) -> Any:
+        z = functional.normalize(torch.cat(torch_vectors(weights, "ap")))
+        logits = (z @ z.T / 0.3).fill_diagonal_(-torch.inf)
+        n = len(z) // 2
+        partners = torch.arange(2 * n).roll(n)
+        return functional.cross_entropy(logits, partners)
+
+    loss = NTXent(["anchor", "positive"], temperature=0.3)
+    assert_same(trained(THREE, loss, TRIPLES, backend=backend), by_torch(THREE, compute))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("views", ["a", "apn"])
+def test_sup_con_is_its_formula_in_torch(views: str) -> None:
+    import torch
+    from torch.nn import functional
+
+    classes = torch.tensor(CLASS_OF_ROW).repeat(len(views))
+
+    def compute(weights: dict[str, Any]) -> Any:
+        z = functional.normalize(torch.cat(torch_vectors(weights, views)))
+        costs = []
+        for i in range(len(z)):
+            others = [j for j in range(len(z)) if j != i]
+            positives = [j for j in others if classes[j] == classes[i]]
+            below = torch.logsumexp(z[others] @ z[i] / 0.2, 0)
+            terms = [z[p] @ z[i] / 0.2 - below for p in positives]
+            costs.append(-sum(terms) / len(positives) if positives else torch.zeros(()))
+        return torch.stack(costs).mean()
+
+    names = {"a": "anchor", "p": "positive", "n": "negative"}
+    loss = SupCon([names[view] for view in views], temperature=0.2)
+    got = trained(THREE, loss, TRIPLES, CLASS_OF_ROW)
+    assert_same(got, by_torch(THREE, compute))
+    weighted = trained(THREE, loss, TRIPLES, CLASS_OF_ROW, sample_weight=np.full(10, 2.0))
+    assert weighted[0][0] == pytest.approx(2 * got[0][0])
+
+
+@pytest.mark.torch
+def test_circle_is_its_formula_in_torch() -> None:
+    import torch
+    from torch.nn import functional
+
+    def compute(weights: dict[str, Any]) -> Any:
+        z = functional.normalize(torch_vectors(weights, "a")[0])
+        costs = []
+        for i in range(len(z)):
+            of_pairs: dict[bool, list[Any]] = {True: [], False: []}
+            for j in range(len(z)):
+                s, same = z[i] @ z[j], bool(CLASS_OF_ROW[i] == CLASS_OF_ROW[j])
+                if same and i != j:
+                    of_pairs[True].append(-(1.25 - s).clamp(min=0).detach() * (s - 0.75))
+                elif not same:
+                    of_pairs[False].append((s + 0.25).clamp(min=0).detach() * (s - 0.25))
+            totals = [sum((8 * x).exp() for x in terms) for terms in of_pairs.values()]
+            costs.append(torch.log(1 + totals[0] * totals[1]) + torch.zeros(()))
+        return torch.stack(costs).mean()
+
+    loss = Circle("anchor", scale=8.0)
+    assert_same(trained(THREE, loss, TRIPLES, CLASS_OF_ROW), by_torch(THREE, compute))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("margin", [0.3, 2.0])
+def test_semi_hard_triplets_are_those_of_the_paper(margin: float) -> None:
+    import torch
+
+    def compute(weights: dict[str, Any]) -> Any:
+        z = torch_vectors(weights, "a")[0]
+        costs = []
+        for i in range(len(z)):
+            distances = [(z[i] - z[j]).norm() for j in range(len(z)) if j != i]
+            distances.insert(i, torch.zeros(()))
+            negatives = [d for d, c in zip(distances, CLASS_OF_ROW) if c != CLASS_OF_ROW[i]]
+            for j in range(len(z)):
+                if j != i and CLASS_OF_ROW[j] == CLASS_OF_ROW[i]:
+                    farther = [d for d in negatives if d > distances[j]]
+                    chosen = min(farther) if farther else max(negatives)
+                    costs.append((distances[j] - chosen + margin).clamp(min=0))
+        return torch.stack(costs).mean()
+
+    loss = TripletSemiHard("anchor", margin=margin)
+    assert_same(trained(THREE, loss, TRIPLES, CLASS_OF_ROW), by_torch(THREE, compute))
+
+
+@pytest.mark.torch
+def test_sig_lip_is_that_of_the_paper_and_trains_the_values_of_the_file() -> None:
+    import torch
+    from torch.nn import functional
+
+    model = onnx.ModelProto.FromString(TOWERS.SerializeToString())
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(-2.0), "bias"))
+
+    def compute(weights: dict[str, Any]) -> Any:
+        image = functional.normalize(torch.tensor(PIXELS) @ weights["wi"])
+        text = functional.normalize(torch.tensor(WORDS).tanh() @ weights["wt"])
+        logits = image @ text.T * weights["scale"].exp() + weights["bias"]
+        signs = 2 * torch.eye(len(logits)) - 1
+        return -functional.logsigmoid(signs * logits).sum() / len(logits)
+
+    loss = SigLIP(["image", "text"], values=["scale", "bias"])
+    got = trained(model, loss, X, weights=["wi", "wt", "scale", "bias"])
+    assert_same(got, by_torch(model, compute))
+    fixed = SigLIP(["image", "text"], temperature=float(np.exp(-0.7)), bias=-2.0)
+    assert trained(TOWERS, fixed, X)[0][0] == pytest.approx(got[0][0])
+
+
+ANSWERS = with_weights(
+    """answers (double[N, 4] a, double[N, 4] p) => (double[N] chosen, double[N] rejected)
+       { first = MatMul(a, w)  f = Exp(first)  g = Add(one, f)  h = Log(g)  chosen = Neg(h)
+         second = MatMul(p, w)  k = Exp(second)  l = Add(one, k)  m = Log(l)  rejected = Neg(m) }""",
+    w=drawn(4),
+    one=np.array(1.0),
+)
+REFERENCE = -np.abs(drawn(10, 2))
+
+
+def answers_in_torch(weights: dict[str, Any]) -> list[Any]:
+    import torch
+    from torch.nn import functional
+
+    return [functional.logsigmoid(-(torch.tensor(TRIPLES[n]) @ weights["w"])) for n in "ap"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_dpo_is_its_formula_in_torch(smoothing: float, backend: str) -> None:
+    import torch
+    from torch.nn import functional
+
+    def compute(weights: dict[str, Any]) -> Any:
+        chosen, rejected = answers_in_torch(weights)
+        reference = torch.tensor(REFERENCE)
+        gap = 0.5 * ((chosen - reference[:, 0]) - (rejected - reference[:, 1]))
+        of_right, of_wrong = functional.logsigmoid(gap), functional.logsigmoid(-gap)
+        return -((1 - smoothing) * of_right + smoothing * of_wrong).mean()
+
+    x = {name: TRIPLES[name] for name in "ap"}
+    loss = DPO(["chosen", "rejected"], beta=0.5, label_smoothing=smoothing)
+    got = trained(ANSWERS, loss, x, REFERENCE, weights=["w"], backend=backend)
+    assert_same(got, by_torch(ANSWERS, lambda w: compute(w) + 0 * w["one"]))
+
+
+@pytest.mark.torch
+def test_orpo_is_its_formula_in_torch() -> None:
+    import torch
+    from torch.nn import functional
+
+    def compute(weights: dict[str, Any]) -> Any:
+        chosen, rejected = answers_in_torch(weights)
+        odds = [x - torch.log1p(-x.exp()) for x in (chosen, rejected)]
+        ratio = functional.logsigmoid(odds[0] - odds[1])
+        return (-chosen - 0.3 * ratio).mean() + 0 * weights["one"]
+
+    x = {name: TRIPLES[name] for name in "ap"}
+    loss = ORPO(["chosen", "rejected"], weight=0.3)
+    assert_same(trained(ANSWERS, loss, x, weights=["w"]), by_torch(ANSWERS, compute))
+
+
+def test_single_precision_and_the_gradients_of_equal_vectors() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        pair (float[N, 4] a, float[N, 4] b) => (float[N, 4] c, float[N, 4] d)
+        <float[1] w = {1.5}, float[1] v = {0.5}> { c = Mul(a, w)  d = Mul(b, v) }""")
+    rng = np.random.default_rng(3)
+    for scale in (0.0, 1.0, 1e3):
+        x = {name: (scale * rng.normal(size=(6, 4))).astype(np.float32) for name in "ab"}
+        for loss, y in (
+            (Contrastive(["c", "d"]), TOGETHER[:6]),
+            (CosineEmbedding(["c", "d"]), TOGETHER[:6]),
+            (NTXent(["c", "d"]), None),
+            (SigLIP(["c", "d"]), None),
+            (SupCon("c"), CLASS_OF_ROW[:6]),
+            (Circle("c"), CLASS_OF_ROW[:6]),
+            (TripletSemiHard("c"), CLASS_OF_ROW[:6]),
+            (TripletSemiHard("c"), np.zeros(6, int)),  # without negatives
+            (Circle("c"), np.arange(6)),  # without positives
+        ):
+            trainer = onnxfit.Trainer(model, loss=loss, optimizer=0.1, weights=["w"])
+            assert np.isfinite(trainer.train_on_batch(x, y)["loss"]), (loss, scale)
+            assert np.isfinite(trainer.get_weights()["w"]).all(), (loss, scale)
+            assert np.isfinite(trainer.evaluate(x, y, batch_size=4)["loss"])
+
+
 def test_equal_and_zero_vectors_have_finite_gradients() -> None:
     zeros = {"a": np.zeros((4, 4)), "p": np.zeros((4, 4)), "n": np.zeros((4, 4))}
     losses = (
@@ -314,6 +567,12 @@ def test_a_checkpoint_has_ready_made_losses(tmp_path) -> None:
     loaded = onnxfit.Trainer.load(trainer.save(tmp_path / "c"))
     assert loaded.loss == loss
     assert loaded.evaluate(X, TARGETS) == trainer.evaluate(X, TARGETS)
+    for one, labels in ((SupCon("image"), np.arange(12) % 3), (NTXent(["image", "text"]), None)):
+        trainer = onnxfit.Trainer(TOWERS, loss=one)
+        trainer.fit(X, labels, batch_size=6, verbose=0)
+        loaded = onnxfit.Trainer.load(trainer.save(tmp_path / type(one).__name__))
+        assert loaded.loss == one
+        assert loaded.evaluate(X, labels) == trainer.evaluate(X, labels)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +583,13 @@ def test_a_checkpoint_has_ready_made_losses(tmp_path) -> None:
         (lambda: InfoNCE(["a", "b", "c"]), "two outputs of vectors"),
         (lambda: InfoNCE("a", values="s"), "two outputs of vectors"),
         (lambda: InfoNCE(["a", "b"], temperature=0), "temperature > 0"),
+        (lambda: Contrastive("a"), "Contrastive needs the names of two outputs, got a"),
+        (lambda: CosineEmbedding(["a", "b"], margin=2), "margin >= -1 and <= 1"),
+        (lambda: SigLIP(["a", "b"], values="s"), "none or both of scale and bias"),
+        (lambda: Circle(["a", "b"]), "one output of vectors, got a, b"),
+        (lambda: TripletSemiHard("a", margin=0), "margin > 0"),
+        (lambda: DPO(["a", "b"], label_smoothing=0.5), "label_smoothing >= 0 and < 0.5"),
+        (lambda: ORPO("a"), "a chosen and a rejected answer, got a"),
     ],
 )
 def test_ready_made_losses_check_their_settings(make: Callable[[], Any], message: str) -> None:
