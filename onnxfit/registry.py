@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
 from onnxfit.errors import OnnxfitError, SettingError, UnknownNameError
@@ -62,13 +62,18 @@ def lookup(kind: str, name: str, known: dict[str, type[T]], /, **settings: Any) 
     "MSELoss" is "mse". UnknownNameError: the name is unknown; the message has `kind`, such as
     "loss", and the nearest name.
     """
+    found = find(name, known)
+    if found is None:
+        raise UnknownNameError(kind, name, known)
+    return found(**settings)
+
+
+def find(name: str, known: Mapping[str, T]) -> T | None:
+    """Return the entry of `known` for a name as `lookup` compares names, or None."""
     for key in (name, snake_case(name), name.lower()):
         if key in known:
-            return known[key](**settings)
-    bare = {_bare(key): cls for key, cls in known.items()}
-    if _bare(name) in bare:
-        return bare[_bare(name)](**settings)
-    raise UnknownNameError(kind, name, known)
+            return known[key]
+    return {_bare(key): entry for key, entry in known.items()}.get(_bare(name))
 
 
 def _bare(name: str) -> str:

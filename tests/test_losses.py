@@ -6,6 +6,7 @@ in `FORMULAS`.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -1509,6 +1510,85 @@ def test_an_unknown_name_suggests_the_nearest():
         ),
     ):
         get_loss("cross_entrpy")
+
+
+KERAS = [
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "CTC",
+    "CategoricalCrossentropy",
+    "CategoricalFocalCrossentropy",
+    "CategoricalGeneralizedCrossEntropy",
+    "CategoricalHinge",
+    "CosineSimilarity",
+    "Dice",
+    "Hinge",
+    "Huber",
+    "KLDivergence",
+    "LogCosh",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanSquaredError",
+    "MeanSquaredLogarithmicError",
+    "Poisson",
+    "SparseCategoricalCrossentropy",
+    "SquaredHinge",
+    "Tversky",
+    "mae",
+    "mape",
+    "mse",
+    "msle",
+    "kld",
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "categorical_hinge",
+    "sparse_categorical_crossentropy",
+]
+UNDERSTOOD = {
+    "L1Loss": "MeanAbsoluteError", "MSELoss": "MeanSquaredError", "BCELoss": "BinaryCrossEntropy",
+    "BCEWithLogitsLoss": "BinaryCrossEntropyWithLogits", "KLDivLoss": "KLDivergence", "NLLLoss": "NLL",
+    "SmoothL1Loss": "SmoothL1", "PoissonNLLLoss": "Poisson", "MultiMarginLoss": "MultiMargin",
+    "SoftTargetCrossEntropy": "CrossEntropy", "AsymmetricLossMultiLabel": "Asymmetric",
+    "softmax_cross_entropy_with_integer_labels": "CrossEntropy", "generalized_box_iou_loss": "GIoU",
+    "complete_box_iou_loss": "CIoU", "sigmoid_focal_loss": "Focal", "LovaszLoss": "LovaszHinge",
+    "LovaszSoftmaxLoss": "LovaszSoftmax", "JaccardLoss": "Jaccard",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*KERAS, *UNDERSTOOD])
+def test_names_of_other_libraries_are_understood(name):
+    found = type(get_loss(name)).__name__
+    assert found == UNDERSTOOD.get(name, found)
+
+
+@pytest.mark.torch
+def test_every_loss_of_torch_is_understood_or_answered_with_advice():
+    torch = pytest.importorskip("torch")
+    names = [name for name in dir(torch.nn) if name.endswith("Loss") and name[0].isupper()]
+    assert len(names) > 20
+    for name in names:
+        with contextlib.suppress(SettingError):
+            get_loss(name)
+            continue
+        with pytest.raises(SettingError, match=r"Did you mean|needs arguments\. Pass"):
+            get_loss(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("TripletMarginLoss", "loss=onnxfit.losses.TripletMargin(outputs=...)"),
+        ("CosineEmbeddingLoss", "loss=onnxfit.losses.CosineEmbedding(outputs=...)"),
+        ("SupConLoss", "loss=onnxfit.losses.SupCon(outputs=...)"),
+        ("arcface", "loss=onnxfit.losses.ArcFace(classes=...)"),
+        ("LabelSmoothingCrossEntropy", "loss=onnxfit.losses.CrossEntropy(label_smoothing=0.1)"),
+        ("clip", 'InfoNCE(outputs=["image", "text"], learn_temperature=True)'),
+    ],
+)
+def test_the_name_of_a_loss_with_arguments_is_answered_with_the_object(name, advice):
+    with pytest.raises(SettingError) as raised:
+        get_loss(name)
+    assert advice in str(raised.value)
 
 
 def test_a_loss_may_be_given_in_many_ways():

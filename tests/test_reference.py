@@ -15,6 +15,7 @@ import pytest
 from onnxfit import (
     Bucket,
     DataLoader,
+    Distillation,
     ImageFolder,
     LoRA,
     Pad,
@@ -54,7 +55,14 @@ ENTRIES = {
 REGISTERED = frozenset(ENTRIES)
 LOADERS = (Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch, TextLoader)
 ENTRIES |= {kind.__name__: kind for kind in LOADERS}
-SETTINGS_AND_FUNCTIONS = (Quantization, LoRA, quantize, dequantize, quantization_report)
+SETTINGS_AND_FUNCTIONS = (
+    Distillation,
+    Quantization,
+    LoRA,
+    quantize,
+    dequantize,
+    quantization_report,
+)
 ENTRIES |= {member.__name__: member for member in SETTINGS_AND_FUNCTIONS}
 
 

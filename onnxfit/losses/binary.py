@@ -224,6 +224,7 @@ class BinaryCrossEntropyWithLogits(BinaryCrossEntropy):
         "bce_with_logits_loss",
         "binary_crossentropy_with_logits",
         "multi_label_soft_margin",
+        "sigmoid_binary_cross_entropy",
         "neglog",
         "sigmoid_cross_entropy",
     )

@@ -255,6 +255,9 @@ class CrossEntropy(ClassLoss):
         "sparse_categorical_cross_entropy",
         "sparse_crossentropy",
         "softmax_cross_entropy",
+        "softmax_cross_entropy_with_integer_labels",
+        "softmax_cross_entropy_with_logits",
+        "soft_target_cross_entropy",
     )
 
     from_logits: bool | None = field(default=None, kw_only=True)
@@ -312,7 +315,13 @@ class PolyCrossEntropy(CrossEntropy):
     2.0
     """
 
-    aliases: ClassVar[tuple[str, ...]] = ("poly", "poly_loss", "poly1", "poly1_cross_entropy")
+    aliases: ClassVar[tuple[str, ...]] = (
+        "poly",
+        "poly_loss",
+        "poly1",
+        "poly1_cross_entropy",
+        "poly_loss_cross_entropy",
+    )
 
     epsilon: float = field(default=1.0, kw_only=True)
 
@@ -339,7 +348,7 @@ class GeneralizedCrossEntropy(ClassLoss):
     0.5
     """
 
-    aliases = ("gce", "gce_loss", "generalized_cross_entropy_loss", "generalized_crossentropy")
+    aliases = ("gce", "categorical_generalized_cross_entropy")
 
     q: float = 0.7
     from_logits: bool | None = field(default=None, kw_only=True)

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any, Union
 
 from onnxfit.errors import SettingError, UnknownNameError, nearest_name
 from onnxfit.losses.base import Loss
 from onnxfit.losses.functions import Function, LossFunction
-from onnxfit.registry import lookup, registry, snake_case
+from onnxfit.registry import find, lookup, registry, snake_case
 
 __all__ = ["get_loss"]
 
 # Losses of these libraries compute with their own tensors and cannot be used here.
 OTHER_LIBRARIES = ("jax", "keras", "numpy", "optax", "sklearn", "tensorflow", "tf_keras", "torch")
 REGISTRY = "onnxfit.losses"
+# Names of other libraries for losses that need arguments here.
+OTHER_NAMES = {
+    "label_smoothing_cross_entropy": "CrossEntropy(label_smoothing=0.1)",
+    "label_smoothing": "CrossEntropy(label_smoothing=0.1)",
+    "categorical_cross_entropy_with_label_smoothing": "CrossEntropy(label_smoothing=0.1)",
+    "clip": 'InfoNCE(outputs=["image", "text"], learn_temperature=True)',
+    "nt_xent": 'NTXent(outputs=["first", "second"])',
+    "triplet": 'TripletMargin(outputs=["anchor", "positive", "negative"])',
+    "triplet_margin_with_distance": 'TripletMargin(outputs=["anchor", "positive", "negative"])',
+    "triplet_semi_hard": 'TripletSemiHard(outputs="embedding")',
+    "supervised_contrastive": 'SupCon(outputs="embedding")',
+    "mixture_density": "MixtureNLL(components=...)",
+}
 
 LossLike = Union[str, Loss, type[Loss], LossFunction]
 
@@ -34,7 +48,7 @@ def get_loss(spec: LossLike) -> Loss:
     onnxfit.errors.UnknownNameError: No loss is called 'cross_entrpy'. Did you mean ...
     """
     if isinstance(spec, str):
-        return lookup("loss", spec, registry(REGISTRY, Loss))  # type: ignore[type-abstract]
+        return _by_name(spec)
     if isinstance(spec, Loss):
         return spec
     if isinstance(spec, type) and issubclass(spec, Loss):
@@ -54,6 +68,27 @@ def get_loss(spec: LossLike) -> Loss:
     raise SettingError(
         f"loss must be a name, a Loss or a function (op, y_true, y_pred) -> Value, got {spec!r}."
     )
+
+
+def _by_name(name: str) -> Loss:
+    try:
+        return lookup("loss", name, registry(REGISTRY, Loss))  # type: ignore[type-abstract]
+    except UnknownNameError:
+        advice = find(name, OTHER_NAMES) or _with_arguments(name)
+        if advice is None:
+            raise
+    raise SettingError(f"The loss {name!r} needs arguments. Pass loss=onnxfit.losses.{advice}.")
+
+
+def _with_arguments(name: str) -> str | None:
+    """Return how to make a loss that needs arguments; None for any other name."""
+    exports = sys.modules[REGISTRY]
+    members = {snake_case(member): getattr(exports, member) for member in exports.__all__}
+    unnamed = {key: cls for key, cls in members.items() if vars(cls).get("named") is False}
+    cls = find(name, unnamed)
+    if cls is None:
+        return None
+    return f"{cls.__name__}({next(iter(inspect.signature(cls).parameters))}=...)"
 
 
 def _refuse_other_library(spec: Any) -> None:
