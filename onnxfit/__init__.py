@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from onnxfit.script import training_script
     from onnxfit.step.distillation import Distillation
     from onnxfit.step.graphs import add_loss
+    from onnxfit.step.per_sample import per_sample_gradient_model
     from onnxfit.trainer import Trainer
     from onnxfit.training.inspection import inspect
 
@@ -124,6 +125,7 @@ __all__ = [
     "metrics",
     "optimizers",
     "penalties",
+    "per_sample_gradient_model",
     "quantization_report",
     "quantize",
     "replace_head",
@@ -189,6 +191,7 @@ _NAMES = {
     "script": ("training_script",),
     "step.distillation": ("Distillation",),
     "step.graphs": ("add_loss",),
+    "step.per_sample": ("per_sample_gradient_model",),
     "trainer": ("Trainer",),
     "training.inspection": ("inspect",),
 }

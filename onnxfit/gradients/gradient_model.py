@@ -8,9 +8,10 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
-from onnxfit.checks import name_list
+from onnxfit.checks import name_list, shortened
 from onnxfit.errors import GradientError, SettingError, UnknownNameError
-from onnxfit.gradients import gradient_source
+from onnxfit.gradients import Pullback, gradient_source
+from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.definitions import write_definitions
 from onnxfit.gradients.paths import is_float, reachable_values, select_float_outputs
 from onnxfit.graph.model import infer_shapes, initializers_to_inputs
@@ -28,8 +29,10 @@ def gradient_model(
     *,
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
+    mode: str = "vjp",
 ) -> onnx.ModelProto:
-    r"""Return a model that also computes the vector-Jacobian product of a model.
+    r"""Return a model that also computes the vector-Jacobian product of a model, or the
+    Jacobian-vector product.
 
     The product is $\sum_i g_i^T \partial y_i / \partial x$, for gradients $g_i$ that arrive at the
     outputs $y_i$. The new model has the inputs of the old one, and an input `<output>_grad` for
@@ -42,6 +45,12 @@ def gradient_model(
     - `wrt` names inputs or initializers. None selects every float input and every weight that the
       outputs depend on.
     - `outputs` names float outputs. None selects all of them.
+    - `mode` is "vjp", or "jvp" for the product $\sum_x \partial y / \partial x\; t_x$ with tangents
+      $t_x$, as `torch.func.jvp` computes it. The new model then has an input `<name>_tangent` for
+      each name of `wrt`, and an output `<output>_tangent` for each of `outputs`. The product is the
+      derivative of the vector-Jacobian product by the vector, in which it is linear. A pass costs
+      about as much as a forward and a backward pass. Applied to a model with gradients, it gives
+      products with the Hessian.
     - `gradient` is the source of gradients, as in `Trainer`. "auto" and "onnx" use only ONNX's own
       operators, so the model runs in any onnxruntime that reads its opset: 21, or that of a newer
       operator in the model. "onnxruntime" also uses operators of the training build.
@@ -64,6 +73,19 @@ def gradient_model(
     >>> {output.name: array.tolist() for output, array in zip(twice.graph.output, results)}
     {'y': [1.0, 8.0], 'x_grad': [3.0, 12.0], 'x_grad_2': [6.0, 12.0]}
     """
+    if mode not in ("vjp", "jvp"):
+        raise SettingError(f"mode must be 'vjp' or 'jvp', got {shortened(mode)}.")
+    proto, added = _with_pullback(model_onnx, wrt, outputs, gradient)
+    return proto if mode == "vjp" else _with_tangents(proto, added, gradient)
+
+
+def _with_pullback(
+    model_onnx: ModelSource,
+    wrt: Sequence[str] | str | None,
+    outputs: Sequence[str] | str | None,
+    gradient: str,
+) -> tuple[onnx.ModelProto, Pullback]:
+    """Return the model with the vector-Jacobian product, and the names that were added."""
     source = gradient_source(gradient)
     work = normalize(read_model(model_onnx))
     targets = _targets(work, outputs)
@@ -73,7 +95,8 @@ def gradient_model(
     initializers_to_inputs(work.graph, tensors)  # sources differentiate by inputs
     if write_definitions(GraphBuilder(work.graph), leaves):
         work = infer_shapes(work)
-    pullback = source.add_pullback(work, targets, leaves).model
+    added = source.add_pullback(work, targets, leaves)
+    pullback = added.model
     for value in [v for v in pullback.graph.inputs if v.name in tensors]:
         pullback.graph.inputs.remove(value)
         value.const_value = tensors[value.name or ""]
@@ -83,7 +106,41 @@ def gradient_model(
     proto = ir.to_proto(pullback)
     lower_opset(proto, pullback.graph.opset_imports.get("", OPSET), OPSET)
     proto.producer_name = "onnxfit"
-    return proto
+    return proto, added
+
+
+def _with_tangents(proto: onnx.ModelProto, added: Pullback, gradient: str) -> onnx.ModelProto:
+    """Return the model of Jacobian-vector products, from that of vector-Jacobian products.
+
+    For J^T v, which is linear in v, the product of its transposed derivative with t is J t. No
+    value of v matters.
+    """
+    vectors = list(added.output_gradients.values())
+    products = list(added.input_gradients.values())
+    twice, again = _with_pullback(proto, vectors, products, gradient)
+    graph = ir.from_proto(twice).graph
+    op = GraphBuilder(graph)
+    inputs = {v.name or "": v for v in graph.inputs}
+    results = {v.name or "": v for v in graph.outputs}
+    for output, vector in added.output_gradients.items():
+        zeros = zeros_like(op, op.wrap(results[output]))
+        inputs[vector].replace_all_uses_with(zeros.ir)
+        graph.inputs.remove(inputs[vector])
+    tangents = {again.output_gradients[p]: name for name, p in added.input_gradients.items()}
+    for tangent, name in tangents.items():
+        inputs[tangent].name = op.unique_name(f"{name}_tangent")
+    left_out = {*products, *again.input_gradients.values()}
+    graph.outputs[:] = [v for v in graph.outputs if v.name not in left_out]
+    for output, vector in added.output_gradients.items():
+        product = results[again.input_gradients[vector]]
+        product.name = op.unique_name(f"{output}_tangent")
+        graph.outputs.append(product)
+    model = ir.Model(graph, ir_version=twice.ir_version)
+    TopologicalSortPass()(model)
+    RemoveUnusedNodesPass()(model)
+    result = ir.to_proto(model)
+    result.producer_name = "onnxfit"
+    return result
 
 
 def _targets(work: ir.Model, outputs: Sequence[str] | str | None) -> list[str]:

@@ -22,8 +22,8 @@ from onnxfit.checks import ChecksArguments, check_number, shortened
 from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
 from onnxfit.graph import scopes, tensors
 from onnxfit.graph.model import spec_of, specialize_shapes, tensor_outputs
+from onnxfit.graph.moving import move_nodes
 from onnxfit.graph.spec import Dim, TensorSpec
-from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import ModelSource, read_model
@@ -221,7 +221,7 @@ class Teacher:
                     own_inputs[name] = op.input(name, spec.dtype, spec.shape or ()).ir
                 replacement = op.cast(op.wrap(own_inputs[name]), spec_of(value).dtype).ir
                 value.replace_all_uses_with(replacement)
-            _move_nodes(op, graph)
+            move_nodes(op, graph)
             outputs = {value.name: value for value in op.graph.outputs}
             targets = {
                 name: self._targets(op, computed[of_teacher], outputs[name])
@@ -333,36 +333,3 @@ def _require_fitting(graph: ir.Graph) -> None:
             f"The teacher has {sum(sizes) / 1e9:.1f} GB of tensors, but they are constants of the"
             " step's graph, which holds at most 2 GB. Use a smaller teacher."
         )
-
-
-def _move_nodes(op: GraphBuilder, graph: ir.Graph) -> None:
-    """Move the nodes and initializers of a graph to the graph of `op`, under names of its scope."""
-    nodes = list(graph)
-    initializers = list(graph.initializers.values())
-    graph.initializers.clear()
-    _rename(op, nodes, initializers)
-    graph.outputs.clear()
-    graph.remove(nodes)
-    for value in initializers:
-        op.graph.register_initializer(value)
-    op.graph.extend(nodes)
-    for domain, version in graph.opset_imports.items():
-        imports = op.graph.opset_imports
-        imports[domain] = max(version, imports.get(domain, version))
-
-
-def _rename(op: GraphBuilder, nodes: Sequence[ir.Node], values: Sequence[ir.Value]) -> None:
-    """Give values, nodes and their subgraphs names that are unused in the graph of `op`."""
-    for value in values:
-        value.name = op.unique_name(value.name or "value")
-    for node in nodes:
-        node.name = op.unique_name(node.name or node.op_type)
-        for value in node.outputs:
-            if value.name:  # an absent output has no name
-                value.name = op.unique_name(value.name)
-        for body in subgraphs_of(node):
-            initializers = list(body.initializers.values())
-            body.initializers.clear()
-            _rename(op, list(body), [*body.inputs, *initializers])
-            for value in initializers:
-                body.register_initializer(value)
