@@ -23,6 +23,7 @@ PAGES = [
     "docs/browser.md",
     "docs/from-onnxcustom.md",
     "docs/callbacks.md",
+    "docs/chat.md",
     "docs/checkpoints.md",
     "docs/coming-from.md",
     "docs/customize.md",
