@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.graph.index import constant_of
-from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of, replace_node
+from onnxfit.step.rewrites.replacement import new_node, nodes_of_type, producer_of, replace_node
 
 __all__ = ["add_before_product"]
 
@@ -77,9 +77,7 @@ def add_before_product(graph: ir.Graph) -> None:
         if new:
             (out,) = node.outputs
             if len(terms) > 1:
-                new.append(ir.node("Sum", terms, name=f"{node.name}/Sum"))
-            new[-1].outputs[0].type = out.type
-            new[-1].outputs[0].shape = out.shape
+                new.append(new_node("Sum", terms, f"{node.name}/Sum", out))
             replace_node(graph, node, new)
             graph.remove(unused, safe=True)
 
@@ -131,30 +129,19 @@ def _merged(base: Product, inner: Product, outer: Product, sums: Sums) -> list[i
     if key not in sums:
         attributes = {"transA": int(transposes[0]), "transB": int(transposes[1]), "alpha": scale}
         matrices = [first.matrix, second.matrix, base.matrix]
-        new.append(ir.node("Gemm", matrices, attributes, name=f"{y.name}/matrix"))
-        sums[key] = _described(new[-1], base.matrix, base.matrix.shape)
+        name = f"{y.name}/matrix"
+        new.append(new_node("Gemm", matrices, name, base.matrix, attributes=attributes))
+        sums[key] = new[-1].outputs[0]
     matrix = sums[key]
     if base.transposes[0]:
-        new.append(ir.node("Transpose", [matrix], {"perm": [1, 0]}, name=f"{y.name}/transposed"))
         assert matrix.shape is not None
-        matrix = _described(new[-1], matrix, ir.Shape(matrix.shape.dims[::-1]))
+        sizes, order = ir.Shape(matrix.shape.dims[::-1]), {"perm": [1, 0]}
+        new.append(new_node("Transpose", [matrix], f"{y.name}/transposed", matrix, sizes, order))
+        (matrix,) = new[-1].outputs
     factors = [base.node.inputs[0], matrix, *base.node.inputs[2:]]
-    product = ir.Node(
-        base.node.domain,
-        base.node.op_type,
-        factors,
-        base.node.attributes.values(),
-        name=f"{y.name}/product",
-    )
-    _described(product, y, y.shape)
+    name, of = f"{y.name}/product", base.node
+    product = new_node(of.op_type, factors, name, y, None, of.attributes, of.domain)
     return [*new, product]
-
-
-def _described(node: ir.Node, like: ir.Value, shape: ir.Shape | None) -> ir.Value:
-    """Return the output of a node, with its name, the type of the value `like`, and a shape."""
-    (value,) = node.outputs
-    value.name, value.type, value.shape = node.name, like.type, shape
-    return value
 
 
 def _only_product(value: ir.Value | None) -> Product | None:

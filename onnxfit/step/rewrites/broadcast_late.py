@@ -7,12 +7,12 @@ broadcast themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Union
 
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of, replace_node
+from onnxfit.step.rewrites.replacement import new_node, nodes_of_type, producer_of, replace_node
 
 __all__ = ["broadcast_late"]
 
@@ -54,9 +54,10 @@ def _read_unexpanded(graph: ir.Graph, node: ir.Node) -> None:
     elif _same(expanded.shape.dims, out.shape.dims) and not out.is_graph_output():
         expand = expanded.producer()
         assert expand is not None
-        small = _node(node.op_type, inputs, ir.Shape(shape), out, "small", node.attributes)
-        large = _node("Expand", [small.outputs[0], expand.inputs[1]], out.shape, out, "expanded")
-        replace_node(graph, node, [small, large])
+        name, sizes = f"{out.name}/small", ir.Shape(shape)
+        small = new_node(node.op_type, inputs, name, out, sizes, node.attributes)
+        inside = [small.outputs[0], expand.inputs[1]]
+        replace_node(graph, node, [small, new_node("Expand", inside, f"{out.name}/expanded", out)])
 
 
 def _add_smaller_last(graph: ir.Graph, node: ir.Node) -> None:
@@ -71,27 +72,9 @@ def _add_smaller_last(graph: ir.Graph, node: ir.Node) -> None:
     if len(shapes) < len(full) or not all(_same(s.dims, out.shape.dims) for s in shapes):
         return
     op_type = "Add" if len(full) == 2 else "Sum"
-    total = _node(op_type, full, out.shape, out, "full")
-    replace_node(
-        graph, node, [total, _node("Add", [total.outputs[0], small[0]], out.shape, out, "all")]
-    )
-
-
-def _node(
-    op_type: str,
-    inputs: Sequence[ir.Value | None],
-    shape: ir.Shape,
-    like: ir.Value,
-    suffix: str,
-    attributes: Mapping[str, ir.Attr] | None = None,
-) -> ir.Node:
-    """Return a node whose output has this shape, and the type of the value `like`."""
-    node = ir.node(op_type, inputs, attributes, name=f"{like.name}/{suffix}")
-    value = node.outputs[0]
-    value.name = node.name
-    value.type = like.type
-    value.shape = shape
-    return node
+    total = new_node(op_type, full, f"{out.name}/full", out)
+    terms = [total.outputs[0], small[0]]
+    replace_node(graph, node, [total, new_node("Add", terms, f"{out.name}/all", out)])
 
 
 def _before_expand(value: ir.Value | None) -> ir.Value | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxfit.graph.index import constant_of
-from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of, replace_node
+from onnxfit.step.rewrites.replacement import new_node, nodes_of_type, producer_of, replace_node
 
 __all__ = ["join_pieces"]
 
@@ -36,9 +36,8 @@ def join_pieces(graph: ir.Graph) -> None:
         if pieces:
             values = [piece.value for piece in pieces]
             axis = {"axis": pieces[0].axis}
-            joined = ir.node("Concat", values, axis, name=f"{node.name}/Concat")
-            joined.outputs[0].type = node.outputs[0].type
-            joined.outputs[0].shape = node.outputs[0].shape
+            (out,) = node.outputs
+            joined = new_node("Concat", values, f"{node.name}/Concat", out, attributes=axis)
             replace_node(graph, node, [joined])
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxfit.graph import scopes
-from onnxfit.step.rewrites.replacement import nodes_of_type, producer_of
+from onnxfit.step.rewrites.replacement import new_node, nodes_of_type, producer_of
 
 __all__ = ["mask_before_unpool"]
 
@@ -37,12 +37,9 @@ def mask_before_unpool(graph: ir.Graph) -> None:
         product, slope, pool, reader = masked
         (dy, *_), y = reader.inputs, pool.outputs[0]
         assert dy is not None  # the gradient is a required input
-        attributes = slope.attributes.values()
-        small = ir.node("HardSigmoid", [y], name=f"{product.name}/slope")
-        small.attributes.update({attribute.name: attribute for attribute in attributes})
-        few = ir.node("Mul", [dy, small.outputs[0]], name=f"{product.name}/maxima")
-        for value in (small.outputs[0], few.outputs[0]):
-            value.type, value.shape = dy.type, y.shape
+        name, slope_of = product.name, slope.attributes
+        small = new_node("HardSigmoid", [y], f"{name}/slope", dy, y.shape, slope_of)
+        few = new_node("Mul", [dy, small.outputs[0]], f"{name}/maxima", dy, y.shape)
         graph.insert_before(reader, [small, few])
         reader.replace_input_with(0, few.outputs[0])
         spread = next(value for value in product.inputs if value is not slope.outputs[0])

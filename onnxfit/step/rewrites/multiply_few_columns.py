@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
+from onnxfit.step.rewrites.replacement import new_node, nodes_of_type, replace_node
 
 __all__ = ["multiply_few_columns"]
 
@@ -25,14 +25,11 @@ def multiply_few_columns(graph: ir.Graph) -> None:
         if out.shape is not None and _has_few_columns(node):
             a, b = node.inputs[:2]
             rows, columns = out.shape
-            product = ir.node("Gemm", [b, a], node.attributes, name=f"{node.name}/Gemm")
-            product.outputs[0].shape = ir.Shape((columns, rows))
-            product.outputs[0].type = out.type
-            transposed = ir.node(
-                "Transpose", product.outputs, {"perm": [1, 0]}, name=f"{node.name}/Transpose"
-            )
-            transposed.outputs[0].shape = out.shape
-            transposed.outputs[0].type = out.type
+            sizes = ir.Shape((columns, rows))
+            product = new_node("Gemm", [b, a], f"{node.name}/Gemm", out, sizes, node.attributes)
+            order = {"perm": [1, 0]}
+            name = f"{node.name}/Transpose"
+            transposed = new_node("Transpose", product.outputs, name, out, attributes=order)
             replace_node(graph, node, [product, transposed])
 
 

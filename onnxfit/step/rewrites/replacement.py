@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -64,6 +65,22 @@ def producer_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
 def only_producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node of this type that computes a value, if the value is used once."""
     return producer_of(value, op_type) if value is not None and is_read_once(value) else None
+
+
+def new_node(
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    name: str,
+    like: ir.Value,
+    shape: ir.Shape | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    domain: str = "",
+) -> ir.Node:
+    """Return a node whose result has the type of the value `like`, and its shape unless given."""
+    node = ir.node(op_type, inputs, attributes, domain=domain, name=name)
+    (result,) = node.outputs
+    result.type, result.shape = like.type, like.shape if shape is None else shape
+    return node
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:

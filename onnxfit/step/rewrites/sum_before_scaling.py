@@ -17,7 +17,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfit.graph.match import Equation
-from onnxfit.step.rewrites.replacement import Bindings, RewriteRule, apply_rule, replace_node
+from onnxfit.step.rewrites.replacement import (
+    Bindings,
+    RewriteRule,
+    apply_rule,
+    new_node,
+    replace_node,
+)
 
 __all__ = ["sum_before_scaling"]
 
@@ -57,9 +63,8 @@ class SumBeforeScaling(RewriteRule):
 
     def rewrite(self, graph: ir.Graph, found: Bindings) -> Sequence[ir.Node]:
         out = found["sum"]
-        product = ir.node("Mul", [found["sum of dy"], found["factor"]], name=f"{out.name}/scaled")
-        (value,) = product.outputs
-        value.name, value.type, value.shape = product.name, out.type, out.shape
+        factors = [found["sum of dy"], found["factor"]]
+        product = new_node("Mul", factors, f"{out.name}/scaled", out)
         node = out.producer()
         assert node is not None
         replace_node(graph, node, [product])

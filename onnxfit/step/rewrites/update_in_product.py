@@ -11,7 +11,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import nodes_of_type, only_producer
+from onnxfit.step.rewrites.replacement import new_node, nodes_of_type, only_producer
 
 __all__ = ["update_in_product"]
 
@@ -74,13 +74,7 @@ def _weighted(
         return None
     if _size(factor) >= _size(w):
         return None
-    weighted = ir.node("Mul", [rate, factor], name=mul.name)
-    output = weighted.outputs[0]
-    output.name = mul.outputs[0].name
-    output.type = factor.type
-    output.shape = factor.shape
-    mul.outputs[0].name = None
-    return weighted
+    return new_node("Mul", [rate, factor], mul.name or "", factor)
 
 
 def _size(value: ir.Value | None) -> float:
