@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfit.graph.replacement import NodeReplacement, replace_nodes
 from onnxfit.graph.subgraphs import remove_unused_nodes
 from onnxfit.kernels.convolutions import (
     Convolution,
@@ -55,21 +55,24 @@ def with_blocked_convolutions(model: onnx.ModelProto, device: str) -> onnx.Model
     block = channel_block() if found else 0
     if not block:
         return model
-    writer = _Writer(block)
+    used = {name for node in model.graph.node for name in (*node.input, *node.output, node.name)}
+    shared = _Shared(block, used)
     replaced = {}
     for output, convolution in found.items():
+        writer = _Writer(convolution.node, shared)
         if _write(writer, convolution):
-            replaced[output] = writer.take()
+            replaced[output] = writer.nodes
     if not replaced:
         return model
     blocked = onnx.ModelProto()
     blocked.CopyFrom(model)
-    nodes = [new for node in model.graph.node for new in replaced.get(node.output[0], [node])]
-    del blocked.graph.node[:]
-    blocked.graph.node.extend(nodes)
+    replace_nodes(
+        blocked.graph,
+        [new for node in model.graph.node for new in replaced.get(node.output[0], [node])],
+    )
     if not all(isinstance(found[output], Convolution) for output in replaced):
         remove_unused_nodes(blocked.graph)
-    blocked.graph.initializer.extend(writer.constants.values())
+    blocked.graph.initializer.extend(shared.constants.values())
     blocked.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return blocked
 
@@ -79,49 +82,55 @@ def with_blocked_convolutions(model: onnx.ModelProto, device: str) -> onnx.Model
 
 
 @dataclass
-class _Writer:
-    """Nodes that replace one node, and the constants of all of them."""
+class _Shared:
+    """Names, constants and values that the nodes of all convolutions share.
+
+    - `names`: the names in the graph.
+    - `constants`: initializers by name.
+    - `reordered`: value -> the same value with blocks of channels last.
+    """
 
     block: int
+    names: set[str]
     constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
     reordered: dict[str, str] = field(default_factory=dict)
 
-    def add(
-        self, op_type: str, *inputs: str, name: str, domain: str = "", **attributes: Any
-    ) -> str:
-        """Add a node and return its output, which has the node's name."""
-        node = helper.make_node(op_type, inputs, [name], name=name, domain=domain, **attributes)
-        self.nodes.append(node)
-        return name
 
-    def take(self) -> list[onnx.NodeProto]:
-        """Return the nodes added since the last call."""
-        nodes, self.nodes = self.nodes, []
-        return nodes
+class _Writer(NodeReplacement):
+    """The nodes that replace a convolution."""
+
+    def __init__(self, node: onnx.NodeProto, shared: _Shared) -> None:
+        super().__init__(node, shared.names)
+        self.shared = shared
 
     def integers(self, *numbers: int) -> str:
         """Return the name of a constant vector."""
         name = "blocked/" + ",".join(map(str, numbers))
-        self.constants[name] = numpy_helper.from_array(np.array(numbers, np.int64), name)
+        constant = numpy_helper.from_array(np.array(numbers, np.int64), name)
+        self.shared.constants[name] = constant
         return name
 
-    def reshape(self, value: str, *shape: int, name: str) -> str:
-        return self.add("Reshape", value, self.integers(*shape), name=name)
+    def reshape(self, value: str, *shape: int) -> str:
+        return self("Reshape", value, self.integers(*shape))
 
-    def reorder(self, value: str, name: str) -> str:
+    def reorder(self, value: str) -> str:
         """Put blocks of channels last."""
-        return self.add("ReorderInput", value, name=name, domain=DOMAIN)
+        return self("ReorderInput", value, domain=DOMAIN)
 
-    def reorder_once(self, value: str, name: str) -> str:
+    def reorder_once(self, value: str) -> str:
         """Put blocks of channels last; reuse the result if the same value is reordered again.
 
         The result stays in memory until its last use. The backward pass reads a gradient twice in a
         row.
         """
-        if value not in self.reordered:
-            self.reordered[value] = self.reorder(value, name)
-        return self.reordered[value]
+        if value not in self.shared.reordered:
+            self.shared.reordered[value] = self.reorder(value)
+        return self.shared.reordered[value]
+
+    def finish(self, value: str, channels: int) -> None:
+        """Write the result of the convolution from its blocks of channels."""
+        (output,) = self.node.output[:1]
+        self("ReorderOutput", value, output=output, domain=DOMAIN, channels=channels)
 
 
 def _write(writer: _Writer, convolution: Convolution | WeightGradient) -> bool:
@@ -129,7 +138,7 @@ def _write(writer: _Writer, convolution: Convolution | WeightGradient) -> bool:
 
     Return False, and write nothing, if its attributes forbid them.
     """
-    if convolution.channels % writer.block:
+    if convolution.channels % writer.shared.block:
         return False
     if isinstance(convolution, WeightGradient):
         return _weight_gradient(writer, convolution)
@@ -143,12 +152,11 @@ def _conv(writer: _Writer, convolution: Convolution) -> bool:
     channels = convolution.channels
     kernel = convolution.kernel
     taps = _taps_before_channels(writer, convolution)
-    w = writer.reshape(taps, channels, 1, *kernel, name=f"{node.name}/weights")
-    x = writer.reorder_once(node.input[0], f"{node.name}/images")
+    w = writer.reshape(taps, channels, 1, *kernel)
+    x = writer.reorder_once(node.input[0])
     attributes = {**convolution.attributes, "kernel_shape": kernel}
-    name = f"{node.name}/blocked"
-    y = writer.add("Conv", x, w, *node.input[2:], name=name, domain=DOMAIN, **attributes)
-    _reorder_back(writer, y, node, convolution.channels)
+    y = writer("Conv", x, w, *node.input[2:], domain=DOMAIN, **attributes)
+    writer.finish(y, convolution.channels)
     return True
 
 
@@ -181,29 +189,28 @@ def _conv_transpose(writer: _Writer, convolution: Convolution) -> bool:
     if any(phase is None for axis in phases for phase in axis):
         return False
     all_taps = _taps_before_channels(writer, convolution)
-    x = writer.reorder_once(node.input[0], f"{node.name}/images")
+    x = writer.reorder_once(node.input[0])
     stripes = []
-    for i, row in enumerate(phases[0]):
+    for _i, row in enumerate(phases[0]):
         pieces = []
-        for j, column in enumerate(phases[1]):
+        for _j, column in enumerate(phases[1]):
             assert row is not None  # any() above
             assert column is not None
-            name = f"{node.name}/{i},{j}"
             read = [a * convolution.kernel[1] + b for a in row.taps for b in column.taps]
-            w = writer.add("Gather", all_taps, writer.integers(*read), name=f"{name}/taps", axis=1)
+            w = writer("Gather", all_taps, writer.integers(*read), axis=1)
             kernel = (len(row.taps), len(column.taps))
-            w = writer.reshape(w, channels, 1, *kernel, name=f"{name}/weights")
-            y = writer.add(
-                "Conv", x, w, name=f"{name}/blocked", domain=DOMAIN, group=channels,
+            w = writer.reshape(w, channels, 1, *kernel)
+            y = writer(
+                "Conv", x, w, domain=DOMAIN, group=channels,
                 kernel_shape=kernel, pads=[row.before, column.before, row.after, column.after],
             )  # fmt: skip
-            pieces.append(writer.reshape(y, -1, 1, writer.block, name=f"{name}/pixels"))
-        stripe = writer.add("Concat", *pieces, name=f"{node.name}/{i}", axis=1)
-        width = columns * writer.block
-        stripes.append(writer.reshape(stripe, -1, 1, width, name=f"{node.name}/{i}/rows"))
-    y = writer.add("Concat", *stripes, name=f"{node.name}/stripes", axis=1)
-    y = writer.reshape(y, images, channels, rows, columns, name=f"{node.name}/interleaved")
-    _reorder_back(writer, y, node, convolution.channels)
+            pieces.append(writer.reshape(y, -1, 1, writer.shared.block))
+        stripe = writer("Concat", *pieces, axis=1)
+        width = columns * writer.shared.block
+        stripes.append(writer.reshape(stripe, -1, 1, width))
+    y = writer("Concat", *stripes, axis=1)
+    y = writer.reshape(y, images, channels, rows, columns)
+    writer.finish(y, convolution.channels)
     return True
 
 
@@ -224,22 +231,21 @@ def _weight_gradient(writer: _Writer, gradient: WeightGradient) -> bool:
     ]
     if min(*pads_after, *pads) < 0:
         return False
-    name = gradient.node.name
-    x = writer.reorder(gradient.large, f"{name}/images")
-    x = writer.reshape(x, 1, images * channels, *pixels, name=f"{name}/one_image")
-    w = writer.reorder_once(gradient.small, f"{name}/weights")
-    w = writer.reshape(w, images * channels, 1, *positions, name=f"{name}/weights_of_images")
-    y = writer.add(
-        "Conv", x, w, name=f"{name}/blocked", domain=DOMAIN, group=images * channels,
+    x = writer.reorder(gradient.large)
+    x = writer.reshape(x, 1, images * channels, *pixels)
+    w = writer.reorder_once(gradient.small)
+    w = writer.reshape(w, images * channels, 1, *positions)
+    y = writer(
+        "Conv", x, w, domain=DOMAIN, group=images * channels,
         kernel_shape=positions, strides=gradient.dilations, dilations=gradient.strides,
         pads=[*pads, *pads_after],
     )  # fmt: skip
-    y = writer.reshape(y, images, -1, name=f"{name}/of_images")
-    y = writer.add("ReduceSum", y, writer.integers(0), name=f"{name}/sum", keepdims=1)
-    y = writer.reshape(y, 1, channels, *kernel, name=f"{name}/taps")
-    y = writer.add("ReorderOutput", y, name=f"{name}/plain", domain=DOMAIN, channels=channels)
+    y = writer.reshape(y, images, -1)
+    y = writer("ReduceSum", y, writer.integers(0), keepdims=1)
+    y = writer.reshape(y, 1, channels, *kernel)
+    y = writer("ReorderOutput", y, domain=DOMAIN, channels=channels)
     shape = writer.integers(channels, 1, *kernel)
-    writer.nodes.append(helper.make_node("Reshape", [y, shape], gradient.node.output, name))
+    writer("Reshape", y, shape, output=gradient.node.output[0])
     return True
 
 
@@ -270,10 +276,9 @@ def _phase(
 
 def _taps_before_channels(writer: _Writer, convolution: Convolution) -> str:
     """Return the weights as (blocks, taps, channels of a block)."""
-    name = convolution.node.name
     w = convolution.node.input[1]
-    w = writer.reshape(w, -1, writer.block, int(np.prod(convolution.kernel)), name=f"{name}/blocks")
-    return writer.add("Transpose", w, name=f"{name}/taps", perm=[0, 2, 1])
+    w = writer.reshape(w, -1, writer.shared.block, int(np.prod(convolution.kernel)))
+    return writer("Transpose", w, perm=[0, 2, 1])
 
 
 # Helpers
@@ -287,15 +292,6 @@ def _has_only_pads(convolution: Convolution) -> bool:
         attributes.get("auto_pad", b"NOTSET") == b"NOTSET"
         and not attributes.get("output_shape")
         and len(convolution.inputs) == 2
-    )
-
-
-def _reorder_back(writer: _Writer, value: str, node: onnx.NodeProto, channels: int) -> None:
-    """Write the result of a replaced node."""
-    writer.nodes.append(
-        helper.make_node(
-            "ReorderOutput", [value], node.output, node.name, domain=DOMAIN, channels=channels
-        )
     )
 
 
