@@ -39,7 +39,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.model_file import ModelSnapshot
 from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.metrics.functions import mode_by_name
-from onnxfit.optimizers import OptimizerLike
+from onnxfit.optimizers.lookup import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.quantization.settings import Quantization
 from onnxfit.runtime.backends import get_backend

@@ -5,7 +5,7 @@
 - docs/reference.md: the Trainer, quantization, adapters, and every loss, metric, optimizer, schedule,
   penalty, callback and data loader, with its names, its settings and their defaults, and its
   docstring.
-- the `__init__.py` of onnxfit/callbacks/, onnxfit/losses/ and onnxfit/metrics/: the imports for type
+- the `__init__.py` of onnxfit/callbacks/, losses/, metrics/ and optimizers/: the imports for type
   checkers, which cannot search a folder.
 
 The page has all of a docstring but its examples. With --check nothing is written; the exit status is
@@ -24,12 +24,12 @@ from pathlib import Path
 from types import ModuleType
 
 import onnxfit
-from onnxfit import callbacks, losses, metrics
+from onnxfit import callbacks, losses, metrics, optimizers
 from onnxfit.registry import registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference.md"
-PACKAGES = (callbacks, losses, metrics)  # whose modules are searched for public names
+PACKAGES = (callbacks, losses, metrics, optimizers)  # whose modules are searched for public names
 MAX_LINE_LENGTH = 100
 HEAD = """\
 # Reference

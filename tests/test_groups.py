@@ -8,7 +8,8 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.errors import ArgumentError, CheckpointError, SettingError, UnknownNameError
-from onnxfit.optimizers import SGD, Adam, AdamW, Groups, Optimizer, WeightInfo, get_optimizer
+from onnxfit.optimizers import SGD, Adam, AdamW, Groups, Optimizer, get_optimizer
+from onnxfit.optimizers.base import WeightInfo
 from onnxfit.registry import from_config, to_config
 from onnxfit.schedules import Cosine, Exponential
 from tests.models import mlp

@@ -24,22 +24,29 @@ from onnxfit.gradients.update import apply_update, initial_slots, initial_slots_
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.optimizers import (
     SGD,
+    AdaBelief,
     Adadelta,
     Adafactor,
     Adagrad,
     Adam,
     Adamax,
     AdamW,
+    Adan,
+    Adopt,
     Lamb,
+    Lars,
     Lion,
+    Muon,
     NAdam,
+    NovoGrad,
     Optimizer,
     RAdam,
     RMSprop,
-    WeightInfo,
+    Rprop,
+    ScheduleFreeAdamW,
     get_optimizer,
-    learning_rate_at,
 )
+from onnxfit.optimizers.base import WeightInfo, learning_rate_at
 from onnxfit.registry import from_config, registry, to_config
 from onnxfit.runtime.backends.full import FullBackend
 from onnxfit.schedules import Cosine, Warmup
@@ -165,6 +172,9 @@ VARIANTS = [
     RMSprop(momentum=0.9, centered=True),
     Adagrad(lr_decay=0.1, initial_accumulator_value=0.5),
     Adafactor(eps=(1e-6, 1e-2), d=2.0),
+    Adam(cautious=True),
+    SGD(momentum=0.9, cautious=True),
+    Muon(nesterov=False, ns_steps=3, adjust_lr_fn="original"),
 ]
 
 
@@ -258,7 +268,7 @@ def test_weight_decay_spares_the_excluded(optimizer):
         assert spared[name].tobytes() == (plain if excluded else decayed)[name].tobytes()
         # a scalar has but a sign, which is all that Lamb takes of a direction
         assert not np.array_equal(plain[name], decayed[name]) or (
-            name == "scale" and isinstance(optimizer, Lamb)
+            name == "scale" and isinstance(optimizer, (Lamb, Lars))
         )
 
 
@@ -268,7 +278,9 @@ def test_weight_decay_alone_shrinks_by_learning_rate_times_decay(optimizer):
     update = Update(dataclasses.replace(optimizer, weight_decay=0.5), weights)
     update({"w": np.zeros((2, 2))}, lr=0.25)
     # its decay passes through the quotient of norms: one learning rate of the weight's length
-    if isinstance(optimizer, Lamb):
+    if isinstance(optimizer, Lars):  # without a gradient, the quotient counts as 1
+        np.testing.assert_allclose(update.weights["w"], weights["w"] * (1 - 0.25 * 0.5), rtol=1e-12)
+    elif isinstance(optimizer, Lamb):
         np.testing.assert_allclose(update.weights["w"], weights["w"] * (1 - 0.25), rtol=1e-12)
     else:
         np.testing.assert_allclose(update.weights["w"], weights["w"] * (1 - 0.25 * 0.5), rtol=1e-12)
@@ -376,7 +388,8 @@ def updates_concatenated_as_alone(optimizer):
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "ema_momentum": 0.9}], ids=str)
 def test_an_elementwise_update_and_no_other_can_run_on_concatenated_weights(optimizer, settings):
     optimizer = dataclasses.replace(optimizer, **settings)
-    assert updates_concatenated_as_alone(optimizer) == optimizer.elementwise
+    expected = optimizer.elementwise and not optimizer.cautious
+    assert updates_concatenated_as_alone(optimizer) == expected
 
 
 def test_the_law_of_elementwise_sees_a_wrong_flag():
@@ -440,7 +453,7 @@ def test_nonsense_is_refused_in_every_number(optimizer):
                 [1.0] if field.name == "beta2_decay" else [-1.0]
             )
         elif field.name == "betas":
-            bad = [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9, 0.9, 0.9), 0.9, (0.9, math.nan)]
+            bad = [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9,) * 5, 0.9, (0.9, math.nan)]
         elif isinstance(value, tuple) and field.name == "eps":
             bad = [(0.0, 1e-3), (None, -1.0), (None,)]
         elif field.name == "ema_momentum":
@@ -544,6 +557,13 @@ TORCH = {
         {"lr": 2.0, "rho": 0.8, "eps": 1e-3},
         0.01,
     ),
+    "rprop": (Rprop(0.01), "Rprop", {"lr": 0.01}, 0),
+    "rprop_large": (
+        Rprop(0.1, (0.3, 1.5), (0.01, 2.0)),
+        "Rprop",
+        {"lr": 0.1, "etas": (0.3, 1.5), "step_sizes": (0.001, 0.2)},
+        0,
+    ),
     "adafactor": (Adafactor(), "Adafactor", {}, 0),
     "adafactor_large": (
         Adafactor(0.3, -0.6, (1e-5, 0.9), 1.5, weight_decay=0.1),
@@ -552,7 +572,8 @@ TORCH = {
         0,
     ),
 }
-PAPERS = {Lion, Lamb}  # torch has none
+# torch has none, or one that orthogonalizes in bfloat16
+PAPERS = {Lion, Lamb, AdaBelief, Adan, Adopt, Lars, Muon, NovoGrad, ScheduleFreeAdamW}
 
 
 def test_every_optimizer_is_compared_with_torch_or_its_paper():
@@ -647,9 +668,111 @@ def sgd(w, g, t, s, lr=0.1, mu=0.9, tau=0.3):
     return w - lr * s["v"]
 
 
+def adabelief(w, g, t, s, lr=1e-3, b1=0.9, b2=0.999, eps=1e-16):
+    s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+    s["s"] = b2 * s.get("s", 0.0) + (1 - b2) * (g - s["m"]) ** 2 + eps
+    return w - lr * (s["m"] / (1 - b1**t)) / (np.sqrt(s["s"] / (1 - b2**t)) + eps)
+
+
+def adan(w, g, t, s, lr=1e-3, b1=0.98, b2=0.92, b3=0.99, eps=1e-8):
+    d = g - s["g"] if t > 1 else 0 * g
+    s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+    s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * d
+    s["n"] = b3 * s.get("n", 0.0) + (1 - b3) * (g + b2 * d) ** 2
+    s["g"] = g
+    m, v, n = s["m"] / (1 - b1**t), s["v"] / (1 - b2**t), s["n"] / (1 - b3**t)
+    return w - lr * (m + b2 * v) / (np.sqrt(n) + eps)
+
+
+def adopt(w, g, t, s, lr=1e-3, b1=0.9, b2=0.9999, eps=1e-6):
+    if t == 1:
+        s["m"], s["v"] = 0 * g, g**2
+        return w
+    direction = np.clip(g / np.maximum(np.sqrt(s["v"]), eps), -((t - 1) ** 0.25), (t - 1) ** 0.25)
+    s["m"] = b1 * s["m"] + (1 - b1) * direction
+    s["v"] = b2 * s["v"] + (1 - b2) * g**2
+    return w - lr * s["m"]
+
+
+def lars(w, g, t, s, lr=0.1, mu=0.9, trust=0.001, decay=0.0):
+    local = trust * np.linalg.norm(w) / (np.linalg.norm(g) + decay * np.linalg.norm(w) + 1e-9)
+    s["v"] = mu * s.get("v", 0.0) + lr * local * (g + decay * w)
+    return w - s["v"]
+
+
+def novograd(w, g, t, s, lr=0.01, b1=0.95, b2=0.98, eps=1e-8, decay=0.0):
+    square = (g**2).sum()
+    s["v"] = square if t == 1 else b2 * s["v"] + (1 - b2) * square
+    s["m"] = b1 * s.get("m", 0.0) + g / (np.sqrt(s["v"]) + eps) + decay * w
+    return w - lr * s["m"]
+
+
+def muon(w, g, t, s, lr=1e-3, mu=0.95, steps=5, original=False, nesterov=True, decay=0.1):
+    """By the singular values, to which the odd polynomial is applied; with torch's momentum."""
+    if w.ndim < 2:
+        return adam(w, g, t, s, lr, decay=decay)
+    s["b"] = mu * s.get("b", 0.0) + (1 - mu) * g
+    u = mu * s["b"] + (1 - mu) * g if nesterov else s["b"]
+    left, values, right = np.linalg.svd(u.reshape(len(u), -1), full_matrices=False)
+    values = values / np.linalg.norm(values)
+    for _ in range(steps):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    n, m = len(left), right.shape[1]
+    size = max(1, n / m) ** 0.5 if original else 0.2 * max(n, m) ** 0.5
+    return w - lr * decay * w - lr * size * ((left * values) @ right).reshape(w.shape)
+
+
+def schedule_free(w, g, t, s, lr=0.0025, b1=0.9, b2=0.999, eps=1e-8, decay=0.0):
+    """The paper's three sequences: y from z and x."""
+    z, x = s.get("z", w), s.get("x", w)
+    s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g**2
+    z = z - lr * (g / (np.sqrt(s["v"] / (1 - b2**t)) + eps) + decay * w)
+    s["z"], s["x"] = z, (1 - 1 / t) * x + z / t
+    return (1 - b1) * z + b1 * s["x"]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "formula", "settings"),
     [
+        (AdaBelief(), adabelief, {}),
+        (
+            AdaBelief(0.1, (0.8, 0.9), 1e-3),
+            adabelief,
+            {"lr": 0.1, "b1": 0.8, "b2": 0.9, "eps": 1e-3},
+        ),
+        (Adan(), adan, {}),
+        (
+            Adan(0.1, (0.9, 0.8, 0.7), 1e-3),
+            adan,
+            {"lr": 0.1, "b1": 0.9, "b2": 0.8, "b3": 0.7, "eps": 1e-3},
+        ),
+        (Adopt(), adopt, {}),
+        (Adopt(0.1, (0.8, 0.9), 0.5), adopt, {"lr": 0.1, "b1": 0.8, "b2": 0.9, "eps": 0.5}),
+        (Lars(), lars, {}),
+        (
+            Lars(0.5, 0.8, 0.01, weight_decay=0.3),
+            lars,
+            {"lr": 0.5, "mu": 0.8, "trust": 0.01, "decay": 0.3},
+        ),
+        (NovoGrad(), novograd, {}),
+        (
+            NovoGrad(0.1, (0.8, 0.9), weight_decay=0.3),
+            novograd,
+            {"lr": 0.1, "b1": 0.8, "b2": 0.9, "decay": 0.3},
+        ),
+        (Muon(), muon, {}),
+        (
+            Muon(0.1, 0.9, False, 3, adjust_lr_fn="original", weight_decay=0.0),
+            muon,
+            {"lr": 0.1, "mu": 0.9, "steps": 3, "original": True, "nesterov": False, "decay": 0.0},
+        ),
+        (ScheduleFreeAdamW(), schedule_free, {}),
+        (
+            # with a smaller eps, rounding errors grow near the minimum
+            ScheduleFreeAdamW(0.02, (0.8, 0.9), 0.1, weight_decay=0.3),
+            schedule_free,
+            {"lr": 0.02, "b1": 0.8, "b2": 0.9, "eps": 0.1, "decay": 0.3},
+        ),
         (Lion(), lion, {}),
         (
             Lion(0.01, (0.8, 0.95), weight_decay=0.3),
@@ -680,6 +803,84 @@ def test_the_papers_formula_in_numpy(optimizer, formula, settings):
         update(pull(update.weights))
         for name, w in weights.items():
             np.testing.assert_allclose(update.weights[name], w, rtol=0, atol=1e-10)
+
+
+@pytest.mark.torch
+def test_muon_orthogonalizes_as_torchs_up_to_its_bfloat16():
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has no Muon")
+    weights = {n: w for n, w in start().items() if w.ndim == 2}
+    w = {n: torch.tensor(a, requires_grad=True) for n, a in weights.items()}
+    theirs = torch.optim.Muon(w.values(), lr=0.1, adjust_lr_fn="match_rms_adamw")
+    update = Update(Muon(0.1), weights)
+    for _ in range(10):
+        for name, one in w.items():
+            one.grad = torch.tensor(pull({name: one.detach().numpy()})[name]).float()
+        theirs.step()
+        update(pull(update.weights))
+    for name, one in w.items():
+        np.testing.assert_allclose(update.weights[name], one.detach().numpy(), atol=0.05)
+        assert np.abs(update.weights[name] - weights[name]).max() > 0.2
+
+
+@every_optimizer
+def test_cautious_steps_are_the_others_where_the_gradient_agrees(optimizer):
+    plain = dataclasses.replace(optimizer, cautious=False)
+    cautious = dataclasses.replace(optimizer, cautious=True, ema_momentum=0.5)
+    draw = np.random.default_rng(4)
+    weights = {"w": draw.normal(size=(4, 5))}
+    one, other = Update(plain, weights), Update(cautious, weights)
+    agreed = []
+    for _ in range(10):
+        g = draw.normal(size=(4, 5))
+        before = other.weights["w"]
+        one.weights = {"w": before}
+        one({"w": g}, lr=0.1)
+        other({"w": g}, lr=0.1)
+        decayed = before
+        if not optimizer.applies_weight_decay and optimizer.weight_decay:
+            decayed = before * (1 - 0.1 * optimizer.weight_decay)
+        step = one.weights["w"] - decayed
+        agrees = step * g < 0
+        agreed.append(agrees.mean())
+        expected = decayed + step * agrees / max(agrees.mean(), 1e-3)
+        np.testing.assert_allclose(other.weights["w"], expected, rtol=1e-9, atol=1e-12)
+    if isinstance(optimizer, (Adam, Lamb, Lion)):  # which have a momentum
+        assert min(agreed) < 1
+
+
+def test_the_averages_of_schedule_free_are_exported_and_validated(tmp_path):
+    trainer = Trainer(mlp((4, 3)), loss="mse", optimizer=ScheduleFreeAdamW(0.1))
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    swap = onnxfit.callbacks.SwapEMAWeights(at_end=False)
+    history = trainer.fit(
+        x, x[:, :3], epochs=3, validation_data=(x, x[:, :3]), callbacks=[swap], verbose=0
+    )
+    slots = trainer.get_state()["slots"]
+    trainer.export(tmp_path / "m.onnx", averaged=True)
+    exported = Trainer(tmp_path / "m.onnx", loss="mse")
+    for name, w in exported.get_weights().items():
+        np.testing.assert_array_equal(w, slots[f"{name}/x"])
+        assert not np.array_equal(w, trainer.get_weights()[name])
+    loss = exported.evaluate(x, x[:, :3])["loss"]
+    assert history.history["val_loss"][-1] == pytest.approx(loss, rel=1e-5)
+    trainer.save(tmp_path / "t.ckpt")
+    again = Trainer.load(tmp_path / "t.ckpt")
+    for one in (trainer, again):
+        one.train_on_batch(x, x[:, :3])
+    np.testing.assert_equal(again.get_state(), trainer.get_state())
+
+
+def test_muon_trains_vectors_by_adamw_with_its_settings():
+    optimizer = Muon(0.1, exclude_from_weight_decay="*.bias", learning_rate_multipliers={"*": 2})
+    own = optimizer.for_weights([WeightInfo(n, w.shape, w.dtype) for n, w in start().items()])
+    assert {n: type(one.optimizer) for n, one in own.items()} == {
+        "fc.weight": Muon, "fc.bias": AdamW, "conv.weight": Muon, "scale": AdamW
+    }  # fmt: skip
+    assert own["fc.bias"].optimizer.weight_decay == 0.0
+    assert own["scale"].optimizer == AdamW(0.1, weight_decay=0.1)
+    assert {one.multiplier for one in own.values()} == {2.0}
 
 
 def test_lamb_counts_the_quotient_of_norms_as_one_where_a_norm_is_zero():
@@ -828,7 +1029,8 @@ def test_fused_weights_are_updated_as_each_alone(optimizer, settings, monkeypatc
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
     assert not alone._training.backend.fused
     assert bool(fused) == (
-        together.optimizer.elementwise and bool(together._training.backend.recipe.slots["fc0.bias"])
+        together._training.recipe.optimizers["fc0.bias"].optimizer.elementwise
+        and bool(together._training.backend.recipe.slots["fc0.bias"])
     )
     # 32 elements
     assert "fc0.weight" not in {name for members in fused.values() for name in members}

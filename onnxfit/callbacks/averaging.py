@@ -26,7 +26,8 @@ Array = npt.NDArray[Any]
 class SwapEMAWeights(StatefulCallback):
     """Replace the weights by their averages for every validation, and after training.
 
-    The averages are those of an optimizer such as `Adam(ema_momentum=0.99)`.
+    The averages are those of an optimizer such as `Adam(ema_momentum=0.99)` or
+    `ScheduleFreeAdamW()`.
 
     - `swap_on_epoch`: use the averages at the end of each epoch too, until the next epoch begins.
       Checkpoints, best weights and loggers of an epoch then see the averages. A checkpoint contains
@@ -94,7 +95,7 @@ class SwapEMAWeights(StatefulCallback):
         self._swap_back()
 
     def _check(self) -> None:
-        if self.trainer.optimizer.ema_momentum is None:
+        if None in self.trainer.optimizer.average_slots.values():
             raise SettingError(
                 "SwapEMAWeights needs an optimizer that averages the weights, such as"
                 " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
@@ -105,7 +106,8 @@ class SwapEMAWeights(StatefulCallback):
             state = self.trainer.get_state()
             trained = self.trainer.settings["weights"]
             self.weights = {name: state["weights"][name] for name in trained}
-            self._averages = {name: state["slots"][names.slot(name, names.EMA)] for name in trained}
+            slots = self.trainer.optimizer.average_slots
+            self._averages = {n: state["slots"][names.slot(n, slots[n] or "")] for n in trained}
             self.trainer.set_weights(self._averages)
 
     def _swap_back(self) -> None:

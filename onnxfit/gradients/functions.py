@@ -30,7 +30,7 @@ from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, values_of
 from onnxfit.load.opset import IR_VERSION, OPSET
-from onnxfit.optimizers import WeightInfo
+from onnxfit.optimizers.base import WeightInfo
 from onnxfit.registry import snake_case
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.values import GraphBuilder, Value
 
 if TYPE_CHECKING:
-    from onnxfit.optimizers import Optimizer, WeightOptimizer
+    from onnxfit.optimizers import Optimizer
+    from onnxfit.optimizers.base import WeightOptimizer
 
 Array = npt.NDArray[Any]
 Bounds = Mapping[str, tuple[Array, Array]]  # weight -> its least and its greatest numbers
@@ -74,6 +75,8 @@ def apply_update(
                 result = rule.update(op, decayed, g, *coefficients, *own.values())
             new, *new_slots = result if isinstance(result, tuple) else (result,)
             _check_returned(rule, name, [w, *own.values()], [new, *new_slots], list(own))
+            if rule.cautious:
+                new = _cautious(op, decayed, new, g)
             if name in bounds:
                 new = _within(op, new, *bounds[name])
             if name in frozen_rows:
@@ -85,6 +88,15 @@ def apply_update(
                 next_slots[name][names.EMA] = momentum * average + (1 - momentum) * new
         next_weights[name] = new
     return next_weights, next_slots
+
+
+def _cautious(op: GraphBuilder, w: Value, new: Value, g: Value) -> Value:
+    """Return the next weight where the step and -g have the same sign, by a larger step."""
+    step = new - w
+    one, zero = op.constant(1, w.dtype), op.constant(0, w.dtype)
+    agrees = op.Where(op.Sign(step) * op.Sign(g) < 0, one, zero)
+    share = op.Max(op.ReduceMean(agrees, keepdims=0), 1e-3)
+    return w + step * (agrees / share)
 
 
 def with_rows(op: GraphBuilder, x: Value, numbers: npt.NDArray[np.int64], rows: Value) -> Value:

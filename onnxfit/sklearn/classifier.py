@@ -20,7 +20,7 @@ from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.reading import ModelSource
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
-from onnxfit.optimizers import OptimizerLike
+from onnxfit.optimizers.lookup import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.quantization import Quantization
 from onnxfit.schedules import LearningRate

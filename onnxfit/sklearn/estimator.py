@@ -27,7 +27,8 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.losses import Loss
-from onnxfit.optimizers import Adam, Optimizer, OptimizerLike, get_optimizer
+from onnxfit.optimizers import Adam, Optimizer, get_optimizer
+from onnxfit.optimizers.lookup import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.quantization import Quantization
 from onnxfit.schedules import LearningRate

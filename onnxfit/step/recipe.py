@@ -27,7 +27,8 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.batch_axis import BatchLayout
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.load.training_form import updated_statistics
-from onnxfit.optimizers import Optimizer, WeightOptimizer, rate_at
+from onnxfit.optimizers import Optimizer
+from onnxfit.optimizers.base import WeightOptimizer, rate_at
 from onnxfit.penalties import Penalty
 from onnxfit.step.distillation import Teacher
 from onnxfit.step.limits import largest

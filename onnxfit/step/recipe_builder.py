@@ -34,7 +34,8 @@ from onnxfit.load.batch_axis import BatchLayout
 from onnxfit.load.normalize import normalize
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.load.training_form import keep_batch_norms, unmeasured_batch_norms
-from onnxfit.optimizers import Optimizer, WeightInfo, WeightOptimizer, get_optimizer
+from onnxfit.optimizers import Optimizer, get_optimizer
+from onnxfit.optimizers.base import WeightInfo, WeightOptimizer
 from onnxfit.penalties import Penalty, PenaltyLike, penalties_for
 from onnxfit.step.differentiation import check_gradient
 from onnxfit.step.distillation import Distillation, Teacher

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onnxfit.checks import is_finite, is_number, require_choice, shortened
 from onnxfit.errors import SettingError
 from onnxfit.load.reading import ModelSource
-from onnxfit.optimizers import OptimizerLike
+from onnxfit.optimizers.lookup import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.step.distillation import Distillation
 from onnxfit.step.objectives import Losses, LossWeights, Metrics

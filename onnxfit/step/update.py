@@ -19,7 +19,8 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.sums import sum_of_squares
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.optimizers import Optimizer, WeightOptimizer
+from onnxfit.optimizers import Optimizer
+from onnxfit.optimizers.base import WeightOptimizer
 from onnxfit.step.frozen_rows import without_frozen_rows
 from onnxfit.step.limits import largest, norm_dtype
 from onnxfit.step.loss_scale import GuardedUpdate
@@ -303,6 +304,7 @@ def _can_be_fused(
     small = 0 < w.size <= limits.weight and w.dtype in (np.float32, np.float64)
     return (
         optimizer.elementwise
+        and not optimizer.cautious
         and small
         and bool(slots)
         and all(array.shape == w.shape for array in slots.values())

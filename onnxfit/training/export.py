@@ -72,7 +72,10 @@ def exported(
     training: Training, *, averaged: bool = False, adapters: str = "merged", copy: bool = True
 ) -> ModelSnapshot:
     """Return the model of `Trainer.export`; `copy` is as for `Trainer.get_weights`."""
-    if averaged and training.recipe.optimizer.ema_momentum is None:
+    averages = {
+        name: one.optimizer.average_slot for name, one in training.recipe.optimizers.items()
+    }
+    if averaged and None in averages.values():
         raise SettingError(
             "averaged=True needs an optimizer that averages the weights, such as"
             " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
@@ -91,7 +94,7 @@ def exported(
         arrays = training.state.get_weights(copy=copy)
         state = training.backend.state
         for name in training.recipe.weights if averaged else ():
-            slot = names.slot(name, names.EMA)
+            slot = names.slot(name, averages[name] or "")
             arrays[name] = state.get(slot) if copy else state.view(slot)
     model = exported(arrays)
     to_inference_form(model.proto, training.recipe.batch_norm)

@@ -53,6 +53,12 @@ class OptimizerView:
         rates: dict[str, float] = self._state.learning_rates
         return rates
 
+    @property
+    def average_slots(self) -> dict[str, str | None]:
+        """The slot with the average of each trained weight, or None."""
+        slots: dict[str, str | None] = self._state.average_slots
+        return slots
+
     def __getattr__(self, name: str) -> Any:
         if name in ("learning_rate", "lr"):
             rate = LearningRate(self._state.learning_rate)

@@ -11,7 +11,7 @@ from onnxfit.checks import is_finite, is_number, shortened
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError, listed_names
 from onnxfit.files import COUNT, RATE, optional
 from onnxfit.graph.weights import matching
-from onnxfit.optimizers import learning_rate_at, rate_at
+from onnxfit.optimizers.base import learning_rate_at, rate_at
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.carried import CarriedStates
@@ -102,6 +102,11 @@ class TrainingState:
             * (common if one.schedule is None else rate_at(one.schedule, self.global_step))
             for name, one in self._recipe.optimizers.items()
         }
+
+    @property
+    def average_slots(self) -> dict[str, str | None]:
+        """The slot with the average of each trained weight, or None."""
+        return {n: one.optimizer.average_slot for n, one in self._recipe.optimizers.items()}
 
     def _check_learning_rate(self, rate: float) -> None:
         """Raise SettingError for a rate that the element type of a weight cannot represent."""

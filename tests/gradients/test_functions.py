@@ -25,7 +25,8 @@ from onnxfit.losses import (
     MeanSquaredError,
     get_loss,
 )
-from onnxfit.optimizers import SGD, Optimizer, learning_rate_at
+from onnxfit.optimizers import SGD, Optimizer
+from onnxfit.optimizers.base import WeightInfo, learning_rate_at
 from onnxfit.penalties import Penalty
 from onnxfit.schedules import InverseScaling
 from tests import test_losses, test_optimizers, test_penalties
@@ -325,7 +326,9 @@ def test_what_an_update_takes_and_gives_has_always_the_same_name_and_the_slots_s
     model = optimizer.build_onnx_function(shape, dtype)
     onnx.checker.check_model(model, full_check=True)
     concrete = np.zeros([d if isinstance(d, int) else 5 for d in shape], dtype)
-    slots = initial_slots(optimizer, "weight", concrete)
+    info = WeightInfo("weight", concrete.shape, concrete.dtype)
+    own = optimizer.for_weights([info])["weight"].optimizer
+    slots = initial_slots(own, "weight", concrete)
     assert names(model.graph.input) == [
         "weight",
         "gradient",

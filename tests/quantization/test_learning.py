@@ -15,7 +15,8 @@ from onnxfit import DivergenceError, ModelError, Quantization, SettingError, Tra
 from onnxfit.gradients.backward import gradients
 from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.values import GraphBuilder
-from onnxfit.optimizers import SGD, Adam, WeightInfo
+from onnxfit.optimizers import SGD, Adam
+from onnxfit.optimizers.base import WeightInfo
 from onnxfit.quantization import learning
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.step.update import fused_weights

@@ -17,7 +17,7 @@ from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
-from onnxfit.optimizers import rate_at
+from onnxfit.optimizers.base import rate_at
 from onnxfit.runtime.backends.accumulator import Accumulator
 from onnxfit.runtime.backends.inference_sessions import (
     DeployedModel,
