@@ -330,7 +330,7 @@ def test_terminate_on_nan_stops_in_that_batch_with_the_weights_before_it(
     assert np.isfinite(trainer.get_state()["slots"][names.slot("w", "velocity")]).all()
     assert trainer.stop_reason is not None
     assert message in trainer.stop_reason
-    assert (tmp_path / "log.csv").read_text().splitlines()[-1].startswith(f"0,{loss}")
+    assert (tmp_path / "log.csv").read_text().splitlines()[-1].startswith(f"1,{loss}")
 
 
 @every_way

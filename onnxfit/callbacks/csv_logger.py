@@ -65,7 +65,7 @@ class _FileLogger(StatefulCallback):
             self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        self._unwritten.append({"epoch": epoch, **logs})
+        self._unwritten.append({"epoch": epoch + 1, **logs})
         self._write_rest()
 
     def on_close(self) -> None:
@@ -131,7 +131,7 @@ class _FileLogger(StatefulCallback):
 
 
 class CSVLogger(_FileLogger):
-    """Write a table with one row per epoch: `epoch` from 0, the metrics and `learning_rate`.
+    """Write a table with one row per epoch: `epoch` from 1, the metrics and `learning_rate`.
 
     - `filename`: the file. Missing folders are created.
     - `separator`: the character between cells.
@@ -199,7 +199,7 @@ def _table(rows: list[Row], columns: list[str], separator: str) -> str:
 
 
 class JSONLLogger(_FileLogger):
-    """Write one JSON object per line for every epoch, such as `{"epoch": 0, "loss": 0.5}`.
+    """Write one JSON object per line for every epoch, such as `{"epoch": 1, "loss": 0.5}`.
 
     - `filename`: the file. Missing folders are created.
     - `append`: continue an existing file. False begins a new file, unless training resumes: then

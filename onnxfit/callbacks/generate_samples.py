@@ -111,7 +111,7 @@ class GenerateSamples(StatefulCallback):
         for callback in self.callbacks:
             if isinstance(callback, TensorBoard):
                 for number, text in enumerate(texts):
-                    callback.writer("train").add_text(f"sample_{number}", text, epoch)
+                    callback.writer("train").add_text(f"sample_{number}", text, epoch + 1)
 
     def _text(self, ids: list[int]) -> str:
         if self.tokenizer is None:

@@ -128,7 +128,7 @@ class History(StatefulCallback):
     def frame(self) -> Any:
         """Return the metrics as a pandas DataFrame.
 
-        It has a row for each epoch, counted from 0 as in `epoch`, and a column for each metric. A
+        It has a row for each epoch, counted from 1 as in `plot`, and a column for each metric. A
         metric without a value at an epoch is NaN there.
 
         InstallationError: pandas is not installed.
@@ -139,11 +139,12 @@ class History(StatefulCallback):
             raise InstallationError(
                 'History.frame needs pandas: pip install "onnxfit[notebook]".'
             ) from None
+        numbers = [epoch + 1 for epoch in self.epoch]
         columns = {
             name: [values.get(epoch, float("nan")) for epoch in self.epoch]
             for name, values in self._values().items()
         }
-        return pd.DataFrame(columns, index=pd.Index(self.epoch, name="epoch", dtype="int64"))
+        return pd.DataFrame(columns, index=pd.Index(numbers, name="epoch", dtype="int64"))
 
     def _epochs_of(self, name: str) -> list[int]:
         """Return the epochs in which a metric had a value; if unknown, assume the last epochs."""

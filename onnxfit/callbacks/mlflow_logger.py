@@ -40,7 +40,7 @@ class MLflowLogger(StatefulCallback):
     - `log_model`: if training ends normally, write the inference model as the artifact
       `model.onnx`.
 
-    Metrics are at step `epoch`, from 0. The run ends as FINISHED, as FAILED after an exception, or
+    Metrics are at step `epoch`, from 1. The run ends as FINISHED, as FAILED after an exception, or
     as KILLED after Ctrl-C. A resumed fit continues its run. Characters that MLflow does not allow
     in names become `_`. MLflow's own active run is not touched. `run_id` is the id of the run.
     If the store or server fails, a warning says so, and training continues without it. If the run
@@ -106,7 +106,7 @@ class MLflowLogger(StatefulCallback):
             return
         with self._guard:
             for name, value in logs.items():
-                self._client.log_metric(self.run_id, _allowed(name), value, step=epoch)
+                self._client.log_metric(self.run_id, _allowed(name), value, step=epoch + 1)
 
     def on_train_end(self, logs: Logs) -> None:
         self._status = "FINISHED"

@@ -44,7 +44,7 @@ class WandbLogger(StatefulCallback):
       "model" with the file `model.onnx`.
     - `settings`: further arguments of `wandb.init`, such as `name`, `tags` or `mode="offline"`.
 
-    The metrics of an epoch have the same names as in the logs, over `epoch`, from 0. The metrics of
+    The metrics of an epoch have the same names as in the logs, over `epoch`, from 1. The metrics of
     an update are `batch_loss`, `batch_<metric>` and `batch_learning_rate`, over `global_step`. A
     run that this callback has started is finished when training ends; after an exception it is
     marked as failed. A resumed fit continues this run under the same id, and may write the last
@@ -141,7 +141,7 @@ class WandbLogger(StatefulCallback):
         self._log(figures, "global_step", step)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        self._log(dict(logs), "epoch", epoch)
+        self._log(dict(logs), "epoch", epoch + 1)
 
     def on_train_end(self, logs: Logs) -> None:
         self._exit_code = FINISHED

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import onnx
 
-from onnxfit.drawing.notebook import Png, TextWithHtml, image, preformatted
+from onnxfit.drawing.notebook import Png, TextWithHtml, image, in_notebook, preformatted
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import require_path, write_atomically
 from onnxfit.load.reading import ModelSource, load_shared
@@ -58,7 +59,7 @@ def draw(
     - `path`: a file to write the drawing to as well, or None for none. An existing file is
       replaced.
     - `format`: "svg", "png" or "text". By default the suffix of `path` decides (.svg, .png, .txt);
-      without a `path` it is "text".
+      without a `path` it is "text", or "svg" in a notebook if Graphviz is installed.
     - `depth`: draw all nodes of a scope as one box if the scope has this many levels, a whole
       number from 1 on; None draws every node. The first level of a scope is the stage of the
       training step, the others are the parts of the node's name before each "/". With `depth=1` a
@@ -129,9 +130,9 @@ def _render(scene: Scene, format_: str) -> str | bytes:
 
 
 def _format_of(path: str | os.PathLike[str] | None) -> str:
-    """Return the format that the suffix of a path names, "text" without a path."""
+    """Return the format that the suffix of a path names, or that suits the place of the result."""
     if path is None:
-        return "text"
+        return "svg" if in_notebook() and find_spec("pygraphviz") else "text"
     format_ = SUFFIXES.get(Path(path).suffix.lower())
     if format_ is None:
         raise SettingError(

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import base64
 import html
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from onnxfit.drawing.labels import clean
+
+
+def in_notebook() -> bool:
+    """Return whether the code runs in a Jupyter kernel."""
+    # A Jupyter kernel has always imported IPython.
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_ipython is not None and hasattr(get_ipython(), "kernel")
 
 
 class TextWithHtml(str):

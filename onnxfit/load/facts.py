@@ -75,7 +75,7 @@ class InputFact:
 
     def __str__(self) -> str:
         below = "" if self.below is None else f" below {self.below}"
-        return f"{_spec_text(self)}: {self.kind}{below}, because {self.reason}"
+        return f"{spec_text(self)}: {self.kind}{below}, because {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class OutputFact:
 
     def __str__(self) -> str:
         loss = "no loss" if self.loss is None else f"loss {self.loss}"
-        return f"{_spec_text(self)}: {loss}, because {self.reason}"
+        return f"{spec_text(self)}: {loss}, because {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ class FileFacts:
         return [part for line in self.lines() for part in wrapper.wrap(line)]
 
 
-def _spec_text(one: InputFact | OutputFact) -> str:
+def spec_text(one: InputFact | OutputFact | TensorSpec) -> str:
+    """Return name, type and shape, in which long names of sizes are cut off."""
     if one.shape is None:
         return f"{one.name}: {one.dtype}[?]"
     return f"{one.name}: {one.dtype}[{', '.join(map(_size_text, one.shape))}]"

@@ -51,7 +51,8 @@ OTHER_WORDS = {
     "add_callback": "fit(x, y, callbacks=[...]) takes the callbacks.",
     "callbacks": "fit(x, y, callbacks=[...]) takes the callbacks.",
     "compile": "Pass its arguments to Trainer(model, loss=..., optimizer=..., metrics=...).",
-    **dict.fromkeys(("count_params", "num_parameters"), _COUNT),
+    **dict.fromkeys(("count_params", "num_parameters", "num_params", "n_params"), _COUNT),
+    **dict.fromkeys(("nparams", "param_count", "parameter_count", "size", "numel"), _COUNT),
     **dict.fromkeys(("trainable_variables", "trainable_parameters", "variables"), _WEIGHTS),
     **dict.fromkeys(("non_trainable_weights", "freeze", "unfreeze", "requires_grad_"), _FROZEN),
     **dict.fromkeys(("get_config", "to_json", "to_yaml", "get_layer", "named_modules"), _MODEL),
@@ -88,8 +89,19 @@ def missing_attribute(owner: type, name: str) -> MissingAttributeError:
     known = [own for own in dir(owner) if not own.startswith("_")]
     near = nearest_name(name, known, cutoff=SIMILAR)
     if near:
-        message += f" Did you mean {near!r}?"
-    return MissingAttributeError(f"{message} It has {listed_names(known, name)}.")
+        return MissingAttributeError(f"{message} Did you mean {near!r}?")
+    related = [own for own in known if _words(own) & _words(name)]
+    hint = f" It has {listed_names(related, name)}." if related else ""
+    return MissingAttributeError(f"{message}{hint} help({owner.__name__}) lists all attributes.")
+
+
+def _words(name: str) -> set[str]:
+    """Return the words in the name of an attribute, without a plural.
+
+    >>> sorted(_words("num_epochs"))
+    ['epoch', 'num']
+    """
+    return {word.removesuffix("s") for word in name.lower().split("_")}
 
 
 class CheckedAttributes:

@@ -18,7 +18,7 @@ from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.sharing import reader_counts
 from onnxfit.graph.weights import Reason, weight_reasons
-from onnxfit.load.facts import left_out
+from onnxfit.load.facts import left_out, spec_text
 from onnxfit.losses import Function, Joint
 from onnxfit.losses.base import loss_name
 from onnxfit.optimizers import Groups
@@ -35,6 +35,7 @@ OF_LOSS = Reason(True, "of the loss")
 WIDTH = 80  # columns of the lines above the table
 MAX_NAME_CHARACTERS = 36  # length of a name in a table with folded rows, if the table is narrow
 MIN_NAME_CHARACTERS = 10
+MAX_SIZE_CHARACTERS = 8  # length of the name of a size in the table; a longer one is "?"
 MAX_ROWS = 40  # number of rows of the table with depth="auto"
 LAST_ROWS = 9  # number of rows after the omitted middle of a long table without modules
 # These settings have their own lines above the table, or columns in it.
@@ -112,7 +113,7 @@ def concise(value: object, *, hidden: Iterable[str] = (), shown: Iterable[str] =
 
 def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     """Return the lines above the table."""
-    lines = [f"input      {spec}" for spec in recipe.data_inputs]
+    lines = [f"input      {spec_text(spec)}" for spec in recipe.data_inputs]
     for name, array in (settings.get("fixed_inputs") or {}).items():
         value = array.item() if array.size == 1 else f"an array of shape {array.shape}"
         lines.append(f"fixed      {name} = {value}")
@@ -121,7 +122,7 @@ def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
     moved = recipe.layout.moved_outputs
     for name, spec in recipe.outputs.items():
         layout = moved.get(name)
-        lines.append(f"output     {spec if layout is None else layout.spec}")
+        lines.append(f"output     {spec_text(spec if layout is None else layout.spec)}")
         lines += [] if name not in recipe.objectives else _loss_lines(recipe.objectives[name])
     for name, objective in recipe.objectives.items():
         if isinstance(objective.loss, Joint):
@@ -329,7 +330,9 @@ class _WeightTable:
         value = max(nodes, key=lambda node: self.position[node]).outputs[0]
         if value.shape is None:
             return ""
-        return _shape_text([d if isinstance(d, int) else d.value for d in value.shape])
+        # Exporters write long formulas in the place of names of sizes.
+        sizes = [d if isinstance(d, int) else d.value for d in value.shape]
+        return _shape_text([None if len(str(d)) > MAX_SIZE_CHARACTERS else d for d in sizes])
 
 
 def _name_width(cells: Sequence[Sequence[str]]) -> int:

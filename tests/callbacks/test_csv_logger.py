@@ -21,7 +21,7 @@ def test_csv_rows_are_the_history_wherever_the_logger_stands(tmp_path, separator
     on = fit(*([log, logger] if last else [logger, log]), epochs=3, validation_data=(X, Y))
     table = rows(tmp_path / "new" / "log.csv", separator)
     assert list(table[0]) == ["epoch", "loss", "val_loss", "learning_rate", "mine"]
-    assert [row["epoch"] for row in table] == ["0", "1", "2"]
+    assert [row["epoch"] for row in table] == ["1", "2", "3"]
     for name, values in on.history.history.items():
         assert [float(row[name]) for row in table] == values
 
@@ -40,7 +40,7 @@ def test_csv_figures_that_an_epoch_lacks_are_empty(tmp_path, freq, rows_with_val
     assert len(table) == 5
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [i for i, row in enumerate(lines) if "val_loss" in row] == rows_with_validation
-    assert [row["epoch"] for row in lines] == [0, 1, 2, 3, 4]
+    assert [row["epoch"] for row in lines] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
@@ -107,7 +107,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_a_resumed_file_has_no_epoch_twi
         if kind is CSVLogger
         else [json.loads(line)["epoch"] for line in path.read_text().splitlines()]
     )
-    assert list(map(int, epochs)) == [0, 1, 2, 3]
+    assert list(map(int, epochs)) == [1, 2, 3, 4]
 
 
 def test_appending_to_a_file_of_another_kind_is_refused(tmp_path):

@@ -116,7 +116,7 @@ def test_frame_has_a_row_an_epoch(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", fake)
     history = gappy()
     columns, index = history.frame()
-    assert index == [0, 1, 2, 3]
+    assert index == [1, 2, 3, 4]
     assert columns["loss"] == history.history["loss"]
     first, second, third, fourth = columns["val_loss"]
     assert math.isnan(first)

@@ -82,7 +82,7 @@ def test_a_run_of_mlflow(mlflow):
     }
     metrics = [call[1:] for call in mlflow if call[0] == "metric"]
     assert [(value, step) for name, value, step in metrics if name == "loss"] == [
-        (value, epoch) for epoch, value in enumerate(on.history.history["loss"])
+        (value, epoch) for epoch, value in enumerate(on.history.history["loss"], 1)
     ]
     assert {name for name, *_ in metrics} == {"loss", "learning_rate", "a_b_"}
     assert mlflow[-2:] == [

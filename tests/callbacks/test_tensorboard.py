@@ -80,19 +80,19 @@ def test_tags_and_steps(tmp_path):
     board = TensorBoard(tmp_path, update_freq="batch")
     on = fit(board, epochs=2, validation_data=(X, Y))
     train = {
-        "loss/epoch_loss": [0, 1],
-        "optimizer/epoch_learning_rate": [0, 1],
-        "speed/epoch_steps_per_second": [0, 1],
+        "loss/epoch_loss": [1, 2],
+        "optimizer/epoch_learning_rate": [1, 2],
+        "speed/epoch_steps_per_second": [1, 2],
     }
     batches = {"loss/batch_loss": [1, 2, 3, 4], "optimizer/batch_learning_rate": [1, 2, 3, 4]}
     assert steps(tmp_path / "train") == train | batches
     assert steps(tmp_path / "validation") == {
-        "loss/epoch_loss": [0, 1],
+        "loss/epoch_loss": [1, 2],
         "loss/evaluation_loss_vs_iterations": [2, 4],
     }
     fit(board, on=on, initial_epoch=2, epochs=3, validation_data=(X, Y))
     assert steps(tmp_path / "train")["loss/batch_loss"] == [1, 2, 3, 4, 5, 6]
-    assert steps(tmp_path / "train")["loss/epoch_loss"] == [0, 1, 2]
+    assert steps(tmp_path / "train")["loss/epoch_loss"] == [1, 2, 3]
     assert steps(tmp_path / "validation")["loss/evaluation_loss_vs_iterations"] == [2, 4, 6]
 
 
@@ -122,7 +122,7 @@ def test_values_are_those_of_the_logs(tmp_path):
         ) == pytest.approx(history[f"val_{metric}"])
     assert list(train["loss/batch_loss"].values()) == pytest.approx(losses)
     assert list(train["metrics/batch_mean_absolute_error"]) == [1, 2, 3, 4]
-    assert train["speed/epoch_steps_per_second"][0] > 0
+    assert train["speed/epoch_steps_per_second"][1] > 0
 
 
 def test_what_an_epoch_does_not_have_is_not_written_and_what_is_logged_is(tmp_path):
@@ -131,9 +131,9 @@ def test_what_an_epoch_does_not_have_is_not_written_and_what_is_logged_is(tmp_pa
             self.trainer.log("own", epoch * 2.0)
 
     fit(Own(), TensorBoard(tmp_path), epochs=4, validation_data=(X, Y), validation_freq=2)
-    assert scalars(tmp_path / "train")["metrics/epoch_own"] == {0: 0, 1: 2, 2: 4, 3: 6}
+    assert scalars(tmp_path / "train")["metrics/epoch_own"] == {1: 0, 2: 2, 3: 4, 4: 6}
     assert steps(tmp_path / "validation") == {
-        "loss/epoch_loss": [1, 3],
+        "loss/epoch_loss": [2, 4],
         "loss/evaluation_loss_vs_iterations": [4, 8],
     }
 
@@ -173,7 +173,7 @@ def test_steps_per_second_leave_validation_out(tmp_path, monkeypatch):
     clock = types.SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: 0.0)
     monkeypatch.setattr("onnxfit.callbacks.tensorboard.time", clock)
     fit(TensorBoard(tmp_path), validation_data=(X, Y), batch_size=1)
-    assert scalars(tmp_path / "train")["speed/epoch_steps_per_second"] == {0: 4 / 2}
+    assert scalars(tmp_path / "train")["speed/epoch_steps_per_second"] == {1: 4 / 2}
 
 
 def test_steps_per_second_are_those_of_each_epoch(tmp_path, monkeypatch):
@@ -194,9 +194,9 @@ def test_steps_per_second_are_those_of_each_epoch(tmp_path, monkeypatch):
     )  # fmt: skip
     # four batches of 2 s, two updates
     assert scalars(tmp_path / "train")["speed/epoch_steps_per_second"] == {
-        0: 0.25,
         1: 0.25,
         2: 0.25,
+        3: 0.25,
     }
 
 
@@ -254,9 +254,9 @@ def histograms(folder):
 def test_histograms_of_every_weight_in_the_train_run(tmp_path):
     on = fit(TensorBoard(tmp_path, histogram_freq=1), epochs=2, validation_data=(X, Y))
     found = histograms(tmp_path / "train")
-    assert set(found) == {("weights/w", 0), ("weights/w", 1)}
-    assert found["weights/w", 1].num == 1
-    assert found["weights/w", 1].sum == pytest.approx(on.get_weights()["w"].item())
+    assert set(found) == {("weights/w", 1), ("weights/w", 2)}
+    assert found["weights/w", 2].num == 1
+    assert found["weights/w", 2].sum == pytest.approx(on.get_weights()["w"].item())
     assert histograms(tmp_path / "validation") == {}
 
 
@@ -264,12 +264,12 @@ def test_histograms_leave_out_what_is_empty_or_not_finite(tmp_path):
     fit(Spoil(), TensorBoard(tmp_path, histogram_freq=2), epochs=4)
     found = histograms(tmp_path / "train")
     assert set(found) == {
-        ("weights/w", 1),
-        ("weights/w", 3),
-        ("weights/odd", 1),
-        ("weights/odd", 3),
+        ("weights/w", 2),
+        ("weights/w", 4),
+        ("weights/odd", 2),
+        ("weights/odd", 4),
     }
-    assert (found["weights/odd", 1].num, found["weights/odd", 1].sum) == (2, 3)
+    assert (found["weights/odd", 2].num, found["weights/odd", 2].sum) == (2, 3)
 
 
 def plugin_data(folder):
@@ -321,7 +321,7 @@ def test_hparams_of_a_run_that_failed(tmp_path):
         fit(LambdaCallback(on_epoch_end=fail), TensorBoard(tmp_path), epochs=3)
     # failure
     assert plugin_data(tmp_path)["_hparams_/session_end_info"].session_end_info.status == 2
-    assert steps(tmp_path / "train")["loss/epoch_loss"] == [0]
+    assert steps(tmp_path / "train")["loss/epoch_loss"] == [1]
 
 
 def test_the_writer_is_handed_out(tmp_path):
@@ -552,9 +552,9 @@ def test_after_every_epoch_all_of_it_is_in_the_files_even_when_killed(tmp_path):
         text=True,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert steps(tmp_path / "train")["loss/epoch_loss"] == [0, 1]
+    assert steps(tmp_path / "train")["loss/epoch_loss"] == [1, 2]
     assert steps(tmp_path / "train")["loss/batch_loss"] == [1, 2, 3, 4]
-    assert steps(tmp_path / "validation")["loss/epoch_loss"] == [0, 1]
+    assert steps(tmp_path / "validation")["loss/epoch_loss"] == [1, 2]
     assert ("weights/w", 1) in histograms(tmp_path / "train")
 
 
@@ -587,7 +587,7 @@ def test_event_files_are_cut_back_to_the_checkpoint_from_which_training_resumes(
     fit(resumed, on=loaded, epochs=4)
     written = scalars(tmp_path / "logs" / "train")  # which fails if a step is there twice
     assert list(written["loss/batch_loss"]) == list(range(1, 9))
-    assert list(written["loss/epoch_loss"]) == [0, 1, 2, 3]
+    assert list(written["loss/epoch_loss"]) == [1, 2, 3, 4]
     assert not (tmp_path / "logs" / "train" / late_file).exists()
 
 
@@ -606,7 +606,7 @@ def test_two_trainers_on_one_folder_in_one_second_lose_nothing(tmp_path, monkeyp
         boards[0],
         epochs=3,
     )
-    assert sorted(steps(tmp_path / "train")["loss/epoch_loss"]) == [0, 1, 2, 10, 11, 12]
+    assert sorted(steps(tmp_path / "train")["loss/epoch_loss"]) == [1, 2, 3, 11, 12, 13]
     # one file of the outer fit, one of each inner
     assert len(list((tmp_path / "train").iterdir())) == 4
 

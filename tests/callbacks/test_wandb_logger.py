@@ -81,7 +81,7 @@ def test_a_run_of_wandb(wandb):
     }
     assert wandb.last.logged() == [
         {"loss": loss, "learning_rate": 0.1, "epoch": epoch}
-        for epoch, loss in enumerate(on.history.history["loss"])
+        for epoch, loss in enumerate(on.history.history["loss"], 1)
     ]
     assert wandb.calls[-2:] == [
         ("artifact", "run-new-model", "model", "model.onnx", on.export().SerializeToString()),

@@ -135,7 +135,7 @@ def require_same_end(folder: Path, whole: dict[str, Any], tolerance: float = 0.0
     for name, values in expected.items():
         np.testing.assert_allclose(history[name], values, rtol=tolerance, atol=0, err_msg=name)
     rows = (folder / "log.csv").read_text().splitlines()
-    assert [row.split(",")[0] for row in rows] == ["epoch", *map(str, range(EPOCHS))], rows
+    assert [row.split(",")[0] for row in rows] == ["epoch", *map(str, range(1, EPOCHS + 1))], rows
     # A file from which training went on is never deleted.
     files = {path.name for path in (folder / "best").iterdir()}
     assert files >= {"last.onnxfit", *json.loads(whole["kept"])}, files

@@ -566,3 +566,16 @@ def test_only_trained_tensors_of_a_trainer_are_weights() -> None:
     weights, constants = drawn.index("weights"), drawn.index("fc1.weight")
     assert weights < constants
     assert drawn.index("fc0.weight: ") > drawn.index("constants")
+
+
+def test_a_notebook_shows_a_picture_as_wide_as_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygraphviz")
+    model = models.mlp((4, 5, 3))
+    assert draw(model).startswith("model: 3 nodes")
+    monkeypatch.setattr("onnxfit.drawing.in_notebook", lambda: True)
+    drawn = draw(Trainer(model, loss="mse"))
+    assert drawn.startswith("<?xml")
+    assert 'style="max-width: 100%"' in drawn._repr_html_()
+    assert draw(model, format="text").startswith("model: 3 nodes")
+    monkeypatch.setattr("onnxfit.drawing.find_spec", lambda name: None)
+    assert draw(model).startswith("model: 3 nodes"), "without Graphviz"

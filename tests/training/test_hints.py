@@ -87,3 +87,25 @@ def test_only_similar_names_are_suggested(trainer: Trainer) -> None:
             getattr(trainer, name)
         assert "Did you mean" not in str(error.value)
     assert nearest_name("net", ["inspect"], cutoff=0.6), "a lower bound suggested this"
+
+
+@pytest.mark.parametrize("name", ["count_params", "n_params", "nparams", "size"])
+def test_a_count_of_weights_is_in_the_summary(name: str) -> None:
+    with pytest.raises(AttributeError, match=r"summary\(\) counts the weights"):
+        getattr(Trainer(mlp(), loss="mse"), name)
+
+
+def test_only_similar_attributes_are_suggested() -> None:
+    trainer = Trainer(mlp(), loss="mse")
+    with pytest.raises(AttributeError) as misspelt:
+        trainer.sumary  # noqa: B018
+    assert str(misspelt.value) == "A Trainer has no attribute 'sumary'. Did you mean 'summary'?"
+    with pytest.raises(
+        AttributeError, match=r"'num_epochs'\. It has epoch\. help\(Trainer\) lists"
+    ):
+        trainer.num_epochs  # noqa: B018
+    with pytest.raises(AttributeError) as unlike:
+        trainer.qwerty  # noqa: B018
+    assert str(unlike.value) == (
+        "A Trainer has no attribute 'qwerty'. help(Trainer) lists all attributes."
+    )

@@ -266,3 +266,18 @@ def test_a_weight_that_only_a_body_reads() -> None:
     )
     found = [row[:3] for row in rows(Trainer(model, loss="mse").summary())[1:]]
     assert found == [["u", "2×2", "N×2"], ["v", "2×3", "N×3"], ["b", "3", "N×3"]]
+
+
+def test_formulas_in_the_place_of_sizes_do_not_widen_the_table() -> None:
+    """As the exporters of detectors write them."""
+    size = "floor(floor(height/2 - 1/2)/2 + unk__1234_padded_height_of_the_image/32) + 1"
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        detector (float[N, 1, H, W] x) => (float[N, 2, P, Q] y) { y = Conv(x, weight) }""")
+    model.graph.initializer.append(from_array(np.zeros((2, 1, 3, 3), np.float32), "weight"))
+    for i, value in enumerate((model.graph.input[0], model.graph.output[0])):
+        for axis in (2, 3):
+            formula = size.replace("height", f"size_{i}_{axis}")
+            value.type.tensor_type.shape.dim[axis].dim_param = formula
+    text = Trainer(model, loss="mse").summary()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "N×2×?×?" in text

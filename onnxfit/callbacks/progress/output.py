@@ -8,14 +8,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
+from onnxfit.drawing.notebook import in_notebook
+
 __all__ = ["OutputAboveBar", "in_notebook", "progress_stream", "shows_bars", "stream_width"]
-
-
-def in_notebook() -> bool:
-    """Return whether the code runs in a Jupyter kernel."""
-    # A Jupyter kernel has always imported IPython.
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return get_ipython is not None and hasattr(get_ipython(), "kernel")
 
 
 def progress_stream() -> TextIO:

@@ -93,7 +93,7 @@ class TensorBoard(Callback):
     The tags are Keras's, in five sections, which TensorBoard shows in the order of the alphabet:
     `loss/`, `metrics/`, `optimizer/` (the learning rate), `speed/` and `weights/` (histograms).
 
-    - `<section>/epoch_<figure>` in both runs, at the epoch, from 0. The prefix `val_` is dropped,
+    - `<section>/epoch_<figure>` in both runs, at the epoch, from 1. The prefix `val_` is dropped,
       so that both curves appear in one chart.
     - `optimizer/epoch_learning_rate` and `speed/epoch_steps_per_second` in train (updates per
       second, validation not counted).
@@ -276,15 +276,16 @@ class TensorBoard(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         seconds = time.perf_counter() - self._epoch_began - self._validation_seconds
         tags = {}
+        shown = epoch + 1  # as in messages and in the progress bar
         for name, value in logs.items():
             run, metric = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
             tags[name] = run, in_section(metric, f"epoch_{metric}")
-            self.writer(run).add_scalar(tags[name][1], value, epoch)
+            self.writer(run).add_scalar(tags[name][1], value, shown)
         if self.write_steps_per_second:
             speed = (self.trainer.global_step - self._step_before) / max(seconds, 1e-9)
-            self.writer("train").add_scalar("speed/epoch_steps_per_second", speed, epoch)
-        if self.histogram_freq and (epoch + 1) % self.histogram_freq == 0:
-            self._write_histograms(epoch)
+            self.writer("train").add_scalar("speed/epoch_steps_per_second", speed, shown)
+        if self.histogram_freq and shown % self.histogram_freq == 0:
+            self._write_histograms(shown)
         if not self._hparams_are_written:
             tags.pop("learning_rate", None)
             # Validation metrics come first, because the page is not wide enough for all columns.
