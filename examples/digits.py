@@ -109,18 +109,17 @@ def draw(history: onnxfit.callbacks.History, path: str) -> None:
         "text.color": INK,
     }
     best = int(np.argmin(history.history["val_loss"]))
+    epochs = [epoch + 1 for epoch in history.epoch]  # as in the progress bar and in messages
     with plt.rc_context(style):
         figure, panels = plt.subplots(1, 2, figsize=(9.6, 3.9), dpi=130, layout="constrained")
         for panel, name, title in zip(
             panels, ("loss", "accuracy"), ("Cross entropy (log scale)", "Accuracy")
         ):
             train, validation = (np.asarray(history.history[key]) for key in (name, f"val_{name}"))
-            panel.axvline(
-                history.epoch[best], color=FAINT, linewidth=6, solid_capstyle="butt", zorder=0
-            )
-            panel.plot(history.epoch, train, color=TRAIN, linewidth=2)
-            panel.plot(history.epoch, validation, color=VALIDATION, linewidth=2)
-            panel.plot(history.epoch[best], validation[best], "o", color=VALIDATION, markersize=6)
+            panel.axvline(epochs[best], color=FAINT, linewidth=6, solid_capstyle="butt", zorder=0)
+            panel.plot(epochs, train, color=TRAIN, linewidth=2)
+            panel.plot(epochs, validation, color=VALIDATION, linewidth=2)
+            panel.plot(epochs[best], validation[best], "o", color=VALIDATION, markersize=6)
             panel.set_title(title, loc="left", fontsize=11, fontweight="bold")
             panel.set_xlabel("epoch")
             panel.grid(axis="y", color=FAINT, linewidth=0.8)
@@ -136,7 +135,7 @@ def draw(history: onnxfit.callbacks.History, path: str) -> None:
         accuracy.set_ylim(max(0.0, min(0.9, history.history["val_accuracy"][0])), 1.005)
         handles = [plt.Line2D([], [], color=color, linewidth=2) for color in (TRAIN, VALIDATION)]
         handles.append(plt.Line2D([], [], color=VALIDATION, marker="o", linestyle=""))
-        labels = ["training", "validation", f"lowest validation loss: epoch {history.epoch[best]}"]
+        labels = ["training", "validation", f"lowest validation loss: epoch {epochs[best]}"]
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
         figure.savefig(path)
         plt.close(figure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,9 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         )
 
 
+TITLE_CHARACTERS = 88  # that fit into the width of a figure
+
+
 def panels(
     title: str, rows: int = 1, columns: int = 2, height: float = 4.1
 ) -> tuple[Any, list[Any]]:
@@ -78,6 +82,7 @@ def panels(
             rows, columns, figsize=(9.6, height), dpi=110, layout="constrained", squeeze=False
         )
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+        title = textwrap.fill(title, TITLE_CHARACTERS)
         figure.suptitle(title, x=0.012, ha="left", fontsize=12.5, fontweight="bold", color=INK)
         for panel in axes.flat:
             panel.grid(axis="y")
