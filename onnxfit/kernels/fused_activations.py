@@ -11,6 +11,7 @@ from collections import Counter
 import onnx
 
 from onnxfit.graph.subgraphs import read_by
+from onnxfit.load.completion import import_domain
 
 # In smaller graphs, onnxruntime's own fusion takes no time to speak of.
 MIN_NODES_TO_FUSE = 1000
@@ -33,8 +34,7 @@ def with_fused_activations(model: onnx.ModelProto, device: str) -> onnx.ModelPro
         return model
     fused = onnx.ModelProto()
     fused.CopyFrom(model)
-    if MICROSOFT not in {opset.domain for opset in fused.opset_import}:
-        fused.opset_import.add(domain=MICROSOFT, version=1)
+    import_domain(fused)
     nodes = fused.graph.node
     for of_product, of_activation in positions.items():
         product, activation = nodes[of_product], nodes[of_activation]

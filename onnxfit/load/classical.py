@@ -17,7 +17,7 @@ import onnx.shape_inference
 from onnxfit.errors import ModelError
 from onnxfit.graph.index import NodeIndex
 from onnxfit.graph.replacement import Array, NodeReplacement, replace_nodes
-from onnxfit.load.completion import opset_of
+from onnxfit.load.completion import import_domain, opset_of
 
 DOMAIN = "ai.onnx.ml"
 MIN_OPSET = 9  # the operators used here mean the same from this opset on
@@ -49,7 +49,7 @@ def convert_classical_operators(model: onnx.ModelProto) -> None:
     opset = opset_of(model)
     if opset is None:
         opset = DEFAULT_OPSET
-        model.opset_import.append(onnx.helper.make_opsetid("", opset))
+        import_domain(model, "", opset)
     if opset < MIN_OPSET:
         return
     for conversions in (_CONVERSIONS, _CONVERSIONS_BY_RANK):

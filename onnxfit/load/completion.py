@@ -30,7 +30,7 @@ def complete(model: onnx.ModelProto) -> None:
     model.graph.name = model.graph.name or "graph"
     _use_one_name_of_onnx(model)
     if any(node.domain == MICROSOFT for node in nodes_of(model.graph)):
-        _import_microsoft(model)
+        import_domain(model)
     initializers = {tensor.name for tensor in model.graph.initializer}
     own = initializers.difference(value.name for value in model.graph.input)
     if own and model.ir_version == FIRST_IR_WITH_OWN_INITIALIZERS - 1:
@@ -86,7 +86,7 @@ def move_runtime_operators(model: onnx.ModelProto) -> list[str]:
             node.domain = MICROSOFT
             moved.append(node.output[0])
     if moved:
-        _import_microsoft(model)
+        import_domain(model)
     return moved
 
 
@@ -98,9 +98,10 @@ def restore_runtime_operators(model: onnx.ModelProto, moved: Iterable[str]) -> N
             node.domain = ""
 
 
-def _import_microsoft(model: onnx.ModelProto) -> None:
-    if MICROSOFT not in {entry.domain for entry in model.opset_import}:
-        model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+def import_domain(model: onnx.ModelProto, domain: str = MICROSOFT, version: int = 1) -> None:
+    """Import a domain of operators, in place, unless the model imports it."""
+    if domain not in {entry.domain for entry in model.opset_import}:
+        model.opset_import.add(domain=domain, version=version)
 
 
 def _use_one_name_of_onnx(model: onnx.ModelProto) -> None:

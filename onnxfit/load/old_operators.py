@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.index import tensors_of
+from onnxfit.load.completion import import_domain
 
 # From this opset on, a Cast has a number as its type, a Tile one input of repeats, and a Reshape an
 # input. Shape inference knows the elementwise operators of this opset.
@@ -160,7 +161,7 @@ def _converted(model: onnx.ModelProto, version: int, unchanged: Collection[str])
     for node in hidden:
         node.domain = HIDDEN
     if hidden:
-        model.opset_import.append(helper.make_opsetid(HIDDEN, 1))
+        import_domain(model, HIDDEN)
     converted = onnx.version_converter.convert_version(model, version)
     for node in converted.graph.node:
         if node.domain == HIDDEN:

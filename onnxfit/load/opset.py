@@ -17,7 +17,12 @@ from onnxfit.errors import ModelError
 from onnxfit.graph.inference import MIN_KNOWN_OPSET, find_schema
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.values import GraphBuilder
-from onnxfit.load.completion import move_runtime_operators, opset_of, restore_runtime_operators
+from onnxfit.load.completion import (
+    import_domain,
+    move_runtime_operators,
+    opset_of,
+    restore_runtime_operators,
+)
 from onnxfit.load.newer_operators import PREVIEW, use_supported_operators
 from onnxfit.load.old_operators import use_newer_operators
 from onnxfit.load.operator_versions import set_opset
@@ -50,7 +55,7 @@ def convert_opset(model: onnx.ModelProto, *, oldest: int = OPSET) -> onnx.ModelP
     version = opset_of(model)
     if version is None:  # operators of other domains only
         version = OPSET
-        model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+        import_domain(model, "", OPSET)
     if version < OPSET:
         model = _raised(model, version)
         version = OPSET

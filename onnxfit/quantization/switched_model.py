@@ -10,7 +10,7 @@ import onnx
 from onnxfit.editing import protos
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.load.completion import MICROSOFT
+from onnxfit.load.completion import MICROSOFT, import_domain
 from onnxfit.quantization.operators import QUANTIZERS
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation
 from onnxfit.quantization.parameters import Array, QuantizationParameters
@@ -97,8 +97,7 @@ class _SwitchedGraph:
         self.observed = [name for name in dict.fromkeys(wanted) if name in computed]
         self._set_outputs()
         self._remove_unused_initializers()
-        if all(opset.domain != MICROSOFT for opset in self.model.opset_import):
-            self.model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+        import_domain(self.model)
 
     def _add_weights(self, layers: Sequence[PairedLayer]) -> None:
         for layer in layers:

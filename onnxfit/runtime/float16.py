@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+import onnx_ir as ir
 from onnxruntime.capi import _pybind_state as C
 
-from onnxfit.load.opset import OPSET
+from onnxfit.load.opset import IR_VERSION, empty_graph
 from onnxfit.runtime.compilation import compile_model
 from onnxfit.runtime.device import CPU
-
-NUMBER = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float16): TensorProto.FLOAT16}
 
 
 class CastConverter:
@@ -66,9 +64,6 @@ def convert_by_casts(communicator: Any, threads: int | None) -> None:
 
 def cast_graph(given: np.dtype[Any], wanted: np.dtype[Any]) -> onnx.ModelProto:
     """Return a graph that casts a vector `x` of any size to another element type, as `y`."""
-    x = helper.make_tensor_value_info("x", NUMBER[given], ["N"])
-    y = helper.make_tensor_value_info("y", NUMBER[wanted], ["N"])
-    cast = helper.make_node("Cast", ["x"], ["y"], to=NUMBER[wanted])
-    graph = helper.make_graph([cast], "cast", [x], [y])
-    opsets = [helper.make_opsetid("", OPSET)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    op = empty_graph("cast")
+    op.output("y", op.cast(op.input("x", given, ("N",)), wanted))
+    return ir.to_proto(ir.Model(op.graph, ir_version=IR_VERSION))

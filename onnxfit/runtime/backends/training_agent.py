@@ -19,6 +19,7 @@ from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.errors import StepError
 from onnxfit.graph import names
+from onnxfit.load.completion import import_domain
 from onnxfit.runtime.backends.forward_pass import ForwardPass
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.compilation import compile_model
@@ -137,8 +138,7 @@ def with_yield(graphs: SplitStep) -> onnx.ModelProto:
     model.graph.output.extend(backward.output)
     del model.graph.value_info[:]
     model.graph.value_info.extend(typed.values())
-    if "com.microsoft" not in {o.domain for o in model.opset_import}:
-        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    import_domain(model)
     return model
 
 
