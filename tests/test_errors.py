@@ -253,6 +253,7 @@ def function_cases() -> dict[str, Case]:
             "inspect": {},
             "gradient_model": {},
             "add_loss": {"loss": "mse"},
+            "per_sample_gradient_model": {"loss": "mse"},
             "draw": {"path": "a.svg"},
             "untie": {},
             "tie": {"pairs": {}},
@@ -319,6 +320,11 @@ def function_cases() -> dict[str, Case]:
             lambda **a: Trainer(integer_file(), loss="mse", quantization=onnxfit.Quantization(**a)),
             onnxfit.Quantization,
             {},
+        ),
+        "Distillation": (
+            lambda **a: Trainer(model(), loss="mse", teacher=onnxfit.Distillation(**a)),
+            onnxfit.Distillation,
+            {"teacher": model()},
         ),
         "Prefetch": (
             lambda **a: fit(trainer(), onnxfit.Prefetch(**a), None),
