@@ -88,6 +88,10 @@ OTHER_NAMES = {
     "lora_dropout": ("dropout",),
     "loss_fn": ("loss",),
     "lr": ("learning_rate",),
+    **dict.fromkeys(
+        ("bias_constraint", "constraint", "kernel_constraint", "weight_constraint"),
+        ("constraints",),
+    ),
     **dict.fromkeys(("lr_mult", "lr_scale"), ("learning_rate_multipliers",)),
     **dict.fromkeys(("no_weight_decay", "no_weight_decay_list"), ("exclude_from_weight_decay",)),
     "max_epochs": ("epochs",),
@@ -118,7 +122,7 @@ OTHER_NAMES = {
 # Names of arguments that belong elsewhere -> the place
 ELSEWHERE = {
     **dict.fromkeys(
-        ("lr", "learning_rate", "momentum", "weight_decay"),
+        ("lr", "learning_rate", "momentum", "weight_decay", "constraints", "layer_decay"),
         "It is a setting of the optimizer: Trainer(..., optimizer=Adam(learning_rate=0.001)).",
     ),
     **dict.fromkeys(

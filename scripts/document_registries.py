@@ -127,7 +127,13 @@ class Section:
             if issubclass(ancestor, base) and ancestor.__name__ not in (*classes, self.base)
         }
         exported = [getattr(module, name) for name in module.__all__]
-        unnamed = [kind for kind in exported if vars(kind).get("named") is False]
+        unnamed = [
+            kind
+            for kind in exported
+            if isinstance(kind, type)
+            and issubclass(kind, base)
+            and vars(kind).get("named") is False
+        ]
         return [base, *(kind for name, kind in between.items() if f"`{name}`" in text), *unnamed]
 
 
@@ -138,6 +144,10 @@ SECTIONS = [
             '`Trainer(model, metrics=["accuracy", onnxfit.metrics.TopKAccuracy(k=3)])`.'),
     Section("Optimizers", "optimizers", "Optimizer",
             '`Trainer(model, optimizer="adam")`. A number is `SGD` with that learning rate.'),
+    Section("Constraints", "optimizers", "Constraint",
+            'A setting of every optimizer: `Adam(constraints={"head.*": MaxNorm(3.0)})`. They project'
+            " a weight after each update.",
+            introduced=False),
     Section("Schedules", "schedules", "Schedule",
             "The learning rate of an optimizer:"
             " `optimizer=onnxfit.optimizers.Adam(onnxfit.schedules.Cosine(0.001, decay_steps=1000))`.",

@@ -107,6 +107,8 @@ def test_the_page_has_every_class(entries: dict[str, str]) -> None:
         "metrics.EpochMetric",
         "metrics.ExternalMetric",
         "metrics.WordErrorRate",
+        "optimizers.Constraint",
+        *(f"optimizers.{name}" for name in ("MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm")),
         "optimizers.Groups",
     }
 
@@ -135,7 +137,9 @@ def test_typed_names_stand_for_the_classes_beside_them() -> None:
     for kind, anchor, names in rows:
         module = anchor.removesuffix(kind.lower())
         for name in re.findall(r'"(\w+)"', names):
-            assert type(get[module](name)).__name__ == kind
+            is_constraint = issubclass(getattr(optimizers, kind, object), optimizers.Constraint)
+            found = optimizers.get_constraint(name) if is_constraint else get[module](name)
+            assert type(found).__name__ == kind
 
 
 @pytest.mark.parametrize(

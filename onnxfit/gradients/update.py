@@ -77,6 +77,8 @@ def apply_update(
             _check_returned(rule, name, [w, *own.values()], [new, *new_slots], list(own))
             if rule.cautious:
                 new = _cautious(op, decayed, new, g)
+            if settings.constraint is not None:
+                new = settings.constraint(op, new)
             if name in bounds:
                 new = _within(op, new, *bounds[name])
             if name in frozen_rows:

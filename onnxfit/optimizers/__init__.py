@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from onnxfit.optimizers.adaptive import Adagrad as Adagrad
     from onnxfit.optimizers.adaptive import RMSprop as RMSprop
     from onnxfit.optimizers.base import Optimizer as Optimizer
+    from onnxfit.optimizers.constraints import Constraint as Constraint
+    from onnxfit.optimizers.constraints import MaxNorm as MaxNorm
+    from onnxfit.optimizers.constraints import MinMaxNorm as MinMaxNorm
+    from onnxfit.optimizers.constraints import NonNeg as NonNeg
+    from onnxfit.optimizers.constraints import UnitNorm as UnitNorm
+    from onnxfit.optimizers.constraints import get_constraint as get_constraint
     from onnxfit.optimizers.groups import Groups as Groups
     from onnxfit.optimizers.layerwise import Lamb as Lamb
     from onnxfit.optimizers.layerwise import Lars as Lars

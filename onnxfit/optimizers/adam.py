@@ -40,7 +40,7 @@ class Adam(Optimizer):
       2018).
 
     Slots `m` and `v`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(Adam(0.001, betas=(0.9, 0.99), amsgrad=True).slots(np.ones(2)))
     ['m', 'v', 'v_max']
@@ -87,9 +87,9 @@ class AdamW(Adam):
 
     $$w \leftarrow w - \eta \lambda w, \quad\text{then the update of Adam}$$
 
-    The same as `Adam(weight_decay=0.01)`. `learning_rate`, `betas`, `eps` and `amsgrad` are as
-    in `Adam`; `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and
-    `ema_momentum` as in `Optimizer`.
+    The same as `Adam(weight_decay=0.01)`. `learning_rate`, `betas`, `eps` and `amsgrad` are as in
+    `Adam`; `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers`,
+    `ema_momentum`, `cautious` and `constraints` as in `Optimizer`.
 
     >>> AdamW(0.001, exclude_from_weight_decay="*.bias").weight_decay
     0.01
@@ -109,7 +109,7 @@ class Adamax(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `m` and `u`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(Adamax(0.002, betas=(0.9, 0.99), eps=1e-7).slots(np.ones(2)))
     ['m', 'u']
@@ -154,9 +154,9 @@ class NAdam(Optimizer):
     - `eps` $\epsilon > 0$.
     - `momentum_decay` $\psi \ge 0$.
 
-    Slots `m`, `v` and `mu_product` $M$, a scalar that begins at 1. `learning_rate`,
-    `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are
-    as in `Optimizer`.
+    Slots `m`, `v` and `mu_product` $M$, a scalar that begins at 1. `learning_rate`, `weight_decay`,
+    `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum`, `cautious` and
+    `constraints` are as in `Optimizer`.
 
     >>> NAdam(0.002, betas=(0.9, 0.99), eps=1e-7, momentum_decay=0.01).slots(np.ones(2))
     {'m': array([0., 0.]), 'v': array([0., 0.]), 'mu_product': array(1.)}
@@ -228,7 +228,7 @@ class RAdam(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `m` and `v`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(RAdam(0.001, betas=(0.9, 0.99), eps=1e-7).slots(np.ones(2)))
     ['m', 'v']
@@ -298,7 +298,7 @@ class AdaBelief(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `m` and `s`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers`, `ema_momentum` and `cautious` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(AdaBelief(0.001).slots(np.ones(2)))
     ['m', 's']
@@ -349,8 +349,8 @@ class Adan(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `m`, `v`, `n` and `last`, the last gradient. `learning_rate`, `weight_decay`,
-    `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum` and `cautious` are as
-    in `Optimizer`.
+    `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum`, `cautious` and
+    `constraints` are as in `Optimizer`.
 
     >>> list(Adan(0.001).slots(np.ones(2)))
     ['m', 'v', 'n', 'last']
@@ -416,7 +416,7 @@ class Adopt(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `m` and `v`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers`, `ema_momentum` and `cautious` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(Adopt(0.001).slots(np.ones(2)))
     ['m', 'v']
@@ -481,11 +481,13 @@ class ScheduleFreeAdamW(Optimizer):
 
     Slots `z`, `x` and `v`, where `z` and `x` start at the weight, and `rates`, the sum of squared
     rates. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers`, `ema_momentum` and `cautious` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(ScheduleFreeAdamW(0.0025).slots(np.ones(2)))
     ['z', 'x', 'v', 'rates']
     """
+
+    aliases: ClassVar[tuple[str, ...]] = ("schedule_free", "adamw_schedule_free")
 
     applies_weight_decay: ClassVar[bool] = True
 

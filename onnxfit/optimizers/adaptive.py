@@ -44,7 +44,7 @@ class RMSprop(Optimizer):
       (1-\alpha) g$ (Graves 2013); the slot `mean` $a$.
 
     Slot `v`, and the two above. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(RMSprop(0.01, alpha=0.9, eps=1e-7, momentum=0.9, centered=True).slots(np.ones(2)))
     ['v', 'mean', 'velocity']
@@ -101,7 +101,7 @@ class Adagrad(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slot `sum` $s$. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> Adagrad(0.01, lr_decay=0.1, initial_accumulator_value=0.5, eps=1e-8).slots(np.ones(2))
     {'sum': array([0.5, 0.5])}
@@ -144,7 +144,7 @@ class Adadelta(Optimizer):
     - `eps` $\epsilon > 0$.
 
     Slots `v` and `d`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers` and `ema_momentum` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(Adadelta(1.0, rho=0.95, eps=1e-6).slots(np.ones(2)))
     ['v', 'd']
@@ -193,8 +193,8 @@ class Adafactor(Optimizer):
     - `d` $\ge 1$: bound for the root mean square of an update.
 
     Slots `rows`, shape `(..., n, 1)`, and `columns`, shape `(..., 1, m)`; or `v`. `learning_rate`,
-    `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are
-    as in `Optimizer`.
+    `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum`,
+    `cautious` and `constraints` are as in `Optimizer`.
 
     >>> slots = Adafactor(0.01, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0).slots(np.ones((4, 3)))
     >>> {slot: array.shape for slot, array in slots.items()}

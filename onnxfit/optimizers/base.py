@@ -28,6 +28,7 @@ from onnxfit.graph import names
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.sums import sum_of_squares
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.optimizers.constraints import Constraint, Constraints, constraints_by_pattern
 from onnxfit.schedules import LearningRate
 
 __all__ = ["Optimizer"]
@@ -72,11 +73,13 @@ class WeightOptimizer:
     - `optimizer`: the optimizer, with the settings for these weights.
     - `multiplier`: the factor of the learning rate.
     - `schedule`: the learning rate before the factor; None for that of the Trainer.
+    - `constraint`: the projection after the update, or None.
     """
 
     optimizer: Optimizer
     multiplier: float = 1.0
     schedule: Callable[[int], float] | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,9 @@ class Optimizer(ChecksArguments, ABC):
       writes the averages.
     - `cautious`: move only the elements whose step has the sign of $-g$, and divide these steps by
       their share of the weight, at least 0.001 (Liang et al. 2024).
+    - `constraints`: a dict from pattern to a Constraint, such as `{"head.*": MaxNorm(3.0)}`, or a
+      Constraint for all weights. The first pattern that matches a weight counts, and None is no
+      constraint. It projects the weight after each update.
 
     Patterns are fnmatch patterns, and case matters. `Groups` gives other settings to some weights.
     Raises SettingError for a number out of range.
@@ -146,6 +152,7 @@ class Optimizer(ChecksArguments, ABC):
     )
     ema_momentum: float | None = field(default=None, kw_only=True)
     cautious: bool = field(default=False, kw_only=True)
+    constraints: Constraints = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
         if not callable(self.learning_rate):
@@ -154,6 +161,8 @@ class Optimizer(ChecksArguments, ABC):
         if self.ema_momentum is not None:
             check_number(self, "ema_momentum", above=0, below=1)
         owner = type(self).__name__
+        if self.constraints is not None:
+            set_field(self, "constraints", constraints_by_pattern(self.constraints))
         excluded = selectors(f"{owner}'s exclude_from_weight_decay", self.exclude_from_weight_decay)
         set_field(self, "exclude_from_weight_decay", excluded)
         multipliers: Any = self.learning_rate_multipliers
@@ -227,7 +236,7 @@ class Optimizer(ChecksArguments, ABC):
 
         - `weights`: the descriptions of all trained weights.
         """
-        chosen: dict[tuple[float, bool], WeightOptimizer] = {}
+        chosen: dict[tuple[float, bool, Constraint | None], WeightOptimizer] = {}
         exclusions = selectors("exclude_from_weight_decay", self.exclude_from_weight_decay)
         result = {}
         for w in weights:
@@ -237,12 +246,22 @@ class Optimizer(ChecksArguments, ABC):
                 if fnmatchcase(w.name, pattern)
             )
             excluded = any(selects(s, w) for s in exclusions)
-            key = next(matching, 1.0), excluded and bool(self.weight_decay)
+            constraint = self._constraint(w)
+            key = next(matching, 1.0), excluded and bool(self.weight_decay), constraint
             if key not in chosen:
                 own = replace(self, weight_decay=0.0) if key[1] else self
-                chosen[key] = WeightOptimizer(own, key[0])
+                chosen[key] = WeightOptimizer(own, key[0], constraint=constraint)
             result[w.name] = chosen[key]
         return result
+
+    def _constraint(self, w: WeightInfo) -> Constraint | None:
+        """Return the constraint of a weight. SettingError: the weight lacks its axis."""
+        for pattern, constraint in constraints_by_pattern(self.constraints).items():
+            if w.name == pattern or fnmatchcase(w.name, pattern):
+                if constraint is not None:
+                    constraint.check_axes(w.name, w.ndim)
+                return constraint
+        return None
 
     def slots(self, w: Array) -> dict[str, Array]:
         """Return the optimizer's slots for the weight `w`: a mapping from slot name to the value

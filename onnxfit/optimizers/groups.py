@@ -27,6 +27,7 @@ from onnxfit.optimizers.base import (
     selectors,
     selects,
 )
+from onnxfit.optimizers.constraints import Constraints
 from onnxfit.optimizers.lookup import OptimizerLike, get_optimizer
 from onnxfit.schedules import Constant, LearningRate
 
@@ -98,6 +99,7 @@ class Groups(Optimizer):
     )
     ema_momentum: float | None = field(init=False, repr=False, compare=False, default=None)
     cautious: bool = field(init=False, repr=False, compare=False, default=False)
+    constraints: Constraints = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         if self.default is not None:

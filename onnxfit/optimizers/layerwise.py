@@ -41,8 +41,8 @@ class Lamb(Optimizer):
     - `eps` $\epsilon > 0$.
     - `weight_decay` $\lambda \ge 0$ is inside the quotient, as in the paper.
 
-    Slots `m` and `v`. `learning_rate`, `exclude_from_weight_decay`, `learning_rate_multipliers`
-    and `ema_momentum` are as in `Optimizer`.
+    Slots `m` and `v`. `learning_rate`, `exclude_from_weight_decay`, `learning_rate_multipliers`,
+    `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(Lamb(0.001, betas=(0.9, 0.99), eps=1e-7, weight_decay=0.01).slots(np.ones(2)))
     ['m', 'v']
@@ -109,7 +109,7 @@ class Lars(Optimizer):
     - `weight_decay` $\lambda \ge 0$ is inside the quotient, as in the paper.
 
     Slot `velocity` $v$. `learning_rate`, `exclude_from_weight_decay`, `learning_rate_multipliers`,
-    `ema_momentum` and `cautious` are as in `Optimizer`.
+    `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> list(Lars(0.1, weight_decay=1e-4).slots(np.ones(2)))
     ['velocity']
@@ -159,7 +159,7 @@ class NovoGrad(Optimizer):
     - `weight_decay` $\lambda \ge 0$ is a part of the momentum, as in the paper.
 
     Slots `m` and `v`, a scalar. `learning_rate`, `exclude_from_weight_decay`,
-    `learning_rate_multipliers`, `ema_momentum` and `cautious` are as in `Optimizer`.
+    `learning_rate_multipliers`, `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`.
 
     >>> NovoGrad(0.01).slots(np.ones(2))
     {'m': array([0., 0.]), 'v': array(0.)}

@@ -49,8 +49,8 @@ class Muon(Optimizer):
     - `betas`, `adam_eps`: those of AdamW.
 
     Slot `velocity` $b$, or those of AdamW. `learning_rate`, `weight_decay`,
-    `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum` and `cautious` are as
-    in `Optimizer`.
+    `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum`, `cautious` and
+    `constraints` are as in `Optimizer`.
 
     >>> list(Muon(0.001).slots(np.ones((2, 3))))
     ['velocity']

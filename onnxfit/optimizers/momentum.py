@@ -40,8 +40,9 @@ class SGD(Optimizer):
       \eta_t (1-\tau) g$ and $w \leftarrow w - v_t$ or $w \leftarrow w - (\eta_t g + \mu v_t)$.
       With a constant learning rate, the weights are the same.
 
-    `learning_rate`, `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and
-    `ema_momentum` are as in `Optimizer`. Raises SettingError for settings that exclude each other.
+    `learning_rate`, `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers`,
+    `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`. Raises SettingError for
+    settings that exclude each other.
 
     >>> SGD(0.1, momentum=0.9, nesterov=True).slots(np.ones(2))
     {'velocity': array([0., 0.])}
@@ -109,8 +110,8 @@ class Lion(Optimizer):
     - `betas` $(\beta_1, \beta_2)$, each in [0, 1).
 
     Slot `m`. A good `learning_rate` is a third to a tenth of Adam's; `weight_decay`,
-    `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are as in
-    `Optimizer`.
+    `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum`, `cautious` and
+    `constraints` are as in `Optimizer`.
 
     >>> list(Lion(1e-4, betas=(0.9, 0.99)).slots(np.ones(2)))
     ['m']
@@ -149,8 +150,8 @@ class Rprop(Optimizer):
     - `step_sizes`: bounds of $s$, relative to the learning rate; torch's bounds divided by it.
 
     Slots `last`, the last gradient, and `size` $s$, which starts at 1. `learning_rate`,
-    `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum` and
-    `cautious` are as in `Optimizer`.
+    `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum`,
+    `cautious` and `constraints` are as in `Optimizer`.
 
     >>> Rprop(0.01).slots(np.ones(2))
     {'last': array([0., 0.]), 'size': array([1., 1.])}

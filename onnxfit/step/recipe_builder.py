@@ -36,6 +36,7 @@ from onnxfit.load.trainable import TrainableModel
 from onnxfit.load.training_form import keep_batch_norms, unmeasured_batch_norms
 from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.optimizers.base import WeightInfo, WeightOptimizer
+from onnxfit.optimizers.constraints import constraints_by_pattern
 from onnxfit.penalties import Penalty, PenaltyLike, penalties_for
 from onnxfit.step.differentiation import check_gradient
 from onnxfit.step.distillation import Distillation, Teacher
@@ -152,7 +153,13 @@ def with_numbers(recipe: Recipe, trainable: TrainableModel, optimizer: Optimizer
 def _optimizers(
     optimizer: Optimizer, model: ir.Model, weights: Sequence[str]
 ) -> dict[str, WeightOptimizer]:
-    """Return the update of each weight."""
+    """Return the update of each weight.
+
+    Raises SettingError for groups that do not fit, UnknownNameError for a pattern without weights.
+    """
+    for member in optimizer.members:
+        for pattern in constraints_by_pattern(member.constraints):
+            matching_names(pattern, weights, "trained weight")
     after = layers_after(model.graph) if optimizer.needs_layers else {}
     specs = (spec_of(model.graph.initializers[name]) for name in weights)
     return optimizer.for_weights(

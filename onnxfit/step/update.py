@@ -19,7 +19,6 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.sums import sum_of_squares
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.optimizers import Optimizer
 from onnxfit.optimizers.base import WeightOptimizer
 from onnxfit.step.frozen_rows import without_frozen_rows
 from onnxfit.step.limits import largest, norm_dtype
@@ -291,7 +290,7 @@ def fused_weights(
     limits = limits_of(device)
     alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
-        if _can_be_fused(optimizers[name].optimizer, w, slots[name], limits):
+        if _can_be_fused(optimizers[name], w, slots[name], limits):
             key = w.dtype, id(optimizers[name]), name in bounds
             alike.setdefault(key, []).append(name)
     groups = [g for some in alike.values() for g in _bounded_groups(some, weights, limits.tensor)]
@@ -299,12 +298,13 @@ def fused_weights(
 
 
 def _can_be_fused(
-    optimizer: Optimizer, w: Array, slots: Mapping[str, Array], limits: FusingLimits
+    own: WeightOptimizer, w: Array, slots: Mapping[str, Array], limits: FusingLimits
 ) -> bool:
     small = 0 < w.size <= limits.weight and w.dtype in (np.float32, np.float64)
     return (
-        optimizer.elementwise
-        and not optimizer.cautious
+        own.optimizer.elementwise
+        and not own.optimizer.cautious
+        and own.constraint is None
         and small
         and bool(slots)
         and all(array.shape == w.shape for array in slots.values())

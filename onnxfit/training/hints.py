@@ -73,7 +73,8 @@ OTHER_WORDS = {
 
 # Attribute of an optimizer of another library -> its equivalent in onnxfit
 WORDS_OF_OPTIMIZERS = {
-    **dict.fromkeys(("param_groups", "get_lr", "set_lr"), _RATE),
+    **dict.fromkeys(("get_lr", "set_lr"), _RATE),
+    "param_groups": "learning_rates maps each weight to its rate; optimizers.Groups has groups.",
     **dict.fromkeys(("state_dict", "load_state_dict", "get_weights", "variables"), _FILES),
     **dict.fromkeys(("step", "zero_grad", "minimize", "apply_gradients"), _STEP),
     "iterations": "trainer.global_step is the number of updates.",
