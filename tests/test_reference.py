@@ -18,6 +18,8 @@ from onnxfit import (
     Distillation,
     ImageFolder,
     LoRA,
+    MaskedTokens,
+    Mixup,
     Pad,
     ParquetLoader,
     Prefetch,
@@ -53,7 +55,17 @@ ENTRIES = {
     if kind is not base
 }
 REGISTERED = frozenset(ENTRIES)
-LOADERS = (Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch, TextLoader)
+LOADERS = (
+    Bucket,
+    DataLoader,
+    ImageFolder,
+    MaskedTokens,
+    Mixup,
+    Pad,
+    ParquetLoader,
+    Prefetch,
+    TextLoader,
+)
 ENTRIES |= {kind.__name__: kind for kind in LOADERS}
 SETTINGS_AND_FUNCTIONS = (
     Distillation,

@@ -8,6 +8,7 @@ and asks it which data it accepts. A `Loader` needs no source of its own.
 
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch, Target
+from onnxfit.data.changed import MaskedTokens, Mixup
 from onnxfit.data.images import ImageFolder
 from onnxfit.data.loader import DataLoader, Loader
 from onnxfit.data.memory import validation_split
@@ -25,6 +26,8 @@ __all__ = [
     "DataLoader",
     "ImageFolder",
     "Loader",
+    "MaskedTokens",
+    "Mixup",
     "Pad",
     "ParquetLoader",
     "Prefetch",

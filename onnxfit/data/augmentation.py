@@ -27,6 +27,9 @@ from onnxfit.errors import DataError, SettingError, UnknownNameError
 Augmentation = Callable[[Array, "np.random.Generator"], Any]
 
 LEAST_SIDE = 0.7  # of a cropped image, as a fraction of the original side
+# of a rectangle that `erase` fills: its share of the area, its greatest aspect ratio
+ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), 10 / 3
+ERASING_ATTEMPTS = 10
 STREAM = 1  # separates the random numbers of images from those of the order of rows
 MAX_SEED = 2**32
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of Pillow, by the number of channels
@@ -57,8 +60,9 @@ def get_augmentation(augment: Any) -> Augmentation:
 
 
 def _by_name(name: str) -> Augmentation:
-    functions = {"flip": flip, "flip_vertical": flip_vertical, "crop": crop}
+    functions = {"flip": flip, "flip_vertical": flip_vertical, "crop": crop, "erase": erase}
     aliases = {"flip_horizontal": "flip", "random_flip": "flip", "random_crop": "crop"}
+    aliases |= {"random_erasing": "erase", "cutout": "erase"}
     key = name.lower().replace("-", "_").replace(" ", "_")
     key = aliases.get(key, key)
     if key not in functions:
@@ -83,6 +87,28 @@ def crop(image: Array, rng: np.random.Generator) -> Array:
     top = rng.integers(image.shape[0] - height + 1)
     left = rng.integers(image.shape[1] - width + 1)
     return image[top : top + height, left : left + width]
+
+
+def erase(image: Array, rng: np.random.Generator) -> Array:
+    """Return the image with a rectangle of random values, with probability 1/2.
+
+    The rectangle has 2 % to 33 % of the area, and an aspect ratio from 0.3 to 3.3 (Zhong et al.
+    2020, arXiv:1708.04896). If none fits in 10 attempts, the image stays.
+    """
+    if rng.random() >= 0.5:
+        return image
+    rows, columns = image.shape[:2]
+    for _ in range(ERASING_ATTEMPTS):
+        area = rng.uniform(*ERASED_AREA) * rows * columns
+        ratio = math.exp(rng.uniform(-math.log(ERASED_RATIO), math.log(ERASED_RATIO)))
+        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < height < rows and 0 < width < columns:
+            top, left = rng.integers(rows - height + 1), rng.integers(columns - width + 1)
+            image = image.copy()
+            shape = (height, width, image.shape[2])
+            image[top : top + height, left : left + width] = rng.integers(256, size=shape)
+            return image
+    return image
 
 
 class _Sequence:

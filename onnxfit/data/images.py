@@ -19,7 +19,7 @@ from onnxfit.data.fingerprint import checksum
 from onnxfit.data.loader import Loader
 from onnxfit.data.memory import count_training_rows
 from onnxfit.data.optional import import_optional
-from onnxfit.data.order import batch_indices, permutation
+from onnxfit.data.order import permutation
 from onnxfit.data.source import Splittable
 from onnxfit.errors import DataError, SettingError, listed_names
 from onnxfit.files import require_path, require_regular_file
@@ -52,15 +52,18 @@ class ImageFolder(Loader, Splittable):
       the image to `size`.
     - `augment`: random changes to the images of training; validation, evaluation and prediction
       use the unchanged images. "flip" (left and right), "flip_vertical", "crop" (a part with 0.7
-      to 1 of each side); a transform of albumentations or torchvision; a function that gets an
-      image, uint8 of shape `(height, width, channels)`, and returns an image; or a list of these.
-      The changes come before the image is scaled to `size`, and may change its size.
+      to 1 of each side), "erase" (a rectangle of random values); a transform of albumentations or
+      torchvision; a function that gets an image, uint8 of shape `(height, width, channels)`, and
+      returns an image; or a list of these. The changes come before the image is scaled to `size`,
+      and may change its size.
     - `classes`: the folders to read, in the order of the class indices. By default all folders,
       sorted by name.
     - `batch_size`: rows of a batch, 1 or more. The last batch may be shorter, unless `drop_last`.
     - `shuffle`: give the images a new order every epoch, which depends on `(seed, epoch)` only.
       Evaluation and prediction keep the order of `files`.
     - `seed`: an integer; None uses the trainer's seed, or 0 without a trainer.
+    - `sampling`: the chances of images to be drawn for training, or "balanced", as for
+      `DataLoader`.
     - `drop_last`: leave out a last batch that is shorter.
     - `prefetch`: batches that a background thread decodes ahead; 0 for no thread.
 
@@ -99,6 +102,7 @@ class ImageFolder(Loader, Splittable):
         batch_size: int = 32,
         shuffle: bool = True,
         seed: int | None = None,
+        sampling: Any = None,
         drop_last: bool = False,
         prefetch: int = 2,
     ) -> None:
@@ -142,6 +146,7 @@ class ImageFolder(Loader, Splittable):
                 f"{str(self.root)!r} has no images. Images end in {', '.join(sorted(SUFFIXES))}."
             )
         super().__init__(len(self.files), batch_size, shuffle, seed, drop_last, prefetch)
+        self._set_sampling(sampling, self.labels)
 
     def fingerprint(self) -> dict[str, Any]:
         root = os.fspath(self.root)  # left out, because it may differ among machines
@@ -180,7 +185,7 @@ class ImageFolder(Loader, Splittable):
         validates[order] = np.diff(counts) == 1
         training = self._select(~validates)
         validation = self._select(validates)
-        validation._augmentation = None
+        validation._augmentation = validation._chances = None
         validation.shuffle = validation.drop_last = False
         return training, validation
 
@@ -189,6 +194,8 @@ class ImageFolder(Loader, Splittable):
         loader = copy(self)
         loader.files = [file for file, wanted in zip(self.files, chosen) if wanted]
         loader.labels = self.labels[chosen] if self.classes else self.labels
+        if self._chances is not None:
+            loader._chances = self._chances[chosen]
         loader._reset(len(loader.files))
         return loader
 
@@ -206,7 +213,7 @@ class ImageFolder(Loader, Splittable):
         return files, np.array(labels, np.int64)
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
-        for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
+        for index in self._indices(epoch, skip, seed):
             rows = np.arange(self.rows)[self._share.select(index)]
             x = np.stack([self._read(row, epoch) for row in rows])
             yield (x, self.labels[rows]) if self.classes else (x,)

@@ -15,6 +15,7 @@ from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import as_array
+from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.mapped import open_paths
 from onnxfit.data.memory import array_source
 from onnxfit.data.order import batch_indices, checked_batch_size, count_steps
@@ -66,6 +67,8 @@ class Loader(ABC):
     # Loaders of onnxfit that read only the rows of one rank find its share in `_share`.
     _reads_share: ClassVar[bool] = False
     _share: Share = WHOLE
+    # The relative chances of rows to be drawn for training; None takes every row once.
+    _chances: Array | None = None
 
     def __init__(
         self,
@@ -105,8 +108,40 @@ class Loader(ABC):
         - `skip`: the number of batches to leave out at the beginning.
         """
         numbers = np.arange(self.rows)
-        indices = batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip)
-        return (numbers[index] for index in indices)
+        return (numbers[index] for index in self._indices(epoch, skip, seed))
+
+    def _indices(self, epoch: int, skip: int, seed: int | None) -> Iterator[slice | Array]:
+        """Return the rows of each batch of an epoch, as slices if they keep their order."""
+        return batch_indices(
+            self.rows, self.batch_size, len(self), seed, epoch, skip, self._chances
+        )
+
+    def _set_sampling(self, sampling: Any, classes: Any) -> None:
+        """Set the chances of rows from the setting `sampling` and the class of each row."""
+        if sampling is None:
+            return
+        name = type(self).__name__
+        if not self.shuffle:
+            raise SettingError(f"{name}(sampling=...) draws rows at random: pass shuffle=True.")
+        if isinstance(sampling, str):
+            labels = np.asarray(() if classes is None else classes)
+            is_class = labels.dtype.kind in "iub" and labels.size == self.rows == len(labels)
+            if sampling != "balanced" or not is_class:
+                raise SettingError(
+                    f"{name} needs sampling to be one number for each row, or 'balanced' with one"
+                    f" class index for each row as labels, got {shortened(sampling)}."
+                )
+            _, members, counts = np.unique(labels, return_inverse=True, return_counts=True)
+            self._chances = 1 / counts[members.reshape(-1)]
+            return
+        chances = np.asarray(sampling)
+        fits = chances.dtype.kind in "iuf" and chances.shape == (self.rows,)
+        if not fits or not (np.isfinite(chances).all() and chances.min() >= 0 and chances.any()):
+            raise SettingError(
+                f"{name} needs sampling to be a number >= 0 for each of its {self.rows} rows, not"
+                f" all of them 0, got {shortened(sampling)}."
+            )
+        self._chances = chances.astype(np.float64)
 
     @abstractmethod
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
@@ -206,7 +241,7 @@ class LoaderSource(RowSource, StreamSource):
 
     def __init__(self, adapter: DataAdapter, loader: Loader, seed: int | None) -> None:
         self._loader = loader
-        batching = Batching(loader.batch_size, seed, loader.drop_last)
+        batching = Batching(loader.batch_size, seed, loader.drop_last, loader._chances)
         super().__init__(adapter, loader.rows, batching, type(loader).__name__)
 
     @classmethod
@@ -219,7 +254,7 @@ class LoaderSource(RowSource, StreamSource):
         if data.shuffle and adapter.purpose == "training":
             seed = adapter.seed if data.seed is None else data.seed
         source: Source
-        batching = Batching(data.batch_size, seed, data.drop_last)
+        batching = Batching(data.batch_size, seed, data.drop_last, data._chances)
         if isinstance(data, DataLoader) and data.collate is not None:
             source = CollatedSource(adapter, data, batching)
         elif isinstance(data, DataLoader):  # its own settings say how to make batches
@@ -273,6 +308,10 @@ class DataLoader(Loader):
       evaluation and prediction keep the order of the arrays.
     - `seed`: an integer; None uses the trainer's seed, or 0 if the loader is iterated without a
       trainer.
+    - `sampling`: None, or the chance of each row to be drawn for training, relative to the others,
+      shape `(n,)`: an epoch then draws n rows with replacement (`torch.utils.data`'s
+      WeightedRandomSampler). "balanced" gives all classes of integer labels `(n,)` the same chance.
+      Evaluation and prediction see every row once.
     - `drop_last`: leave out a last batch that is shorter.
     - `prefetch`: batches that a background thread prepares ahead, which helps with memory-mapped
       arrays; 0 for no thread.
@@ -304,6 +343,7 @@ class DataLoader(Loader):
         batch_size: int = 32,
         shuffle: bool = True,
         seed: int | None = None,
+        sampling: Any = None,
         drop_last: bool = False,
         prefetch: int = 0,
         batch_axes: Mapping[str, int | None] | None = None,
@@ -315,6 +355,7 @@ class DataLoader(Loader):
             rows = _number_of_samples(X, y, sample_weight, self.batch_axes)
             self.X, self.y, self.sample_weight = X, None, None
             super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
+            self._set_sampling(sampling, None)
             return
         if sample_weight is not None and y is None:
             raise DataError("DataLoader got sample_weight without labels (y is None). Pass y too.")
@@ -330,6 +371,16 @@ class DataLoader(Loader):
         self._elements = list(converted.values())  # x, y and the weights, the elements of a batch
         rows = common_rows(self._rows_first(converted), "loader's", _axes_hint(self.X))
         super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
+        labels = converted.get("y")
+        self._set_sampling(sampling, labels if hasattr(labels, "dtype") else None)
+
+    def fingerprint(self) -> dict[str, Any]:
+        if self.collate is not None:
+            return {}
+        kinds = zip(("X", "y", "sample_weight"), self._elements)
+        return fingerprint_of(
+            [named for kind, value in kinds for named in named_arrays(value, kind)]
+        )
 
     def _rows_first(self, converted: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
         """Yield the name of each array that has rows, and the array with its rows first."""
@@ -355,7 +406,7 @@ class DataLoader(Loader):
             for numbers in self.batch_rows(epoch, skip, seed):
                 yield self.collated(numbers)
             return
-        for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
+        for index in self._indices(epoch, skip, seed):
             x, *others = self._elements
             if self.batch_axes:
                 chosen: Any = {

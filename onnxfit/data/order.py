@@ -27,6 +27,7 @@ ORDER_VERSION = 2
 # Pairs of a shift and a factor of lowbias32, by C. Wellons (hash-prospector, 2018).
 ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
 LAST_SHIFT = 16
+DRAWS = 3  # separates the random numbers of draws from those of images and batches
 GOLDEN = 0x9E3779B9  # 2^32 divided by the golden ratio
 WORD = 2**32
 
@@ -88,17 +89,43 @@ def _mix(bits: Array) -> None:
     bits ^= bits >> np.uint32(LAST_SHIFT)
 
 
+def drawn_rows(chances: Array, seed: int, epoch: int) -> Array:
+    """Return the rows of an epoch that draws them at random, with replacement.
+
+    It draws as many rows as there are, and is a pure function of its arguments.
+
+    - `chances`: the chance of each row to be drawn, relative to the others.
+    - `seed`, `epoch`: as for `permutation`.
+    """
+    rng = np.random.default_rng([seed % 2**64, epoch % 2**64, DRAWS])
+    bounds = np.cumsum(chances, dtype=np.float64)
+    places = np.searchsorted(bounds, rng.random(len(chances)) * bounds[-1], side="right")
+    # A product may be rounded up to the sum: the last row with a chance is meant.
+    order: Array = np.minimum(places, np.flatnonzero(chances)[-1])
+    return order
+
+
 def batch_indices(
-    rows: int, size: int, steps: int, seed: int | None, epoch: int, skip: int
+    rows: int,
+    size: int,
+    steps: int,
+    seed: int | None,
+    epoch: int,
+    skip: int,
+    chances: Array | None = None,
 ) -> Iterator[slice | Array]:
     """Return the rows of each batch of an epoch, without the first `skip` batches.
 
-    They are slices if `seed` is None, and otherwise consecutive parts of the epoch's permutation.
+    They are slices if `seed` is None, and otherwise consecutive parts of the epoch's permutation,
+    or of the rows that are drawn with `chances`.
     """
     starts = range(skip * size, steps * size, size)
     if seed is None:
         return (slice(start, min(start + size, rows)) for start in starts)
-    order = permutation(seed, epoch, rows)
+    if chances is None:
+        order = permutation(seed, epoch, rows)
+    else:
+        order = drawn_rows(chances, seed, epoch)
     return (order[start : start + size] for start in starts)
 
 

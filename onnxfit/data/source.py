@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import isabstract
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from onnxfit.data.batch import Array, Batch
+from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.order import batch_indices, check_fixed, checked_batch_size, count_steps
 from onnxfit.data.share import WHOLE, Share, checked_share, refusal, without_rows
 from onnxfit.errors import DataError, SettingError
@@ -239,12 +240,14 @@ class ShardedSource(Source):
 class Batching:
     """The division of rows into batches: their number in a batch, and their order.
 
-    `seed` None keeps the order of the rows; otherwise each epoch has its own permutation.
+    `seed` None keeps the order of the rows; otherwise each epoch has its own permutation, or draws
+    rows with `chances`.
     """
 
     batch_size: int
     seed: int | None = None
     drop_last: bool = False
+    chances: Array | None = field(default=None, compare=False)
 
 
 class RowSource(Source):
@@ -319,7 +322,10 @@ class RowSource(Source):
         return RowShareSource(other, share)
 
     def fingerprint(self) -> dict[str, Any]:
-        return super().fingerprint() | {"seed": self._batching.seed}
+        found = super().fingerprint() | {"seed": self._batching.seed}
+        if self._batching.chances is not None:
+            found |= fingerprint_of([("chances", self._batching.chances)])
+        return found
 
     def describe_batch(self, number: int) -> str:
         text = super().describe_batch(number)
@@ -344,9 +350,8 @@ class RowSource(Source):
 
         If the source reads only the rows of one rank, these are the row numbers of that rank.
         """
-        indices = batch_indices(
-            self.rows, self._full_rows, self.steps, self._batching.seed, epoch, skip
-        )
+        seed, chances = self._batching.seed, self._batching.chances
+        indices = batch_indices(self.rows, self._full_rows, self.steps, seed, epoch, skip, chances)
         return indices if self._share is WHOLE else map(self._share.select, indices)
 
 

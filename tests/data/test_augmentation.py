@@ -113,6 +113,25 @@ def test_a_crop_is_a_part_that_is_scaled(tmp_path: Path) -> None:
     assert np.ptp(places) > 5
 
 
+def test_erasing_fills_one_rectangle_with_random_values(tmp_path: Path) -> None:
+    Image.fromarray(np.full((60, 50, 3), 100, np.uint8)).save(tmp_path / "0.png")
+    loader = onnxfit.ImageFolder(tmp_path, (60, 50), std=1 / 255, augment="erase", prefetch=0)
+    areas = []
+    for epoch in range(60):
+        ((x,),) = loader.batches(epoch, 0, None)
+        erased = (np.rint(x[0]) != 100).any(0)
+        areas.append(erased.mean())
+        if erased.any():
+            rows, columns = np.flatnonzero(erased.any(1)), np.flatnonzero(erased.any(0))
+            height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+            assert erased.sum() == height * width
+            assert 0.25 < height / width < 4
+            assert 0.01 < areas[-1] < 0.35
+            assert x[0][:, erased].std() > 50
+    assert 15 < np.count_nonzero(areas) < 45  # half of them
+    np.testing.assert_array_equal(*[next(loader.batches(3, 0, None))[0] for _ in range(2)])
+
+
 def test_only_training_sees_changes(pictures: Path) -> None:
     loader = folder(pictures, augment="flip", seed=None)
     plain = images(folder(pictures))
