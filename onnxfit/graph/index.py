@@ -46,6 +46,13 @@ def constant_of(value: ir.Value | None, max_elements: float = math.inf) -> Array
     return None if tensor is None or tensor.size > max_elements else tensor.numpy()
 
 
+def elements_of(value: ir.Value | None) -> float:
+    """Return the number of elements of a value, infinity if it is not known."""
+    if value is None or value.shape is None or not value.shape.is_static():
+        return math.inf
+    return math.prod(value.shape.numpy())
+
+
 class NodeIndex:
     """The nodes of a graph by the values that they compute and read.
 

@@ -9,13 +9,13 @@ runtime.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
 
 from onnxfit.graph import names
+from onnxfit.graph.index import elements_of
 from onnxfit.graph.values import GraphBuilder, values_of
 from onnxfit.step.finish import prune
 
@@ -87,20 +87,12 @@ def _is_host_node(node: ir.Node) -> bool:
     if node.domain != "" or node.op_type not in HOST_OPERATORS:
         return False
     (output,) = node.outputs
-    size = _size(output)
-    if size is None or size > MAX_HOST_ELEMENTS:
+    size = elements_of(output)
+    if size > MAX_HOST_ELEMENTS:
         return False
     values = [output, *(value for value in node.inputs if value is not None)]
     types = FLOATS if node.op_type == "Pow" else HOST_TYPES
-    return all(value.dtype in types and _size(value) in (1, size) for value in values)
-
-
-def _size(value: ir.Value) -> int | None:
-    """Return the number of elements; None if it is unknown."""
-    shape = value.shape
-    if shape is None or not shape.is_static():
-        return None
-    return math.prod(shape.numpy())
+    return all(value.dtype in types and elements_of(value) in (1, size) for value in values)
 
 
 def _read_as_inputs(graph: ir.Graph, border: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnxfit.graph.index import (
     NodeIndex,
     attributes_of,
     constant_of,
+    elements_of,
     required_inputs,
     tensors_of,
 )
@@ -166,3 +168,9 @@ def test_constants_have_arrays_up_to_a_size() -> None:
     assert constant_of(w).tolist() == [1, 2]
     assert constant_of(c, 3).tolist() == [3, 4, 5]
     assert constant_of(c, 2) is None
+
+
+def test_the_number_of_elements_of_a_value() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x, float s, float[N, 3] rows) => (float y) { y = Abs(s) }'
+    x, s, rows = ir.from_onnx_text(text).graph.inputs
+    assert [elements_of(value) for value in (x, s, rows, None)] == [6, 1, math.inf, math.inf]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.graph.index import constant_of
+from onnxfit.graph.index import constant_of, elements_of
 from onnxfit.step.rewrites.replacement import new_node, nodes_of_type, producer_of, replace_node
 
 __all__ = ["add_before_product"]
@@ -109,10 +109,7 @@ def _may_be_added_to(matrix: ir.Value, itemsize: float) -> bool:
         return False  # onnxruntime has integer kernels for its product
     if not matrix.is_graph_input():
         return True
-    shape = matrix.shape
-    if shape is None or not shape.is_static():
-        return False
-    return math.prod(int(size) for size in shape.numpy()) * itemsize <= MAX_INPUT_BYTES
+    return elements_of(matrix) * itemsize <= MAX_INPUT_BYTES
 
 
 def _merged(base: Product, inner: Product, outer: Product, sums: Sums) -> list[ir.Node]:

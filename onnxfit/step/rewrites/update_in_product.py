@@ -6,11 +6,10 @@ The gradient is as large as the weight; this saves writing and reading it.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.graph.index import elements_of
 from onnxfit.step.rewrites.replacement import new_node, nodes_of_type, only_producer
 
 __all__ = ["update_in_product"]
@@ -42,7 +41,7 @@ def _fuse(graph: ir.Graph, sub: ir.Node) -> list[ir.Node]:
     factors = list(gemm.inputs[:2])
     new = []
     if mul is not None:
-        smaller = int(np.argmin([_size(v) for v in factors]))
+        smaller = int(np.argmin([elements_of(v) for v in factors]))
         rate = next(v for v in mul.inputs if v is not gemm.outputs[0])
         weighted = _weighted(mul, rate, factors[smaller], w)
         if weighted is None:
@@ -72,13 +71,6 @@ def _weighted(
     """Return the product of the learning rate and a factor that is smaller than the weight."""
     if rate is None or factor is None or rate.shape is None or rate.shape.rank():
         return None
-    if _size(factor) >= _size(w):
+    if elements_of(factor) >= elements_of(w):
         return None
     return new_node("Mul", [rate, factor], mul.name or "", factor)
-
-
-def _size(value: ir.Value | None) -> float:
-    """Return the number of elements, or infinity if it is unknown."""
-    if value is None or value.shape is None or not value.shape.is_static():
-        return math.inf
-    return math.prod(d for d in value.shape.dims if isinstance(d, int))
