@@ -52,7 +52,7 @@ class AdaptedModel(TrainableModel):
             )
         return [*own, *(pattern for pattern in others if pattern not in own)]
 
-    def to_file(self, arrays: Mapping[str, Array]) -> dict[str, Storable]:
+    def initializer_values(self, arrays: Mapping[str, Array]) -> dict[str, Storable]:
         """Return a mapping from each initializer of the file to its value, with adapters merged."""
         rest = dict(arrays)
         merged: dict[str, Storable] = {}
@@ -63,7 +63,7 @@ class AdaptedModel(TrainableModel):
                 name = adapter.weight.name
                 compute = partial(_merged, adapter, tensors[name], own)
                 merged[name] = ComputedArray(compute, nbytes(tensors[name]))
-        return {**super().to_file(rest), **merged}
+        return {**super().initializer_values(rest), **merged}
 
     def export(self, arrays: Mapping[str, Array], *, compiled: bool = False) -> OnnxModel:
         """Return the file with W + s A B instead of W.
@@ -71,13 +71,13 @@ class AdaptedModel(TrainableModel):
         Nothing can be added to packed integers. Their adapters stay in the file as nodes.
         """
         model = self._with_nodes(self.file.proto, arrays)
-        return with_references(model, self.to_file(arrays), compiled=compiled)
+        return with_references(model, self.initializer_values(arrays), compiled=compiled)
 
-    def deployed(self, arrays: Mapping[str, Array]) -> OnnxModel:
+    def inference_model(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return a model with the inputs of `model` that computes what the exported file does."""
         model = self.file.proto if self.view is None else self.view
         model = self._with_nodes(model, arrays)
-        return with_references(model, self.to_file(arrays), compiled=True)
+        return with_references(model, self.initializer_values(arrays), compiled=True)
 
     def _with_nodes(self, model: onnx.ModelProto, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """Return the file, or its view, with the adapters of packed integers as nodes."""
@@ -93,10 +93,10 @@ class AdaptedModel(TrainableModel):
         own = {name for one in packed for name in one.names}
         others = {name: array for name, array in arrays.items() if name not in own}
         changed = repacked_weights(inline_functions(self.file.proto), packed, arrays)
-        return with_references(self.file.proto, {**self.to_file(others), **changed})
+        return with_references(self.file.proto, {**self.initializer_values(others), **changed})
 
     @property
-    def no_host(self) -> str | None:
+    def why_python_only(self) -> str | None:
         """The reason for which no graph merges the adapters; None if one does."""
         if any(one.weight.is_packed for one in self.adapters):
             return "trains adapters of integer weights, which cannot be merged into the integers"
@@ -107,7 +107,7 @@ class AdaptedModel(TrainableModel):
             )
         return None
 
-    def for_host(self, arrays: Mapping[str, Array]) -> OnnxModel:
+    def frozen_base(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return the file with the weights that train beside the adapters, without these."""
         own = {name for adapter in self.adapters for name in adapter.names}
         others = {name: array for name, array in arrays.items() if name not in own}
@@ -117,13 +117,13 @@ class AdaptedModel(TrainableModel):
         return with_references(self.file.proto, {**self.without_loss(others), **bases})
 
     def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
-        """Write W + s A B for each weight W, as `to_file` computes it."""
+        """Write W + s A B for each weight W, as `initializer_values` computes it."""
         tensors = tensors_of(self.file.graph)
         for one in self.adapters:
             op.output(one.weight.name, one.add_merged(op, array_of(tensors[one.weight.name])))
         return tuple(one.weight.name for one in self.adapters)
 
-    def served(self, arrays: Mapping[str, Array]) -> OnnxModel:
+    def with_adapter_inputs(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return the file with its adapters as inputs, whose default values are zeros.
 
         A caller may pass other matrices for them, of any rank, as `parameters` returns them.
@@ -140,10 +140,10 @@ class AdaptedModel(TrainableModel):
             model.graph.input.extend(one.inputs)
         own = {name for one in adapters for name in one.names}
         others = {name: array for name, array in arrays.items() if name not in own}
-        return with_references(model, super().to_file(others))
+        return with_references(model, super().initializer_values(others))
 
     def parameters(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return a mapping from each input of `served` to its matrix. B includes the scale s."""
+        """Return a matrix for each input of `with_adapter_inputs`. B includes the scale s."""
         self._require_no_magnitude()
         saved = self.saved(arrays)
         return {

@@ -28,7 +28,7 @@ class TrainableModel:
     """A file, the model that is trained in its place, and the conversion back to the file.
 
     This class is for a file that is trained directly. A subclass overrides methods such as
-    `to_file`.
+    `initializer_values`.
 
     - `file`: the model as passed, which the user gets back with other numbers. It owns the arrays
       to which `model` and `view` refer.
@@ -97,7 +97,7 @@ class TrainableModel:
         """Return the names and patterns of the trained weights, by the user's `weights=`."""
         return patterns
 
-    def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, Storable]:
+    def initializer_values(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, Storable]:
         """Return a mapping from the file's initializers to values, for trained weights `arrays`."""
         return self.without_loss(arrays)
 
@@ -114,18 +114,18 @@ class TrainableModel:
         The copy refers to the larger ones of `arrays`, so nothing is copied. `compiled` is as for
         `with_references`.
         """
-        return with_references(self.file.proto, self.to_file(arrays), compiled=compiled)
+        return with_references(self.file.proto, self.initializer_values(arrays), compiled=compiled)
 
     @property
-    def no_host(self) -> str | None:
+    def why_python_only(self) -> str | None:
         """The reason for which no graph computes the file's initializers; None if one does."""
-        if type(self).to_file is TrainableModel.to_file:
+        if type(self).initializer_values is TrainableModel.initializer_values:
             return None
         return (
             "trains floats instead of the model's integers, and only Python can convert them back"
         )
 
-    def for_host(self, arrays: Mapping[str, npt.NDArray[Any]]) -> OnnxModel:
+    def frozen_base(self, arrays: Mapping[str, npt.NDArray[Any]]) -> OnnxModel:
         """Return the file for a host that trains.
 
         It is the model of `export`, but the initializers that `add_export` computes have the
@@ -142,10 +142,10 @@ class TrainableModel:
         """
         return ()
 
-    def deployed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> OnnxModel:
+    def inference_model(self, arrays: Mapping[str, npt.NDArray[Any]]) -> OnnxModel:
         """Return a model with the inputs of `model` that computes what the exported file does."""
         model = self.file.proto if self.view is None else self.view
-        return with_references(model, self.to_file(arrays), compiled=True)
+        return with_references(model, self.initializer_values(arrays), compiled=True)
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
         """Raise ModelError or SettingError if the form cannot train these tensors.

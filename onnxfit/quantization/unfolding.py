@@ -90,7 +90,7 @@ class QuantizedModel(TrainableModel):
         scale_gradients(op, self.grids)
         return {}
 
-    def to_file(self, arrays: Mapping[str, Array]) -> dict[str, Storable]:
+    def initializer_values(self, arrays: Mapping[str, Array]) -> dict[str, Storable]:
         """Return a mapping from the file's initializers to values, floats rounded to integers."""
         changed = grids_to_write(self.grids, arrays)
         biases = {name: bias.with_scales(changed) for name, bias in self.biases.items()}
@@ -108,7 +108,7 @@ class QuantizedModel(TrainableModel):
                     packed.with_numbers(numbers) if packed else with_numbers(tensor, numbers)
                 )
         floats = {name: array for name, array in arrays.items() if name not in tensors}
-        return {**super().to_file(floats), **tensors}
+        return {**super().initializer_values(floats), **tensors}
 
     def _frozen_values(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return a mapping from each untrained integer weight to its real numbers.

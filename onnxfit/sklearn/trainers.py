@@ -20,7 +20,7 @@ def base_model(trainer: Trainer, *, keeps_adapters: bool) -> onnx.ModelProto:
     """
     form = training_of(trainer).trainable
     if keeps_adapters and isinstance(form, AdaptedModel):
-        return form.for_host(trainer.get_weights(copy=False)).whole()
+        return form.frozen_base(trainer.get_weights(copy=False)).whole()
     return trainer.export(None)
 
 

@@ -225,7 +225,7 @@ def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -
     onnxruntime optimizes it like the exported file.
     """
     if recipe.trainable is not None:
-        model = recipe.trainable.deployed(arrays)
+        model = recipe.trainable.inference_model(arrays)
         _only_tensors(model.proto, recipe)
         return model
     model = with_references(to_proto(recipe.model), arrays, compiled=True)

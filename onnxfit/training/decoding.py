@@ -179,7 +179,7 @@ class CompiledFile:
         """Return the tensors of the file that training changes; {} if they must be constants."""
         if self._backend.recipe.evaluates_file:
             return {}
-        trained = self._trainable.to_file(state)
+        trained = self._trainable.initializer_values(state)
         arrays = {name: values_of_tensor(value) for name, value in trained.items()}
         # The element types of `ml_dtypes` have the kind "V", as structures have.
         return {} if any(array.dtype.kind == "V" for array in arrays.values()) else arrays

@@ -88,7 +88,7 @@ def exported(
     exported: Export = training.trainable.export
     if adapters != "merged":
         form = _require_adapters(training, f"export(adapters={adapters!r})")
-        exported = form.served if adapters == "inputs" else form.requantized
+        exported = form.with_adapter_inputs if adapters == "inputs" else form.requantized
     training.require_equal_ranks("export")
     with training.backend.lock:
         arrays = training.state.get_weights(copy=copy)

@@ -96,7 +96,7 @@ def _files(
     """
     state = training.state.get(copy=False)
     entries = state_entries(training.recipe, state)
-    exported = training.trainable.for_host(state["weights"])
+    exported = training.trainable.frozen_base(state["weights"])
     model = exported.proto
     to_inference_form(model, training.recipe.batch_norm)
     initializers = {tensor.name for tensor in model.graph.initializer}
@@ -210,8 +210,8 @@ def _require_exportable(training: Training) -> None:
         )
     elif frozen:
         problem = f"has frozen tensors ({listed_names(frozen)}). Leave them out of weights="
-    elif training.trainable.no_host is not None:
-        problem = f"{training.trainable.no_host}. Train plain adapters or float weights"
+    elif training.trainable.why_python_only is not None:
+        problem = f"{training.trainable.why_python_only}. Train plain adapters or float weights"
     elif training.recipe.precision.half is not None:
         problem = (
             f"has precision={training.recipe.precision.name!r}, for which other programs have no"
