@@ -20,7 +20,7 @@ import click
 from onnxfit import __version__
 from onnxfit.cli import ranks
 from onnxfit.cli.ranks import ARGUMENTS
-from onnxfit.cli.wording import in_options
+from onnxfit.cli.wording import in_options, wrapped
 from onnxfit.distributed.find import launched_ranks
 from onnxfit.errors import InstallationError, OnnxfitError
 
@@ -97,14 +97,14 @@ class CommandGroup(click.Group):
             return message if command is None else in_options(message, command, _module_names())
 
         def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-            ranks.say(f"Warning: {worded(str(message))}")
+            ranks.say("Warning: " + wrapped(worded(str(message)), "Warning: "))
 
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
             try:
                 return super().invoke(ctx)
             except OnnxfitError as error:
-                raise click.ClickException(worded(str(error))) from error
+                raise click.ClickException(wrapped(worded(str(error)), "Error: ")) from error
             except BrokenPipeError:
                 # Without this, Python would fail again when it flushes at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -113,7 +113,7 @@ class CommandGroup(click.Group):
                 message = error.strerror or str(error)
                 if isinstance(error.filename, (str, os.PathLike)):
                     message = f"{os.fspath(error.filename)!r}: {message}"
-                raise click.ClickException(message) from error
+                raise click.ClickException(wrapped(message, "Error: ")) from error
             except MemoryError as error:
                 raise click.ClickException(f"Not enough memory. {error}".rstrip()) from error
             except KeyboardInterrupt:

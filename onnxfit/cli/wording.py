@@ -10,9 +10,14 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
+
+from onnxfit.callbacks.progress.output import stream_width
 
 # An argument whose option has another name
 OTHER_NAMES = {"adapters": "lora"}
@@ -39,6 +44,22 @@ def options_by_argument(command: click.Command) -> dict[str, click.Option]:
     options = {str(p.name): p for p in command.params if isinstance(p, click.Option)}
     others = {name: options[own] for name, own in OTHER_NAMES.items() if own in options}
     return {**options, **others}
+
+
+def wrapped(message: str, before: str) -> str:
+    """Return a message in which a terminal breaks no word; the message itself for a file or pipe.
+
+    - `before`: the text in front of the message, in the same line.
+    """
+    width = stream_width(sys.stderr)
+    if width is None:
+        return message
+    first, *others = message.split("\n")
+    settings: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    indent = " " * len(before)
+    lines = [textwrap.fill(first, width, initial_indent=indent, **settings)[len(before) :]]
+    lines += [textwrap.fill(line, width, **settings) for line in others]
+    return "\n".join(lines)
 
 
 def in_options(message: str, command: click.Command, commands: Collection[str] = ()) -> str:

@@ -21,7 +21,7 @@ NEWEST_OPSETS = {"": onnx.defs.onnx_opset_version(), PREVIEW: 1}
 
 GRADIENTS = {
     "rule": "a rule of its own",
-    "decomposed": "decomposed into simpler operators, which have rules",
+    "decomposed": "decomposed into operators with rules",
     "function": "through ONNX's definition in other operators",
     "not_differentiable": "no derivative: the output counts as a constant",
     "none": "none: it blocks the gradient",

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import onnxfit
-from onnxfit.cli import job, main
+from onnxfit.cli import job, main, wording
 from onnxfit.cli.wording import in_options, name_of, options_by_argument
 from onnxfit.quantization import Quantization
 from tests.cli.helpers import call, refused
@@ -174,3 +174,15 @@ def test_warnings_speak_of_options(folder: Path) -> None:
         warnings.simplefilter("always")
         result = call(*FIT_BIG, "-l", "cross_entropy", "-q", "-o", "t.onnx", "--lr", 1e30)
     assert "set --clip-norm" in result.stderr
+
+
+def test_a_terminal_breaks_no_word_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "No node is called 'Reluu'. Did you mean 'Relu'?\n  conv1  a table\n" + "word " * 30
+    assert wording.wrapped(message, "Error: ") == message, "not for a file or a pipe"
+    monkeypatch.setattr(wording, "stream_width", lambda stream: 40)
+    lines = f"Error: {wording.wrapped(message, 'Error: ')}".split("\n")
+    assert max(map(len, lines)) <= 40
+    assert lines[:2] == ["Error: No node is called 'Reluu'. Did", "you mean 'Relu'?"]
+    assert "  conv1  a table" in lines
+    assert " ".join(lines).split() == f"Error: {message}".split()
+    assert wording.wrapped("a" * 50, "Error: ") == "a" * 50
