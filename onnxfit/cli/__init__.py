@@ -39,6 +39,7 @@ COMMAND_ORDER = (
     "untie",
     "tie",
     "add-biases",
+    "add-dropout",
     "dynamic-batch",
     "replace-head",
     "to-float32",
