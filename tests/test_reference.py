@@ -122,6 +122,7 @@ def test_the_page_has_every_class(entries: dict[str, str]) -> None:
         "optimizers.Constraint",
         *(f"optimizers.{name}" for name in ("MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm")),
         "optimizers.Groups",
+        "optimizers.Lookahead",
     }
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from onnxfit.optimizers.layerwise import Lamb as Lamb
     from onnxfit.optimizers.layerwise import Lars as Lars
     from onnxfit.optimizers.layerwise import NovoGrad as NovoGrad
+    from onnxfit.optimizers.lookahead import Lookahead as Lookahead
     from onnxfit.optimizers.lookup import get_optimizer as get_optimizer
     from onnxfit.optimizers.matrices import Muon as Muon
     from onnxfit.optimizers.momentum import SGD as SGD
