@@ -32,7 +32,6 @@ class MarginLoss(ClassLoss):
     """
 
     named = False
-    task = "values"
     predicts_labels = False
 
     classes: int

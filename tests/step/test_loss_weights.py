@@ -477,3 +477,28 @@ def test_excluded_tensors_stay_excluded(tmp_path: Path) -> None:
     loaded = Trainer.load(trainer.save(tmp_path / "run.onnxfit"))
     assert list(loaded.get_weights()) == ["w"]
     assert loaded.evaluate(X, CLASSES) == trainer.evaluate(X, CLASSES)
+
+
+def test_a_margin_is_a_loss_of_classes_to_learned_weights() -> None:
+    factors = UncertaintyWeights()
+    assert factors.factor(ArcFace(5)) == factors.factor(losses.CrossEntropy()) == 1
+    assert factors.factor(losses.MeanSquaredError()) == 0.5
+
+
+def test_averaged_weights_are_exported_without_centers() -> None:
+    settings: Any = {"loss": ArcFace(5), "optimizer": Adam(0.05, ema_momentum=0.5)}
+    trainer = Trainer(EMBEDDING, **settings)
+    trainer.fit(X, CLASSES, epochs=3, verbose=0)
+    averaged = trainer.export(averaged=True)
+    assert [tensor.name for tensor in averaged.graph.initializer] == ["w"]
+    average = onnx.numpy_helper.to_array(averaged.graph.initializer[0])
+    assert not np.array_equal(average, trainer.get_weights()["w"])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_centers_train_in_half_precision(precision: str) -> None:
+    model = network("float[N, 4] y", "h = Tanh(x)  y = MatMul(h, w)", "float", w=(6, 4))
+    trainer = Trainer(model, loss=ArcFace(5, scale=8), optimizer=Adam(0.05), precision=precision)
+    history = trainer.fit(X.astype(np.float32), CLASSES, epochs=8, verbose=0).history
+    assert history["loss"][-1] < 0.9 * history["loss"][0]
+    assert trainer.loss_tensors()["loss/centers"].dtype == np.float32
