@@ -46,6 +46,7 @@ copybutton_prompt_is_regexp = True
 html_theme = "furo"
 html_title = "onnxfit"
 html_static_path = ["_static"]
+html_logo = html_favicon = "_static/logo.svg"
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_math_renderer = "mathml"
