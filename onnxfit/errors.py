@@ -171,15 +171,17 @@ class UnknownNameError(SettingError, KeyError):
     - `kind`: the thing it should name, such as "loss".
     - `given`: the unknown name.
     - `known`: the names that exist; the message suggests the nearest one.
+    - `advice`: a sentence that takes the place of the suggestion.
 
     >>> print(UnknownNameError("loss", "huver", ["mse", "huber"]))
     No loss is called 'huver'. Did you mean 'huber'? Known: huber, mse.
     """
 
-    def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, given: object, known: Iterable[str], advice: str = "") -> None:
         known = sorted(known)
         near = nearest_name(given, known)
         hint = f" Did you mean {near!r}?" if near else ""
+        hint = f" {advice}" if advice else hint
         listed = listed_names(known, given) or "none"
         self.message = f"No {kind} is called {given!r}.{hint} Known: {listed}."
         super().__init__(self.message)

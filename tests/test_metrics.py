@@ -94,11 +94,27 @@ def tasks(seed: int = 0, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.nda
             r.random((rows, 1, 11, 12)).astype(np.float32),
             r.random((rows, 1, 11, 12)).astype(np.float32),
         ),
+        "boxes": (
+            np.append(corners(r, rows, 4), r.integers(-1, 2, (rows, 4, 1)), axis=2),
+            np.concatenate(
+                [
+                    corners(r, rows, 5),
+                    np.round(r.random((rows, 5, 1)), 1),
+                    r.integers(0, 2, (rows, 5, 1)),
+                ],
+                axis=2,
+            ),
+        ),
         "ctc": (
             np.where(np.arange(2) < r.integers(0, 3, (rows, 1)), r.integers(1, 4, (rows, 2)), -1),
             softmax(r.standard_normal((rows, 5, 4))).astype(np.float32),
         ),
     }
+
+
+def corners(r: np.random.Generator, rows: int, boxes: int) -> np.ndarray:
+    first = r.integers(0, 4, (rows, boxes, 2))
+    return np.concatenate([first, first + r.integers(3, 6, (rows, boxes, 2))], axis=2)
 
 
 def weights(seed: int = 1, rows: int = ROWS) -> np.ndarray:
@@ -240,6 +256,8 @@ def test_mode_points_from_bad_predictions_to_perfect_ones(cls: type[Metric]) -> 
         if name in ("classes", "pixels", "tokens"):
             axis = 1 if name != "tokens" else -1
             perfect = np.moveaxis(np.eye(y_pred.shape[axis])[y_true], -1, axis)
+        if name == "boxes":
+            perfect = np.insert(perfect, 4, 0.5, axis=2)
         if name == "ctc":  # a blank between two labels
             path = np.zeros(y_pred.shape[:2], int)
             path[:, [0, 2]] = np.maximum(y_true, 0)

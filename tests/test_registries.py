@@ -26,6 +26,7 @@ from tests.models import mlp
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 4)).astype(np.float32)
 CLASSES = (X @ RNG.normal(size=(4, 3))).argmax(1)
+BOXES = losses.Function(lambda op, y_true, y_pred: y_pred, labels="float[b, 2, 5]")
 # what labels may look like; the first that a loss accepts is taken
 LABELS = (
     CLASSES,
@@ -122,6 +123,7 @@ def test_a_metric_of_any_name_is_exact_over_batches(name: str) -> None:
         (mlp(), np.abs(X[:, :3]), "mse"),
         (mlp(), np.eye(3, dtype=np.float32)[CLASSES], "mse"),
         (reshaped((2, 3)), np.where(CLASSES > 0, CLASSES, -1)[:, None], "ctc"),
+        (reshaped((3, 6)), RNG.integers(0, 9, (48, 2, 5)).astype(np.float32), BOXES),
         (reshaped((1, 11, 11)), RNG.random((48, 1, 11, 11)).astype(np.float32), "mse"),
     ):
         trainer = Trainer(model, loss=loss, metrics=[name])

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from onnxfit.metrics.decisions import Specificity as Specificity
     from onnxfit.metrics.decisions import TrueNegatives as TrueNegatives
     from onnxfit.metrics.decisions import TruePositives as TruePositives
+    from onnxfit.metrics.detection import MeanAveragePrecision as MeanAveragePrecision
     from onnxfit.metrics.external import ExternalMetric as ExternalMetric
     from onnxfit.metrics.functions import EpochMetric as EpochMetric
     from onnxfit.metrics.images import PSNR as PSNR

@@ -140,7 +140,7 @@ class Accuracy(MeanMetric):
     """
 
     mode = "max"
-    aliases = ("acc",)
+    aliases = ("acc", "accuracy_score")
 
     threshold: float = 0.5
     from_logits: bool | None = None
@@ -180,7 +180,13 @@ class TopKAccuracy(MeanMetric):
     """
 
     mode = "max"
-    aliases = ("top_k_accuracy", "top_k")
+    aliases = (
+        "top_k_accuracy",
+        "top_k",
+        "top_k_categorical_accuracy",
+        "sparse_top_k_categorical_accuracy",
+        "top_k_accuracy_score",
+    )
 
     k: int = 5
 

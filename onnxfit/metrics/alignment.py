@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,28 @@ def sigmoid(scores: Array) -> Array:
     return np.asarray(0.5 * (1 + np.tanh(0.5 * scores.astype(np.float64))))
 
 
+def each_array(function: Callable[[Any], Any], arrays: Any) -> Any:
+    """Apply a function to an array, or to each array of a dict."""
+    if isinstance(arrays, Mapping):
+        return {name: function(array) for name, array in arrays.items()}
+    return function(arrays)
+
+
+def row_count(arrays: Any) -> int:
+    """Return the number of rows of an array, or of the arrays of a dict."""
+    return len(next(iter(arrays.values())) if isinstance(arrays, Mapping) else arrays)
+
+
 def counted_rows(
-    metric: Metric, y_true: Array, y_pred: Array, sample_weight: Array | None
-) -> tuple[Array, Array, Array | None]:
+    metric: Metric, y_true: Any, y_pred: Any, sample_weight: Array | None
+) -> tuple[Any, Any, Array | None]:
     """Return labels, outputs and weights of the rows that count; no weights for a metric without
     them.
 
     Rows of weight 0 are omitted: 0 times NaN would be NaN. Weights of single labels keep their
     shape, in rows with any counted label.
     """
-    y_true = np.asarray(y_true)
-    y_pred = np.asarray(y_pred)
+    y_true, y_pred = each_array(np.asarray, y_true), each_array(np.asarray, y_pred)
     if not metric.weighted or sample_weight is None:
         return y_true, y_pred, None
     weights = np.asarray(sample_weight)
@@ -42,7 +53,8 @@ def counted_rows(
     used = (weights != 0).any(axis=tuple(range(1, weights.ndim)))
     if used.all():
         return y_true, y_pred, weights
-    return y_true[used], y_pred[used], weights[used]
+    y_true, y_pred = (each_array(lambda a: a[used], arrays) for arrays in (y_true, y_pred))
+    return y_true, y_pred, weights[used]
 
 
 def per_element(sample_weight: Array | None, shape: tuple[int, ...]) -> Array:

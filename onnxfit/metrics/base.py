@@ -43,8 +43,10 @@ class Metric(ChecksArguments, ABC):
     rows there is `EpochMetric`. `sums` is optional: it saves copies of large outputs.
 
     `update` gets the loss's labels `y_true`: of the shape of `y_pred`, or integer classes without
-    the class axis. `y_pred` is the model's output. All arguments are read-only, and may be
-    overwritten after `update`, so a metric stores copies. Classes that the outputs do not have are
+    the class axis. `y_pred` is the model's output. A metric with `takes_dicts` also serves losses
+    of several arrays of labels or of several outputs: `y_true` is then a dict of the labels, and
+    `y_pred` a dict of the outputs. All arrays are read-only, and may be overwritten after `update`,
+    so a metric stores copies. Classes that the outputs do not have are
     ignored. The class axis is the one that fits the labels; if several fit, 1 for outputs of rank 4
     or more, else the last.
 
@@ -81,6 +83,7 @@ class Metric(ChecksArguments, ABC):
     mode: ClassVar[str] = "min"
     scalar: ClassVar[bool] = True
     running: ClassVar[bool] = True
+    takes_dicts: ClassVar[bool] = False  # whether `update` takes several arrays, as dicts
     aliases: ClassVar[tuple[str, ...]] = ()  # further names, of this class alone
     # Fields that, if None, take the value that the output's loss has in a field of this name.
     settings_of_loss: ClassVar[tuple[str, ...]] = ()

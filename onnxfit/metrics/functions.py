@@ -19,7 +19,9 @@ from onnxfit.metrics.alignment import (
     classes_and_scores,
     counted_rows,
     decided,
+    each_array,
     per_element,
+    row_count,
     sigmoid,
     softmax,
 )
@@ -39,6 +41,11 @@ def mode_by_name(name: str) -> str:
     return "max" if any(word in name for word in words) else "min"
 
 
+def _rows(rows: slice, *several: Any) -> list[Any]:
+    """Return some rows of arrays, or of dicts of arrays."""
+    return [each_array(lambda array: array[rows], arrays) for arrays in several]
+
+
 class MeanCheck:
     """Find out whether a function that returns one number for a batch is a mean over its rows.
 
@@ -55,12 +62,13 @@ class MeanCheck:
     ) -> None:
         """Compare the number of a batch with those of its halves, in batches 1, 2, 4, 8, ..."""
         self.batches += 1
-        half, rows = len(y_pred) // 2, len(y_pred)
+        rows = row_count(y_pred)
+        half = rows // 2
         if not (self.is_mean and half) or self.batches & (self.batches - 1):
             return
         try:
-            first = float(function(y_true[:half], y_pred[:half]))
-            second = float(function(y_true[half:], y_pred[half:]))
+            first = float(function(*_rows(slice(half), y_true, y_pred)))
+            second = float(function(*_rows(slice(half, None), y_true, y_pred)))
         except Exception:  # the function may need rows that a half does not have
             return
         mean = (half * first + (rows - half) * second) / rows
@@ -89,6 +97,8 @@ class FunctionMetric(MeanMetric):
     there are several batches and the number of a batch is no mean over its rows.
     """
 
+    takes_dicts = True
+
     function: Callable[[Array, Array], Any]
 
     def __post_init__(self) -> None:
@@ -109,7 +119,8 @@ class FunctionMetric(MeanMetric):
     def values(self, y_true: Array, y_pred: Array) -> Array:
         result = self.function(y_true, y_pred)
         try:
-            values = np.asarray(result, dtype=np.float64)
+            is_masked = isinstance(result, np.ma.MaskedArray)
+            values: Array = (np.ma.asarray if is_masked else np.asarray)(result, dtype=np.float64)
         except (TypeError, ValueError, OverflowError):
             raise DataError(
                 f"Metric {self.name!r} returned {shortened(result)}. Return one number, or one per"
@@ -117,10 +128,10 @@ class FunctionMetric(MeanMetric):
             ) from None
         if values.ndim == 0:
             self.check.look(self.function, y_true, y_pred, values.item())
-            return np.full(len(y_pred), values)
-        if len(values) != len(y_pred):
+            return np.full(row_count(y_pred), values)
+        if len(values) != row_count(y_pred):
             raise DataError(
-                f"Metric {self.name!r} returned shape {values.shape} for {len(y_pred)} rows."
+                f"Metric {self.name!r} returned shape {values.shape} for {row_count(y_pred)} rows."
                 " Return one value, or one per row."
             )
         return values
@@ -158,6 +169,8 @@ class EpochMetric(Metric):
     - `from_logits`: as in `Metric`.
     - `weighted`, `name`: as in `Metric`; the name is that of the function.
 
+    With several arrays of labels or several outputs, the function gets dicts of them.
+
     With classes or probabilities, `y_true` and `y_pred` have the shapes of scikit-learn: classes
     `(n,)`, probabilities `(n, classes)`, for two classes those of the second, `(n,)`. Several
     binary outputs are a matrix, `(n, outputs)`. An output of probability above 0.5 is a yes. Tokens
@@ -181,6 +194,7 @@ class EpochMetric(Metric):
 
     running = False
     named = False
+    takes_dicts = True
 
     function: Callable[..., Any]
     predictions: str | None = None
@@ -206,11 +220,21 @@ class EpochMetric(Metric):
         return _function_name(self.function)
 
     def reset(self) -> None:
-        self._batches: list[tuple[Array, ...]] = []  # labels, predictions, and weights if counted
+        self._batches: list[tuple[Any, ...]] = []  # labels, predictions, and weights if counted
 
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         y_true, y_pred, weights = counted_rows(self, y_true, y_pred, sample_weight)
-        if not len(y_pred):
+        if not row_count(y_pred):
+            return
+        if isinstance(y_true, Mapping) or isinstance(y_pred, Mapping):
+            if self.predictions not in (None, "outputs"):
+                raise DataError(
+                    f"EpochMetric needs one array of labels and one output for predictions="
+                    f"{self.predictions!r}, got dicts. Pass predictions='outputs', and let the"
+                    " function decide."
+                )
+            several = [y_true, y_pred] if weights is None else [y_true, y_pred, weights]
+            self._batches.append(tuple(each_array(np.array, arrays) for arrays in several))
             return
         task = self.task or ("classes" if _has_class_indices(y_true, y_pred) else "values")
         wanted = self.predictions or ("outputs" if task == "values" else "classes")
@@ -260,13 +284,20 @@ class EpochMetric(Metric):
     def result(self) -> float:
         if not self._batches:
             return math.nan
-        y_true, y_pred, *weights = (np.concatenate(arrays) for arrays in zip(*self._batches))
+        y_true, y_pred, *weights = map(_concatenated, zip(*self._batches))
         named = {"sample_weight": weights[0]} if weights else {}
         return one_number(self.name, self.function(y_true, y_pred, **named))
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
         added = [batch for other in merged_copies(self, states) for batch in other._batches]
         self._batches = [*self._batches, *added]  # a new list, because a state may be the old list
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Return the rows of arrays, or of dicts of arrays, one after another."""
+    if isinstance(parts[0], Mapping):
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return np.concatenate(parts)
 
 
 def _has_class_indices(y_true: Array, y_pred: Array) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.metrics.alignment import counted_rows, per_element
+from onnxfit.metrics.alignment import counted_rows, per_element, row_count
 from onnxfit.metrics.base import Array, Metric, merged_copies, without_warnings
 from onnxfit.metrics.in_graph import same_sizes, sum_of
 from onnxfit.registry import is_newest
@@ -37,7 +37,7 @@ class MeanMetric(Metric):
     @without_warnings
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         y_true, y_pred, weights = counted_rows(self, y_true, y_pred, sample_weight)
-        if not len(y_pred):
+        if not row_count(y_pred):
             return
         values = self.values(y_true, y_pred)
         counted = None

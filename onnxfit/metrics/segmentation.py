@@ -34,7 +34,14 @@ class IoU(DecisionMetric):
     0.5
     """
 
-    aliases = ("iou", "jaccard", "jaccard_index", "jaccard_score", "binary_iou")
+    aliases = (
+        "iou",
+        "jaccard",
+        "jaccard_index",
+        "jaccard_score",
+        "binary_iou",
+        "binary_jaccard_index",
+    )
 
     def score(self, counts: Counts) -> Array:
         return intersection_over_union(counts)

@@ -41,7 +41,7 @@ class CharacterErrorRate(Metric):
     0.4
     """
 
-    aliases = ("cer",)
+    aliases = ("cer", "char_error_rate")
     settings_of_loss = ("blank", "ignore_index", "input_lengths")
 
     blank: int | None = field(default=None, kw_only=True)

@@ -330,11 +330,12 @@ def add_metric_sums(op: GraphBuilder, recipe: Recipe) -> list[str]:
     """
     outputs = {v.name or "": v for v in op.graph.outputs}
     inputs = {v.name or "": v for v in op.graph.inputs}
-    read = []
+    read: list[str] = []
     for metric in recipe.metrics:
         sums = None
         # WebGPU's kernels do not compare classes in 64 bits.
-        if recipe.sums_metrics and recipe.device != "webgpu":
+        has_arrays = metric.labels is None and metric.outputs is None
+        if has_arrays and recipe.sums_metrics and recipe.device != "webgpu":
             y_true = op.wrap(inputs[names.target(metric.output)])
             loss = recipe.objectives[metric.output].loss
             weight = names.weight_of(metric.output, inputs)
@@ -347,7 +348,7 @@ def add_metric_sums(op: GraphBuilder, recipe: Recipe) -> list[str]:
                     None if weight is None else op.wrap(weight),
                 )
         if sums is None:
-            read.append(metric.output)
+            read.extend(metric.reads)
             continue
         for attribute, value in sums.items():
             op.output(names.metric_sum(metric.name, attribute), value)

@@ -163,11 +163,17 @@ LabelTarget = Union[OutputTarget, DeclaredTarget]
 
 @dataclass(frozen=True)
 class OutputMetric:
-    """A metric, the output that it reads, and its name in logs."""
+    """A metric, the objective whose labels and outputs it reads, and its name in logs.
+
+    - `output`: the name of the objective, which is that of its output unless it is a `Joint`.
+    - `labels`, `outputs`: the names of several arrays, for a metric of dicts; None for one array.
+    """
 
     name: str
     output: str
     metric: Metric
+    labels: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
 
     @property
     def mode(self) -> str:
@@ -182,6 +188,11 @@ class OutputMetric:
 
     def _entry(self, index: int) -> float:
         return float(self.metric.result()[index])
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The outputs of the model that the metric reads."""
+        return (self.output,) if self.outputs is None else self.outputs
 
     def sums(
         self, op: GraphBuilder, loss: Loss, y_true: Value, y_pred: Value, weight: Value | None
@@ -464,6 +475,7 @@ def get_output_metrics(
     for output, entries in _metrics_by_output(metrics, objectives).items():
         for entry in entries:
             metric = get_metric(entry)  # a new metric, so that its settings can be changed here
+            loss = objectives[output].loss
             if getattr(metric, "from_logits", False) is None:
                 vars(metric)["from_logits"] = _takes_logits(metric, objectives[output].loss)
             if getattr(metric, "task", "") is None:
@@ -475,10 +487,9 @@ def get_output_metrics(
                 getattr(metric, "class_names", ()) is None
                 and getattr(metric, "average", "") is None
             ):
-                loss = objectives[output].loss
                 vars(metric)["class_names"] = _class_names(metric, loss, outputs[output])
             name = f"{output}_{metric.name}" if several else metric.name
-            bound.append(OutputMetric(name, output, metric))
+            bound.append(OutputMetric(name, output, metric, *_arrays_of(metric, output, loss)))
     chosen = [name for metric in bound for name in metric.figures or [metric.name]]
     _check_names(chosen, list(objectives) if several else [])
     return bound
@@ -502,14 +513,34 @@ def _class_names(metric: Metric, loss: Loss, output: TensorSpec) -> tuple[str, .
     return tuple(f"class{number}" for number in range(classes))
 
 
+def _arrays_of(
+    metric: Metric, output: str, loss: Loss
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """Return the names of the arrays that a metric compares, as `OutputMetric` has them.
+
+    SettingError: there are several, or no labels, and the metric does not take dicts.
+    """
+    if not (metric.takes_dicts or _compares_arrays(loss)):
+        raise SettingError(
+            f"{type(metric).__name__} compares one output with one array of labels, but {output!r}"
+            " has no loss of one output with one array of labels. Pass a function (y_true, y_pred)"
+            " of dicts of arrays, or a metric that takes dicts, such as MeanAveragePrecision."
+        )
+    labels = None if loss.declared is None or "" in loss.declared else tuple(loss.declared)
+    outputs = tuple(loss.outputs) if isinstance(loss, Joint) else None
+    if not (outputs is None or outputs):
+        raise SettingError(
+            f"{metric.name!r} needs outputs of the model, but {loss_name(loss)} of {output!r} reads"
+            " none. Name them in Joint(outputs=...)."
+        )
+    return labels, outputs
+
+
 def _metrics_by_output(
     metrics: Metrics, objectives: Mapping[str, Objective]
 ) -> dict[str, list[MetricLike]]:
-    readable = [name for name, one in objectives.items() if _has_metrics(one.loss)]
     if isinstance(metrics, Mapping):
         for name in metrics:
-            if name in objectives and name not in readable:
-                raise _no_metrics([name])
             if name not in objectives:
                 raise UnknownNameError("output with a loss", name, list(objectives))
         return {name: _as_list(metrics[name]) for name in objectives if name in metrics}
@@ -520,23 +551,15 @@ def _metrics_by_output(
             "metrics= needs labels, but with loss=None there are no labels. Pass a loss, or remove"
             " the metrics."
         )
-    if not readable:
-        raise _no_metrics(list(objectives))
-    return {name: _as_list(metrics) for name in readable}
+    # Metrics of all losses are those of one output and one array of labels, unless there are none.
+    comparable = [name for name, one in objectives.items() if _compares_arrays(one.loss)]
+    return {name: _as_list(metrics) for name in comparable or objectives}
 
 
-def _has_metrics(loss: Loss) -> bool:
-    """Whether metrics can compare the labels of a loss with its output."""
+def _compares_arrays(loss: Loss) -> bool:
+    """Whether a loss compares one output with one array of labels, which the output predicts."""
     has_labels = loss.declared is None or "" in loss.declared
     return has_labels and loss.predicts_labels and not isinstance(loss, Joint)
-
-
-def _no_metrics(losses: Sequence[str]) -> SettingError:
-    return SettingError(
-        f"A metric compares one output with one array of labels, but {listed_names(losses)} has no"
-        " loss of one output with one array of labels. Pass metrics= as a dict for other outputs,"
-        " or compute the metric from trainer.predict."
-    )
 
 
 def _as_list(metrics: Any) -> list[MetricLike]:

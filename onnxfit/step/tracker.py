@@ -15,6 +15,7 @@ from onnxfit.data import Batch
 from onnxfit.errors import CheckpointError, OnnxfitError
 from onnxfit.files import COUNT, FIGURE, LIST, MAPPING, list_of, mapping_of, require_types
 from onnxfit.graph import names
+from onnxfit.metrics.alignment import each_array
 from onnxfit.step.objectives import Objective, OutputMetric
 from onnxfit.step.read_only import read_only, refusing_writes
 
@@ -287,12 +288,18 @@ class Tracker:
         """Update metrics. They share their arguments, which are therefore read-only."""
         predictions, arrays = result.prediction(), result.fed(batch)
         for metric in metrics:
-            weight = names.weight_of(metric.output, arrays)
-            loss = self._losses[metric.output]
-            labels, weights = loss.metric_labels(arrays[names.target(metric.output)], weight)
-            labels = read_only(labels)
+            weights = names.weight_of(metric.output, arrays)
+            if metric.labels is None:
+                loss, target = self._losses[metric.output], names.target(metric.output)
+                labels: Any
+                labels, weights = loss.metric_labels(arrays[target], weights)
+            else:
+                targets = {name: names.target(metric.output, name) for name in metric.labels}
+                labels = {name: arrays[target] for name, target in targets.items()}
+            labels = each_array(read_only, labels)
             # A scalar is the output of the only row.
-            outputs = read_only(np.atleast_1d(predictions[metric.output]))
+            found = {n: read_only(np.atleast_1d(predictions[n])) for n in metric.reads}
+            outputs: Any = found[metric.output] if metric.outputs is None else found
             row_weights = None
             if metric.metric.weighted and weights is not None:
                 row_weights = read_only(weights)

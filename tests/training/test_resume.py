@@ -26,6 +26,7 @@ from onnxfit.metrics import (
     Accuracy,
     CharacterErrorRate,
     ConfusionMatrix,
+    MeanAveragePrecision,
     Metric,
     SparseCategoricalAccuracy,
 )
@@ -239,6 +240,9 @@ def test_every_metric_goes_on_from_its_state() -> None:
         )
         if issubclass(kind, CharacterErrorRate):  # one time step, and the blank is class 0
             labels, outputs = np.where(CLASSES > 0, CLASSES, -1)[:, None], Y[:, None]
+        if issubclass(kind, MeanAveragePrecision):
+            labels = np.tile([0.0, 0, 1, 1, 0], (len(Y), 1, 1))
+            outputs = np.insert(labels, 4, np.linspace(0, 1, len(Y))[:, None], axis=2)
         if issubclass(kind, SSIM):
             labels, outputs = (np.random.default_rng(i).random((len(Y), 11, 11)) for i in (0, 1))
         metric.update(labels[:9].copy(), outputs[:9].copy())
