@@ -348,7 +348,7 @@ class Adan(Optimizer):
       the authors' code. The paper's numbers are one minus these.
     - `eps` $\epsilon > 0$.
 
-    Slots `m`, `v`, `n` and `last`, the last gradient. `learning_rate`, `weight_decay`,
+    Slots `m`, `v`, `n` and `last`, minus the last gradient. `learning_rate`, `weight_decay`,
     `exclude_from_weight_decay`, `learning_rate_multipliers`, `ema_momentum`, `cautious` and
     `constraints` are as in `Optimizer`.
 
@@ -393,12 +393,12 @@ class Adan(Optimizer):
         n: Value,
         last: Value,
     ) -> tuple[Value, ...]:
-        difference = later * (g - last)
+        difference = later * (g + last)
         m = average(m, g, self.betas[0])
         v = average(v, difference, self.betas[1])
         ahead = g + self.betas[1] * difference
         n = average(n, ahead * ahead, self.betas[2])
-        return w - (size_m * m + size_v * v) / (op.Sqrt(n) + eps), m, v, n, op.Identity(g)
+        return w - (size_m * m + size_v * v) / (op.Sqrt(n) + eps), m, v, n, -g
 
 
 @dataclass(frozen=True)
