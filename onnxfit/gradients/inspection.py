@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -145,11 +145,12 @@ class Inspection:
         tables = [*self._table().lines(), ""]
         if self.initializers:
             tables += [*self._initializer_table().lines(), ""]
-        return "\n".join([*tables, *map(clean, self._verdict())])
+        return "\n".join([*tables, *map(clean, self._verdict(FileFacts.wrapped_lines))])
 
     def _repr_html_(self) -> str:
         """Return the verdict and the table for a notebook."""
-        verdict = paragraph(self._verdict()[0]) + bullets(self._verdict()[1:])
+        first, *others = self._verdict(FileFacts.lines)
+        verdict = paragraph(first) + bullets(others)
         tables = [self._table(), *([self._initializer_table()] if self.initializers else [])]
         return verdict + "".join(table.html() for table in tables)
 
@@ -179,7 +180,7 @@ class Inspection:
             rows.append((f"… {count} more", "", "yes" * trains, reason))
         return Table(("initializer", "shape", "trains", "parameter"), rows)
 
-    def _verdict(self) -> list[str]:
+    def _verdict(self, lines_of: Callable[[FileFacts], list[str]]) -> list[str]:
         if self.blockers:
             lines = ["Does not train. These nodes between weights and outputs block the gradient:"]
             lines += [f"  {blocker}" for blocker in self.blockers]
@@ -191,7 +192,7 @@ class Inspection:
             by = DIFFERENTIATED_BY[self.source]
             lines = [f"Trains: {len(self.weights)} weight{plural}, differentiated by {by}."]
         lines += [f"Batch: {line}." for line in self.batch_axes]
-        lines += [] if self.facts is None else self.facts.wrapped_lines()
+        lines += [] if self.facts is None else lines_of(self.facts)
         if self.idle:
             idle = ", ".join(self.idle)
             lines.append(f"No output depends on {idle} in a differentiable way.")
