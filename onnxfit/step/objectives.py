@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar, Union
 
 import numpy as np
@@ -183,11 +183,10 @@ class OutputMetric:
     def figures(self) -> dict[str, Callable[[], float]]:
         """The figures in logs: name -> the function that computes the figure."""
         if names := self.metric.figure_names:
-            return {f"{self.name}_{names[i]}": partial(self._entry, i) for i in range(len(names))}
+            result = cache(self.metric.result)  # once for all of its entries
+            entries = [partial(_entry, result, index) for index in range(len(names))]
+            return {f"{self.name}_{name}": entry for name, entry in zip(names, entries)}
         return {self.name: self.metric.result} if self.metric.scalar else {}
-
-    def _entry(self, index: int) -> float:
-        return float(self.metric.result()[index])
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -217,6 +216,10 @@ class OutputMetric:
         metric = copy.copy(self.metric)
         metric.reset()
         return replace(self, metric=metric)
+
+
+def _entry(result: Callable[[], npt.NDArray[Any]], index: int) -> float:
+    return float(result()[index])
 
 
 # ---------------------------------------------------------------------- losses

@@ -163,6 +163,18 @@ def test_logs_have_a_figure_for_each_class(backend: str, tmp_path: Path) -> None
     assert loaded.evaluate(X, Y) == trainer.evaluate(X, Y)
 
 
+def test_the_figures_of_the_classes_are_computed_at_once(monkeypatch: Any) -> None:
+    trainer = Trainer(mlp(), loss="cross_entropy", metrics=[F1(average=None)])
+    trainer.train_on_batch(X, Y)
+    (metric,) = trainer.metrics
+    metric.metric.update(Y, X[:, :3])
+    calls, result = [], metric.metric.result
+    monkeypatch.setattr(metric.metric, "result", lambda: calls.append(1) or result())
+    figures = [figure() for figure in metric.figures.values()]
+    np.testing.assert_array_equal(figures, result())
+    assert len(calls) == 1
+
+
 def test_names_that_do_not_fit_the_classes() -> None:
     metric = F1(average=None, class_names=["a", "b"])
     with pytest.raises(DataError, match=r"class_names for 2 classes, but the outputs have 5"):
