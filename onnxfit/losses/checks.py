@@ -36,6 +36,27 @@ def whole_numbers(loss: Loss, labels: Array, expected: str, y_pred: TensorSpec) 
     return whole
 
 
+def refuse_outside(
+    loss: Loss,
+    labels: Array,
+    last: int | None,
+    expected: str,
+    y_pred: TensorSpec,
+    ignore_index: int | None,
+) -> None:
+    """Raise DataError for class indices outside of 0 to `last`, except `ignore_index`."""
+    limit = CLASS_LIMIT if last is None else last + 1
+    if not labels.size or (labels.min() >= 0 and labels.max() < limit):
+        return
+    wrong = (labels < 0) | (labels >= limit)
+    if ignore_index is not None:
+        wrong &= labels != ignore_index
+    hint = ""
+    if wrong.any() and labels[wrong][0] < 0:
+        hint = f" To ignore these labels, set ignore_index={labels[wrong][0]}."
+    refuse_where(loss_name(loss), labels, wrong, expected, y_pred, hint)
+
+
 def class_axis(loss: Loss, axis: int | None, rank: int) -> int:
     chosen = axis
     if chosen is None:

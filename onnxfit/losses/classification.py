@@ -29,6 +29,7 @@ from onnxfit.losses.checks import (
     check_length,
     class_axis,
     is_index,
+    refuse_outside,
     require,
     set_numbers,
     whole_numbers,
@@ -127,22 +128,8 @@ class ClassLoss(Loss):
         last = None if math.isinf(greatest) else int(greatest)
         expected_labels = "class indices from 0 " + ("on (int64)" if last is None else f"to {last}")
         labels = whole_numbers(self, labels, expected_labels, y_pred)
-        self._refuse_outside(labels, last, expected_labels, y_pred)
+        refuse_outside(self, labels, last, expected_labels, y_pred, self.ignore_index)
         return labels.astype(np.int64, copy=False)
-
-    def _refuse_outside(
-        self, labels: Array, last: int | None, expected: str, y_pred: TensorSpec
-    ) -> None:
-        limit = CLASS_LIMIT if last is None else last + 1
-        if not labels.size or (labels.min() >= 0 and labels.max() < limit):
-            return
-        wrong = (labels < 0) | (labels >= limit)
-        if self.ignore_index is not None:
-            wrong &= labels != self.ignore_index
-        hint = ""
-        if wrong.any() and labels[wrong][0] < 0:
-            hint = f" To ignore these labels, set ignore_index={labels[wrong][0]}."
-        refuse_where(loss_name(self), labels, wrong, expected, y_pred, hint)
 
     def _shape_hint(self, labels: Array, y_pred: TensorSpec) -> str:
         shape = y_pred.shape or ()

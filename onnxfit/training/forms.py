@@ -23,7 +23,7 @@ from onnxfit.load.caches import without_caches
 from onnxfit.load.given_axes import axes_by_name
 from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.load.trainable import TrainableModel
-from onnxfit.quantization.unfolding import unfold
+from onnxfit.quantization.quantized_model import to_fake_quantized
 from onnxfit.step.distillation import Distillation
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.carried import with_states
@@ -88,7 +88,7 @@ def trainable_form(file: OnnxModel, settings: Mapping[str, Any]) -> TrainableMod
     seen = file if view is file.proto else OnnxModel(view, file.arrays)
     quantization, adapters = settings.get("quantization"), settings.get("adapters")
     if adapters is None:
-        form = unfold(seen, quantization)
+        form = to_fake_quantized(seen, quantization)
     elif quantization is None:
         form = adapt(seen, adapters, settings.get("seed", 0))
     else:

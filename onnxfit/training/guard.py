@@ -103,9 +103,8 @@ class TrainingGuard:
         self.advancing = Advance()
         self.on_late_signal: Callable[[], None] | None = None
         self._calls: list[Call] = []  # the innermost last
-        self._lock = (
-            threading.RLock()
-        )  # guards `_calls`; re-entrant, because a signal handler may acquire it
+        # Guards `_calls`. It is re-entrant, because a signal handler may acquire it.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         self.begin(Call(sys._getframe(1), is_fit=False))

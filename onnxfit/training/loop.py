@@ -36,9 +36,10 @@ class FitState:
 
     batches: EpochIterator
     callbacks: CallbackList
-    position: Position  # without the data epoch, which `batches` counts
+    position: Position  # its data epoch may be out of date; `batches` has the true one
     pending: PendingFit  # state of an interrupted fit that this fit has not restored yet
-    idle_data: Source | None = None  # the data, while no epoch runs
+    # the data, in hooks outside of epochs, where a callback may try steps
+    data_for_trials: Source | None = None
     current_event: tuple[str, int, Logs] | None = None  # event of the running hooks
     running: bool = True
     warned_of_loss: bool = False
@@ -56,12 +57,12 @@ class FitState:
 
     def set_batch_size(self, value: int, world: World) -> None:
         """Change the number of rows in a batch; see `Trainer.batch_size`."""
-        if self.idle_data is None or self.position.nothing_to_resume:
+        if self.data_for_trials is None or self.position.nothing_to_resume:
             raise SettingError(TOO_LATE_FOR_BATCH_SIZE)
         batch_size = checked_batch_size(value)
         require_rows_for_ranks(batch_size, world)
         self.batches.with_batch_size(batch_size)
-        self.idle_data = self.batches.data
+        self.data_for_trials = self.batches.data
         for callback in self.callbacks:
             callback.params["steps"] = self.batches.steps
 
@@ -112,11 +113,12 @@ class FitLoop:
         self.evaluator = evaluator
         self.validation = validation
         self.callbacks = callbacks
-        # If the position has the number of a data epoch, a fit has begun.
+        # `Position()` stands for "no fit runs". The number of the data epoch makes this one differ.
         position = replace(pending.position, data_epoch=batches.data_position[0])
         self.state = FitState(batches, callbacks, position, pending)
         self.loss = float("nan")  # mean loss of the last epoch
-        self.stop_is_agreed = True  # whether all ranks know that training stops
+        # False while other ranks do not know of a stop that was set on this rank
+        self.stop_is_agreed = True
         self._advancing = callbacks.advancing = training.guard.advancing
         self._has_ranks = training.world.size > 1
         # Hooks before and inside a step see the sums of all ranks; a single process skips this.
@@ -140,10 +142,9 @@ class FitLoop:
         training.guard.on_late_signal = self.state.reopen
         try:
             training.begin_fit(self.state, history)
+            # A fit that does not resume in an epoch drops the gradients of an interrupted one.
             if not self.state.position.batch:
-                training.backend.accumulator.count = (
-                    0  # gradients accumulated by an interrupted fit
-                )
+                training.backend.accumulator.count = 0
             self._train_epochs(epochs)
         except BaseException as error:
             signals.is_busy = True  # callbacks close their files first
@@ -162,10 +163,10 @@ class FitLoop:
     def _train_epochs(self, epochs: int) -> None:
         state, logs = self.state, Logs()
         first = state.pending.position.epoch
-        state.idle_data = state.batches.data
+        state.data_for_trials = state.batches.data
         self.callbacks.on_train_begin(logs)
         self._agree_on_batches()
-        state.idle_data = None
+        state.data_for_trials = None
         state.position.require_batch_size(state.batches.data.batch_size)
         state.position.warn_of_other_order()
         if state.pending.missed_event and not state.pending.position.batch:
@@ -179,7 +180,7 @@ class FitLoop:
             logs = self.epoch(epoch)
         state.last_epoch = state.position.epoch
         state.position = Position()
-        state.idle_data = state.batches.data
+        state.data_for_trials = state.batches.data
         self.callbacks.on_train_end(logs)
 
     def epoch(self, epoch: int) -> Logs:
@@ -280,7 +281,11 @@ class FitLoop:
         return self._begin_event("on_train_batch_end", index, Logs(figures))
 
     def _share_batch_end(self, index: int, batch: Batch, loss: float) -> Logs | None:
-        """Return the logs of all ranks at the end of a batch; None if no callback reads them."""
+        """Return the logs of all ranks at the end of a batch.
+
+        If no callback reads them, call the callbacks with the loss of this rank, and return None.
+        If a callback may save a checkpoint, move the accumulated gradients to rank 0.
+        """
         training = self.training
         if not self.callbacks.read_batch(index):
             self.callbacks.told.clear()

@@ -161,9 +161,8 @@ def require_same_weights(
     if world.size == 1 or world.is_failing:
         return True
     arrays = {key: np.asarray(weights[key]) for key in sorted(weights)}
-    numbers = [
-        array for array in arrays.values() if array.dtype != object
-    ]  # other types raise an error later
+    # Arrays of other types raise an error later.
+    numbers = [array for array in arrays.values() if array.dtype != object]
     own = {"the names": list(arrays), f"the weights of {name}": checksum(numbers)}
     if may_differ:
         return len({str(theirs) for theirs in world.gather(name, own)}) == 1

@@ -18,7 +18,7 @@ from onnxfit.training.carried import CarriedStates
 from onnxfit.training.frozen import FrozenTensors
 from onnxfit.training.ranks import require_same_weights
 
-# the number of updates before which the optimizer's slots began; absent if it is 0
+# `global_step` when the optimizer's slots were new; absent if it is 0
 FIRST_STEP = "first_step"
 COUNTERS = ("epoch", "global_step", "global_batch", "samples_seen")
 COUNTER_TYPES = {
@@ -34,7 +34,7 @@ class TrainingState:
 
     - `epoch`, `global_step`, `global_batch`, `samples_seen`: epochs, updates, batches and rows
       trained so far, over all fits.
-    - `first_step`: the update before which the optimizer's slots began.
+    - `first_step`: `global_step` when the optimizer's slots were new.
     - `averaged_step`: the update after which the ranks last had the same weights.
     - `fixed_rate`: the learning rate of the next update; None if it follows a schedule.
     - `frozen`: the tensors that no step changes.

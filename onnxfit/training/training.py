@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
 
 Array = npt.NDArray[Any]
-# Distance between the seeds of two ranks: a prime number above any seed that users choose.
 DEFAULT_BATCH_SIZE = 32
+# Distance between the seeds of two ranks: a prime number above any seed that users choose.
 RANK_STRIDE = 4_294_967_311
 
 
@@ -347,7 +347,7 @@ class Training:
         self.backend.report_norms("none")
         if self.fit_state is not None:
             self.fit_state.running = False
-            self.fit_state.idle_data = None
+            self.fit_state.data_for_trials = None
 
 
 def training_of(trainer: Any) -> Training:

@@ -17,7 +17,7 @@ def trial_steps(
 ) -> Generator[float, None, None]:
     """Take one step at each learning rate, and undo all of them; see `Trainer.trial_steps`."""
     backend, state, guard = training.backend, training.state, training.guard
-    data = training.fit_state.idle_data if training.fit_state is not None else None
+    data = training.fit_state.data_for_trials if training.fit_state is not None else None
     if data is None:
         raise SettingError(
             "trial_steps can be called only in on_train_begin and on_train_end of a callback."

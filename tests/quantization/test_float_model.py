@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfit import ModelError, Quantization, SettingError, Trainer
 from onnxfit.graph.model import OnnxModel
-from onnxfit.quantization.unfolding import unfold
+from onnxfit.quantization.quantized_model import to_fake_quantized
 from tests.quantization import integer_files as files
 from tests.quantization.graphs import DYNAMIC_FILES, dynamic_file, outputs_of, tensors_of
 from tests.quantization.integer_files import integer_file
@@ -21,7 +21,7 @@ def float_file(
     names: tuple[str, str] = ("w", "b"), columns: int = files.COLUMNS
 ) -> onnx.ModelProto:
     """The floats of `integer_file`, before they were rounded."""
-    form = unfold(OnnxModel(integer_file()))
+    form = to_fake_quantized(OnnxModel(integer_file()))
     arrays = {t.name: numpy_helper.to_array(t) for t in form.model.graph.initializer}
     rng = np.random.default_rng(4)
     w = arrays["w"] + rng.uniform(-0.4, 0.4, arrays["w"].shape) * arrays["w_scale"]

@@ -18,7 +18,7 @@ from onnxfit.graph.values import GraphBuilder
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.optimizers.base import WeightInfo
 from onnxfit.quantization import learning
-from onnxfit.quantization.unfolding import unfold
+from onnxfit.quantization.quantized_model import to_fake_quantized
 from onnxfit.step.update import fused_weights
 from tests.quantization import integer_files as files
 from tests.quantization.integer_files import COLUMNS, LIMITS, ROWS, integer_file, without_overflow
@@ -256,7 +256,7 @@ def test_numbers_that_are_no_initializers_stay() -> None:
         if tensor.name == "x_zero":
             tensor.CopyFrom(numpy_helper.from_array(np.full((1, 1), 100, np.uint8), "x_zero"))
     with pytest.raises(ModelError, match="points x_zero/expanded to stay consistent with others"):
-        unfold(OnnxModel(model), LEARNED)
+        to_fake_quantized(OnnxModel(model), LEARNED)
 
 
 def test_a_bias_of_its_own_scale_keeps_it() -> None:
@@ -418,4 +418,4 @@ def test_integers_behind_two_scales() -> None:
     tensor.CopyFrom(scale)
     tensor.name = "other_scale"
     with pytest.raises(ModelError, match="'w' are read through two scales"):
-        unfold(OnnxModel(model), LEARNED)
+        to_fake_quantized(OnnxModel(model), LEARNED)

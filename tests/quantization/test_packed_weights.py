@@ -14,7 +14,7 @@ from onnx.numpy_helper import from_array
 from onnxfit import Distillation, ModelError, Quantization, Trainer
 from onnxfit.graph.model import OnnxModel
 from onnxfit.optimizers import SGD, Adam
-from onnxfit.quantization.unfolding import unfold
+from onnxfit.quantization.quantized_model import to_fake_quantized
 from tests.quantization import integer_files as files
 from tests.quantization.packed_files import (
     BLOCK,
@@ -289,7 +289,7 @@ def test_a_float_model_and_a_teacher(zeros: str, name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*quantized")
 def test_packed_weights_stay_without_the_setting() -> None:
     assert set(Trainer(packed_file(), loss="mse").get_weights()) == {"b"}
-    form = unfold(OnnxModel(packed_file()))
+    form = to_fake_quantized(OnnxModel(packed_file()))
     assert form.is_file
 
 
@@ -434,7 +434,7 @@ def test_a_refused_weight_can_be_left_out() -> None:
     file.graph.initializer.append(from_array(np.arange(K, dtype=np.int32) // BLOCK, "g"))
     with pytest.raises(ModelError, match=r"weights='!q'"):
         trainer_of(file)
-    unpacked_form = unfold(OnnxModel(file), Quantization(weights="!q"))
+    unpacked_form = to_fake_quantized(OnnxModel(file), Quantization(weights="!q"))
     assert "MatMulNBits" in {node.op_type for node in unpacked_form.model.graph.node}
 
 

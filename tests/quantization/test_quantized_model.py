@@ -15,7 +15,7 @@ from onnxfit.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from onnxfit.graph.model import OnnxModel
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.optimizers import SGD, Adam
-from onnxfit.quantization.unfolding import unfold
+from onnxfit.quantization.quantized_model import to_fake_quantized
 from tests.graph.graphs import linear
 from tests.quantization import integer_files as files
 from tests.quantization.integer_files import ALL_GRAINS, ALL_KINDS, LIMITS, SYMMETRIC, integer_file
@@ -49,7 +49,7 @@ def weights_equal(one: Trainer, other: Trainer) -> bool:
 @pytest.mark.parametrize("raw", [True, False], ids=["bytes", "list"])
 def test_no_step_changes_nothing(kind: str, grain: str, symmetric: bool, raw: bool) -> None:
     file = integer_file(kind, grain, symmetric, raw=raw)
-    form = unfold(OnnxModel(file))
+    form = to_fake_quantized(OnnxModel(file))
     floats = {t.name: numpy_helper.to_array(t) for t in form.model.graph.initializer}
     arrays = {name: floats[name] for name in ("w", "b")}
     assert arrays["w"].dtype == arrays["b"].dtype == np.float32
@@ -60,7 +60,7 @@ def test_no_step_changes_nothing(kind: str, grain: str, symmetric: bool, raw: bo
 
 def test_a_file_of_floats_is_trained_as_it_is() -> None:
     file = linear()
-    form = unfold(OnnxModel(file))
+    form = to_fake_quantized(OnnxModel(file))
     assert type(form) is TrainableModel
     assert form.is_file
     assert form.model is file

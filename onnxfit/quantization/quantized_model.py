@@ -144,7 +144,7 @@ class QuantizedModel(TrainableModel):
             )
 
 
-def unfold(file: OnnxModel, quantization: Quantization | None = None) -> TrainableModel:
+def to_fake_quantized(file: OnnxModel, quantization: Quantization | None = None) -> TrainableModel:
     """Return the models that train an integer file; for a float file, they are the file.
 
     - `file`: a model that `read_model` returned.
