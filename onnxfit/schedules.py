@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
@@ -541,7 +541,8 @@ class Sequential(Schedule):
 
     def __post_init__(self) -> None:
         given: Any = self.schedules
-        schedules = [] if isinstance(given, (str, Mapping)) or callable(given) else list(given)
+        is_list = isinstance(given, Iterable) and not isinstance(given, (str, Mapping))
+        schedules = list(given) if is_list else []
         if not schedules or not all(map(_is_rate, schedules)):
             raise SettingError(
                 "Sequential needs schedules to be a list of schedules or numbers >= 0, got"

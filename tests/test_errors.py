@@ -350,6 +350,20 @@ def function_cases() -> dict[str, Case]:
             onnxfit.TextLoader,
             {"data": [[1, 2], [3]], "length": 2},
         ),
+        "Mixup": (
+            lambda **a: list(onnxfit.Mixup(**a)),
+            onnxfit.Mixup,
+            {"loader": DataLoader(X, np.zeros(len(X), np.int64)), "num_classes": 2},
+        ),
+        "MaskedTokens": (
+            lambda **a: list(onnxfit.MaskedTokens(**a)),
+            onnxfit.MaskedTokens,
+            {
+                "loader": DataLoader(np.ones((4, 3), np.int64)),
+                "mask_token_id": 2,
+                "vocabulary_size": 5,
+            },
+        ),
         "TextLoader.split": (
             onnxfit.TextLoader([[1], [2, 3]], 2).split,
             onnxfit.TextLoader([[1]], 2).split,

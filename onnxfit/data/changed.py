@@ -19,6 +19,7 @@ from onnxfit.errors import DataError, SettingError, listed_names
 
 __all__ = ["MaskedTokens", "Mixup"]
 
+MAX_CLASSES = 10**6  # of dense labels, which have a number for each class
 STREAM = 2  # separates the random numbers of batches from those of images
 
 
@@ -108,7 +109,7 @@ class Mixup(ChangedLoader):
     - `prob`: the probability that a batch is mixed.
     - `switch_prob`: the probability of CutMix, if both are possible.
     - `label_smoothing` $a$ in [0, 1): class indices become probabilities $1 - a + a/C$ and $a/C$.
-    - `num_classes`: the number $C$ of classes; None takes it from an `ImageFolder`.
+    - `num_classes`: the number $C$ of classes, 2 to a million; None takes it from an `ImageFolder`.
     - `channels_last`: images have shape `(batch, height, width, channels)`; None takes it from an
       `ImageFolder`, and is `(batch, channels, height, width)` for other loaders.
 
@@ -151,8 +152,10 @@ class Mixup(ChangedLoader):
         classes = getattr(loader, "classes", None)
         if num_classes is None and classes:
             num_classes = len(classes)
-        if num_classes is not None and num_classes < 2:
-            raise SettingError(f"Mixup needs num_classes >= 2, got {num_classes}.")
+        if num_classes is not None and not 2 <= num_classes <= MAX_CLASSES:
+            raise SettingError(
+                f"Mixup needs num_classes from 2 to {MAX_CLASSES}, got {shortened(num_classes)}."
+            )
         if channels_last is None:
             channels_last = getattr(loader, "channels_last", False)
         self.mixup_alpha, self.cutmix_alpha = mixup_alpha, cutmix_alpha
@@ -277,6 +280,11 @@ class MaskedTokens(ChangedLoader):
         column: str = TOKENS,
     ) -> None:
         super().__init__(loader)
+        if vocabulary_size > np.iinfo(np.int64).max:
+            raise SettingError(
+                "MaskedTokens needs vocabulary_size in the range of int64, got"
+                f" {shortened(vocabulary_size)}."
+            )
         if not 0 <= mask_token_id < vocabulary_size:
             raise SettingError(
                 f"MaskedTokens needs mask_token_id from 0 to {vocabulary_size - 1}, below"
