@@ -39,8 +39,8 @@ def greedy_decode(
     - `blank`: the class between labels; -1 is the last class.
     - `input_lengths`: the number of time steps that count in each row; None for all.
 
-    Raises DataError for outputs of another shape, NaN, or wrong lengths. Raises SettingError for a
-    `blank` that is not a class.
+    DataError: the outputs have another shape or contain NaN, or the lengths are wrong.
+    SettingError: `blank` is not a class.
 
     >>> best = np.array([[1, 1, 0, 1, 2]])
     >>> greedy_decode(np.eye(3)[best])
@@ -85,8 +85,8 @@ def beam_search_decode(
     - `from_logits`: True for logits or log-probabilities, False for probabilities. None means
       probabilities if no output is negative and the outputs of each step add up to 1, else logits.
 
-    Raises DataError and SettingError as `greedy_decode`, and SettingError for another `beam_width`
-    or `top_paths`.
+    DataError: as for `greedy_decode`. SettingError: as for `greedy_decode`, or `beam_width` or
+    `top_paths` is out of range.
 
     >>> outputs = np.array([[[0.6, 0.4], [0.6, 0.4]]])
     >>> greedy_decode(outputs)

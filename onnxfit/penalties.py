@@ -78,7 +78,7 @@ class L1(Penalty):
     r"""Sum of absolute values, $\lambda \sum |w|$ (Tibshirani 1996); the gradient is
     $\lambda\,\mathrm{sign}(w)$, and 0 where $w = 0$.
 
-    - `weight` $\lambda \ge 0$. Raises SettingError for another number.
+    - `weight` $\lambda \ge 0$. SettingError: a value is not a finite number >= 0.
 
     >>> get_penalty("lasso")
     L1(weight=0.01)
@@ -99,7 +99,7 @@ class L1(Penalty):
 class L2(Penalty):
     r"""Sum of squares, $\lambda \sum w^2$ (Hoerl and Kennard 1970); the gradient is $2 \lambda w$.
 
-    - `weight` $\lambda \ge 0$. Raises SettingError for another number.
+    - `weight` $\lambda \ge 0$. SettingError: a value is not a finite number >= 0.
 
     >>> get_penalty("ridge")
     L2(weight=0.01)
@@ -121,7 +121,7 @@ class ElasticNet(Penalty):
     r"""Sum of absolute values and squares, $l_1 \sum |w| + l_2 \sum w^2$ (Zou and Hastie 2005,
     without their factor $1 + l_2$).
 
-    - `l1` $l_1 \ge 0$, `l2` $l_2 \ge 0$. Raises SettingError for another number.
+    - `l1` $l_1 \ge 0$, `l2` $l_2 \ge 0$. SettingError: a value is not a finite number >= 0.
 
     >>> ElasticNet(l1=0.5, l2=0.0)
     ElasticNet(l1=0.5, l2=0.0)
@@ -144,8 +144,8 @@ def get_penalty(spec: OnePenalty) -> Penalty:
     """Return the penalty that `spec` specifies.
 
     `spec` is a Penalty, which is returned itself, a Penalty class, a name, a number (L2 with that
-    weight), or a dict `{"l1": a, "l2": b}`, in which either entry is optional. Raises
-    UnknownNameError (a SettingError) for an unknown name, and SettingError for anything else.
+    weight), or a dict `{"l1": a, "l2": b}`, in which either entry is optional. UnknownNameError (a
+    SettingError): the name is unknown. SettingError: `spec` is anything else.
 
     >>> get_penalty(0.1), get_penalty("lasso"), get_penalty({"l1": 0.5})
     (L2(weight=0.1), L1(weight=0.01), ElasticNet(l1=0.5, l2=0.0))
@@ -175,7 +175,7 @@ def penalties_for(penalty: PenaltyLike, names: Sequence[str]) -> dict[str, Penal
       patterns applies.
     - `names`: the trained weights.
 
-    Raises UnknownNameError (a SettingError) for an entry of the dict that no weight matches.
+    UnknownNameError (a SettingError): no weight matches an entry of the dict.
 
     >>> weights = ["fc1.weight", "fc1.bias", "fc2.weight"]
     >>> penalties_for({"fc2.weight": {"l1": 0.1}, "*.bias": None, "*": 1e-4}, weights)

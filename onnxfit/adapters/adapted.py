@@ -87,7 +87,7 @@ class AdaptedModel(TrainableModel):
     def requantized(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return the file with W + s A B instead of W, packed again if W was packed.
 
-        Raises SettingError for integers that are not the weight of a MatMulNBits.
+        SettingError: an adapter belongs to integers that are not the weight of a MatMulNBits.
         """
         packed = [one for one in self.adapters if one.weight.is_packed]
         own = {name for one in packed for name in one.names}
@@ -215,7 +215,8 @@ def adapt(file: OnnxModel, adapters: LoRA | Sequence[LoRA], seed: int) -> Adapte
     - `adapters`: the settings of one or several adapters.
     - `seed`: decides the first values of A.
 
-    Raises ModelError, SettingError or UnknownNameError.
+    ModelError, SettingError or UnknownNameError: the model or a setting does not allow the
+    adapters.
     """
     settings = listed(adapters)
     base = inline_functions(file.proto)

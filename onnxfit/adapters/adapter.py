@@ -111,8 +111,8 @@ class Adapter:
         - `seed`: the seed of the first values. Loaded matrices need none.
         - `weight`: the weight of the file.
 
-        Raises SettingError for loaded matrices of another shape, ModelError for a weight without a
-        singular value decomposition.
+        SettingError: loaded matrices have another shape, or `init="pissa"` would change integers.
+        ModelError: the weight has no singular value decomposition.
         """
         loaded = self._loaded
         if loaded is not None:

@@ -62,9 +62,9 @@ class LoRA(ChecksArguments):
     - `matrices`: a mapping from module to the first values of $A$ and $B$, as `LoRA.load` returns
       them; None takes them from `init`. Checkpoints do not store it.
 
-    Raises SettingError for a value out of range. `Trainer` raises UnknownNameError for a pattern
-    that matches no weight, and SettingError for a rank that is too large, or for a weight that two
-    of several adapters match.
+    SettingError: a value is out of range. `Trainer` raises UnknownNameError for a pattern that
+    matches no weight, and SettingError for a rank that is too large, or for a weight that two of
+    several adapters match.
 
     >>> LoRA(rank=4, alpha=8, target=["*attn*", "!*out_proj*"]).scale
     2.0
@@ -115,10 +115,10 @@ class LoRA(ChecksArguments):
         `path` is a folder, or an `.onnx_adapter` file of `Trainer.export_adapter`. The file stores
         $s B$ instead of $B$: its adapters have alpha = rank, hence $s = 1$, and no dropout.
         The list has one LoRA for each rank and alpha. `Trainer(model, adapters=LoRA.load(path))`
-        continues their training, predicts with them, or exports the merged file. Raises
-        CheckpointError for a path without adapters, or with adapters other than LoRA. The Trainer
-        raises UnknownNameError or SettingError for adapters of another model. It warns if the
-        adapters of a folder were trained with weights of other values.
+        continues their training, predicts with them, or exports the merged file. CheckpointError:
+        the path has no adapters, or adapters other than LoRA. The Trainer raises UnknownNameError
+        or SettingError for adapters of another model. It warns if the adapters of a folder were
+        trained with weights of other values.
         """
         require_path(path)
         read = read_onnx_adapter if is_onnx_adapter(path) else read_adapters

@@ -36,9 +36,9 @@ def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
 
     The result is the same as that of `Trainer(model_onnx, adapters=adapter).export()`. With DoRA
     the columns are scaled as well. Integers cannot be changed by less than a step, so their
-    adapters become nodes. Raises CheckpointError for a path without adapters, SettingError or
-    UnknownNameError for adapters of another model. Warns if they were trained with weights of other
-    values.
+    adapters become nodes. CheckpointError: the path has no adapters. SettingError or
+    UnknownNameError: the adapters belong to another model. A UserWarning reports adapters that were
+    trained with weights of other values.
 
     >>> import numpy as np, onnx.parser, onnxfit, tempfile
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -69,9 +69,9 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     - `adapter`: the adapter that it was merged with: the result of `LoRA.load`, or the path.
 
     Each number differs from the base's by less than the rounding of $W'$ and of itself, at most $6
-    \cdot 10^{-8} (|W| + |W'|)$ in float32. Keep the base file if you need identical bits. Raises
-    SettingError for a file that is the base itself; for DoRA, because the merged weight does not
-    store the norms that it was divided by; and for integers, which merging does not change.
+    \cdot 10^{-8} (|W| + |W'|)$ in float32. Keep the base file if you need identical bits.
+    SettingError: the file is the base itself; the adapter has DoRA, whose norms the merged weight
+    does not store; or the weight consists of integers, which merging does not change.
     """
     file = read_model(model_onnx)
     model = inline_functions(file.proto)

@@ -55,7 +55,7 @@ def write_onnx_adapter(path: str | os.PathLike[str], tensors: Mapping[str, Array
     - `path`: the file.
     - `tensors`: a mapping from input of the model to the tensor that replaces it.
 
-    Raises CheckpointError if the file cannot be written, or for more than 2 GB.
+    CheckpointError: the file cannot be written, or the tensors have more than 2 GB.
     """
     size = sum(tensor.nbytes for tensor in tensors.values())
     if size > MAX_BYTES:
@@ -103,8 +103,9 @@ def _add_parameter(builder: flatbuffers.Builder, name: str, tensor: Array) -> in
 def read_onnx_adapter(path: str | os.PathLike[str]) -> dict[str, Matrices]:
     """Return a mapping from weight to matrices, from a file that `write_onnx_adapter` wrote.
 
-    B includes the scale of an adapter, so alpha is the rank. Raises CheckpointError for anything
-    but a whole file of adapters whose tensors are called `<weight>.lora_A` and `.lora_B`.
+    B includes the scale of an adapter, so alpha is the rank. CheckpointError: the file is missing
+    or damaged, or is not a file of adapters whose tensors are called `<weight>.lora_A` and
+    `.lora_B`.
     """
     require_path(path)
     place = repr(os.fspath(path))

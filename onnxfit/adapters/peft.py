@@ -148,8 +148,8 @@ def write_adapters(
     - `adapters`: a mapping from module to matrices.
     - `task_type`, `base_model`: what PEFT's config says of the model; see `require_task`.
 
-    Raises SettingError for some adapters with DoRA and some without, CheckpointError if a file
-    cannot be written.
+    SettingError: some adapters have DoRA and some do not. CheckpointError: a file cannot be
+    written.
     """
     require_path(folder)
     plain = [module for module, one in adapters.items() if one.magnitude is None]
@@ -205,7 +205,7 @@ def _config(adapters: Mapping[str, Matrices]) -> dict[str, Any]:
 def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
     """Return a mapping from module to matrices, from a folder of PEFT or `write_adapters`.
 
-    Raises CheckpointError for anything else. Nothing in the files is executed.
+    Nothing in the files is executed. CheckpointError: the folder has other or damaged contents.
     """
     require_path(folder)
     path = Path(folder)

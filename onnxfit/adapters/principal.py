@@ -25,7 +25,7 @@ def principal_matrices(weight: Array, rank: int, scale: float, *, name: str) -> 
     - `scale`: $s$.
     - `name`: the name of the weight, for the error.
 
-    Raises ModelError for a weight with NaN or infinity.
+    ModelError: the weight contains NaN or infinity.
     """
     matrix = np.asarray(weight, np.float64)
     if not np.isfinite(matrix).all():

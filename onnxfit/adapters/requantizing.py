@@ -24,7 +24,7 @@ def repacked_weights(
     - `adapters`: the adapters of packed weights.
     - `arrays`: the arrays of all adapters, by name.
 
-    Raises SettingError for integers that cannot be packed again.
+    SettingError: the integers of a weight cannot be packed again.
     """
     tensors = tensors_of(model.graph)
     changed: dict[str, onnx.TensorProto] = {}

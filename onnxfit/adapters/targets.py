@@ -21,9 +21,9 @@ def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Ada
     - `model`: a model without functions.
     - `settings`: the adapters' settings. Each weight may match one of them.
 
-    Raises ModelError for a model without a weight that can have an adapter, UnknownNameError for a
-    pattern that matches nothing, and SettingError for a weight that two targets match, or for a
-    rank above the weight's smaller side.
+    ModelError: no weight of the model can have an adapter. UnknownNameError: a pattern matches
+    nothing. SettingError: two targets match one weight, or a rank is above the weight's smaller
+    side.
     """
     weights = adaptable_weights(model)
     if not weights:

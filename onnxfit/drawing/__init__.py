@@ -68,9 +68,9 @@ def draw(
     Returns the drawing: a str for "svg" and "text", bytes for "png". A notebook shows it as a
     picture, or as text.
 
-    Raises SettingError if the format or the depth is impossible, or the graph has too many boxes
-    for a picture. Raises InstallationError if a picture needs Graphviz, and it is missing. Raises
-    ModelError if the model cannot be read. Raises CheckpointError if `path` cannot be written.
+    SettingError: the format or the depth is impossible, or the graph has too many boxes for a
+    picture. InstallationError: a picture needs Graphviz, which is missing. ModelError: the model
+    cannot be read. CheckpointError: `path` cannot be written.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>

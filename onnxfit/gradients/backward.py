@@ -63,8 +63,8 @@ def add_gradients(
 
     Returns the model, and a mapping from weight to the name of its gradient. `weights` are graph
     inputs, `loss` is a scalar float output, the opset is 21 or later. Inputs and outputs keep
-    their names and order. `device` is as for GraphBuilder. Raises BlockedError with all blockers;
-    then the model must no longer be used.
+    their names and order. `device` is as for GraphBuilder. BlockedError: some nodes cannot be
+    differentiated; the error has all of them, and the model must no longer be used.
     """
     path = check_ends(model, loss, weights)
     op = GraphBuilder(model.graph, device=device)
@@ -370,7 +370,7 @@ def _by_rule(
 
 
 def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
-    """Return a rule's gradient in the type of its input. Raises GradientError for another shape."""
+    """Return a rule's gradient in the type of its input. GradientError: the shape differs."""
     # An integer on the gradient path is a quantized float, whose gradient is a float.
     dtype = x.ir.dtype
     if dtype in FLOATS and dtype != dx.ir.dtype:
@@ -467,7 +467,7 @@ def _has_no_rule(node: ir.Node) -> bool:
 
 
 def _decompose(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace a node by simpler operators. Raises NoGradientError without a decomposition."""
+    """Replace a node by simpler operators. NoGradientError: a used output has no decomposition."""
     with op.replacing(node) as replace:
         outputs = _simpler_outputs(op, node)
         for i, output in enumerate(node.outputs):

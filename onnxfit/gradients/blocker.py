@@ -81,7 +81,7 @@ def without_consequences(blockers: Sequence[Blocker]) -> list[Blocker]:
 def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> list[PathNode]:
     """Check that the loss is a scalar float output, and that each weight is an input on its path.
 
-    Returns the path. Raises GradientError if a check fails.
+    Returns the path. GradientError: a check fails.
     """
     outputs = {v.name: v for v in model.graph.outputs}
     inputs = {v.name: v for v in model.graph.inputs}

@@ -118,7 +118,7 @@ def static_size(x: Value) -> int | None:
 
 
 def require_rank(x: Value) -> int:
-    """Return the number of axes of a value. Raises NoGradientError if it is unknown."""
+    """Return the number of axes of a value. NoGradientError: the shape is unknown."""
     if x.shape is None:
         raise NoGradientError(f"the rank of {x.name!r} is unknown", TYPED)
     return x.rank
@@ -221,7 +221,7 @@ def per_channel(op: GraphBuilder, vector: Value, x: Value) -> Value:
 
 
 def transpose_matrices(op: GraphBuilder, x: Value) -> Value:
-    """Swap the last two axes. Raises NoGradientError if the rank is unknown."""
+    """Swap the last two axes. NoGradientError: the rank is unknown."""
     rank = require_rank(x)
     return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 

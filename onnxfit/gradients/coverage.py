@@ -57,7 +57,7 @@ def operators(names: Collection[str] = ()) -> list[Operator]:
     """Return the operators of the installed onnx, and those of other domains in the table.
 
     Deprecated operators are left out. The others are sorted by domain and name; `names` selects
-    some of them. Raises UnknownNameError for an unknown name.
+    some of them. UnknownNameError: a name is unknown.
     """
     keys: set[Key] = {
         (schema.domain, schema.name)

@@ -55,9 +55,9 @@ def gradient_model(
       operators, so the model runs in any onnxruntime that reads its opset: 21, or that of a newer
       operator in the model. "onnxruntime" also uses operators of the training build.
 
-    Raises UnknownNameError for a name that the model does not have, and GradientError with every
-    node that cannot be differentiated, or with the names in `wrt` that the outputs do not depend on
-    in a differentiable way.
+    UnknownNameError: a name is not in the model. GradientError: some nodes cannot be
+    differentiated, or the outputs do not depend on some names in `wrt` in a differentiable way; the
+    message lists these nodes or names.
 
     >>> import numpy as np, onnx.parser, onnxruntime
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>

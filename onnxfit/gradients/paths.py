@@ -168,7 +168,7 @@ def is_float(value: ir.Value) -> bool:
 def select_float_outputs(graph: ir.Graph, requested: Sequence[str] | str | None) -> list[str]:
     """Return the names of the requested outputs, or of all float outputs for None.
 
-    Raises UnknownNameError for a name that no float output has.
+    UnknownNameError: no float output has a requested name.
     """
     floats = [v.name or "" for v in graph.outputs if is_float(v)]
     if requested is None:

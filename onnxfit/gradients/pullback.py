@@ -43,8 +43,8 @@ def add_pullback(
 ) -> Pullback:
     """Return the pullback by the table of rules.
 
-    `outputs` are float outputs, `wrt` are float inputs, `device` is as for GraphBuilder. Raises
-    BlockedError with all blockers.
+    `outputs` are float outputs, `wrt` are float inputs, `device` is as for GraphBuilder.
+    BlockedError: some nodes cannot be differentiated; the error has all of them.
     """
     work = model.clone()
     op = GraphBuilder(work.graph, device=device)

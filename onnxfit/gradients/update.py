@@ -49,8 +49,8 @@ def apply_update(
     - `frozen_rows`: weight -> rows that keep their numbers, also under weight decay.
 
     Adds a scalar input `names.scheduled(i)` for each schedule of `schedules_of` that the weights
-    follow. Raises SettingError if the optimizer's `update` changes the number of values, or the
-    type or shape of a value.
+    follow. SettingError: the optimizer's `update` changes the number of values, or the type or
+    shape of a value.
     """
     # Weights of one element type and the same settings share these scalars.
     shared: dict[Any, tuple[Optimizer, Value | None, tuple[Value, ...]]] = {}
@@ -198,8 +198,8 @@ def _check_returned(
 def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
     """Return the slots of the weight `w`, called `name`, before the first update.
 
-    They are copies, by name. With `ema_momentum` they include the average, as `ema`. Raises
-    SettingError if the optimizer has its own slot of that name.
+    They are copies, by name. With `ema_momentum` they include the average, as `ema`. SettingError:
+    the optimizer has its own slot of that name.
 
     >>> from onnxfit.optimizers import Adam
     >>> list(initial_slots(Adam(ema_momentum=0.99), "fc.weight", np.ones((3, 2))))

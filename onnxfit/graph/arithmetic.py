@@ -54,7 +54,7 @@ class Value:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The element type. Raises InputsError if it is unknown."""
+        """The element type. InputsError: the type is unknown."""
         if self.ir.dtype is None or self.ir.dtype == ir.DataType.UNDEFINED:
             raise InputsError(f"The element type of {self.name!r} is unknown.")
         return self.ir.dtype.numpy()
@@ -71,7 +71,7 @@ class Value:
 
     @property
     def rank(self) -> int:
-        """The number of dimensions. Raises UnknownRankError if it is unknown."""
+        """The number of dimensions. UnknownRankError: the shape is unknown."""
         if self.ir.shape is None:
             raise UnknownRankError(f"The rank of {self.name!r} is unknown.")
         return len(self.ir.shape)

@@ -69,8 +69,8 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     """Set the type and shape of a node's outputs from those of its inputs.
 
     `graph` is the graph of `node`, whose opset versions select the operator's schema. Outputs of an
-    operator that neither ONNX nor `register_inference` knows stay unchanged. Raises InputsError if
-    the operator does not accept its inputs.
+    operator that neither ONNX nor `register_inference` knows stay unchanged. InputsError: the
+    operator does not accept its inputs.
     """
     function = INFERENCES.get((node.domain, node.op_type))
     schema = schema_of(node, graph)

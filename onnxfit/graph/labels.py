@@ -88,7 +88,7 @@ def _parsed(text: Any, name: str) -> TensorSpec:
 def declared_labels(owner: str, labels: Array, expected: TensorSpec) -> Array:
     """Return labels in the element type and shape that a loss has declared for them.
 
-    Raises DataError for labels of another shape, and for numbers that the element type lacks.
+    DataError: the labels have another shape, or numbers that the element type lacks.
     """
     fitted = fit_shape(labels, expected) if labels.dtype.kind in "biuf" else None
     if fitted is None:
@@ -140,7 +140,7 @@ def fit_shape(labels: Array, expected: TensorSpec) -> Array | None:
 def align(
     owner: str, labels: Array, expected: TensorSpec, output: TensorSpec, hint: str = ""
 ) -> Array:
-    """Return labels in the expected shape. Raises DataError, with `hint`, if it does not fit."""
+    """Return labels in the expected shape. DataError, with `hint`: the labels do not fit."""
     fitted = fit_shape(labels, expected)
     if fitted is None:
         sizes = ["?" if d is None else str(d) for d in _any_rows(expected).shape or ()]

@@ -79,7 +79,7 @@ def model_errors() -> Iterator[None]:
 
 
 def to_ir(model: onnx.ModelProto) -> ir.Model:
-    """Return the model as an onnx-ir model. Raises ModelError if onnx-ir cannot read it."""
+    """Return the model as an onnx-ir model. ModelError: onnx-ir cannot read the model."""
     _require_device_configurations(model)
     try:
         work = ir.from_proto(model)
@@ -168,7 +168,7 @@ def share_tensors(graph: ir.Graph, model: onnx.ModelProto, names: Container[str]
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Give every value the type and shape that can be inferred, in place, and return the model.
 
-    Raises ModelError if shapes are inconsistent.
+    ModelError: shapes are inconsistent.
     """
     set_inferred(model.graph, infer_by_onnx(checked_proto(model)).graph)
     complete_ranks(model.graph)
@@ -266,7 +266,7 @@ def complete_ranks(graph: ir.Graph) -> None:
 def complete_shapes(model: ir.Model) -> ir.Model:
     """Return the model itself if every value has a type and a rank, else infer its shapes.
 
-    Raises ModelError if shapes are inconsistent.
+    ModelError: shapes are inconsistent.
     """
     outputs = (value for node in model.graph for value in node.outputs if value.name)
     if all(value.type is not None and value.shape is not None for value in outputs):
@@ -280,7 +280,7 @@ def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) ->
     - `model`: a model that `normalize` returned, which may be changed.
     - `shapes`: the shapes of inputs by name; other names are ignored.
 
-    Raises ModelError if the model does not accept the shapes.
+    ModelError: the model does not accept the shapes.
     """
     _forget_names_of_sizes(model.graph)
     known = {v: shapes[v.name or ""] for v in model.graph.inputs if v.name in shapes}
@@ -343,7 +343,10 @@ def _forget_names_of_sizes(graph: ir.Graph) -> None:
 
 
 def spec_of(value: ir.Value) -> TensorSpec:
-    """Return a tensor's name, element type and shape. Raises ModelError for any other value."""
+    """Return a tensor's name, element type and shape.
+
+    ModelError: the value is not a tensor, or its element type is unknown.
+    """
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         raise ModelError(
             f"{value.name!r} is not a tensor. The inputs and outputs of a training step must be"
@@ -358,8 +361,8 @@ def spec_of(value: ir.Value) -> TensorSpec:
 def tensor_outputs(model: ir.Model) -> dict[str, TensorSpec]:
     """Return the outputs that a loss can be put on, by name.
 
-    Sequences and maps, which converters of classical models add, are excluded. Raises ModelError
-    for a model without a tensor among its outputs.
+    Sequences and maps, which converters of classical models add, are excluded. ModelError: no
+    output of the model is a tensor.
     """
     specs = {
         v.name or "": spec_of(v)
@@ -393,7 +396,7 @@ def with_initializers(
 ) -> onnx.ModelProto:
     """Return a copy of the model with these arrays in the named initializers.
 
-    Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
+    Everything else is byte-identical. ModelError: a name is not an initializer.
     """
     return with_tensors(model, arrays)
 
@@ -401,7 +404,7 @@ def with_initializers(
 def with_tensors(model: onnx.ModelProto, tensors: Mapping[str, Storable]) -> onnx.ModelProto:
     """Return a copy of the model with other values in initializers, by name.
 
-    Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
+    Everything else is byte-identical. ModelError: a name is not an initializer.
     """
     return with_references(model, tensors).whole()
 

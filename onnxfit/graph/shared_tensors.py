@@ -135,7 +135,7 @@ def to_proto(model: ir.Model, types: Container[int] = TYPES) -> onnx.ModelProto:
 
     - `types`: the element types of the references. Shared tensors of other types are copied.
 
-    Keep `model` alive while using the references. Raises the errors of `ir.to_proto`.
+    Keep `model` alive while using the references. The errors are those of `ir.to_proto`.
     """
     shared = [
         (value, value.const_value)

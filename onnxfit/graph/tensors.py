@@ -94,7 +94,7 @@ def safetensors_size(arrays: Mapping[str, Array]) -> int:
 def read_safetensors(data: bytes) -> dict[str, Array]:
     """Return the arrays in the bytes of a safetensors file; they are read-only.
 
-    Raises SafetensorError, KeyError or ValueError for an invalid file.
+    SafetensorError, KeyError or ValueError: the file is invalid.
     """
     return {
         name: np.frombuffer(entry["data"], TYPES[entry["dtype"]]).reshape(entry["shape"])
@@ -120,7 +120,7 @@ def detached(
     - `arrays`: arrays to replace initializers, by name.
     - `location`: the name of the file with the tensors, which the copy records.
 
-    Raises ModelError if the model has no initializer of a name in `arrays`.
+    ModelError: the model has no initializer of a name in `arrays`.
     """
     bare = without_initializers(model)
     tensors: list[Storable] = []
@@ -196,8 +196,8 @@ def write_tensors(file: BinaryIO, tensors: Iterable[Storable]) -> None:
 def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Contents]:
     """Read the external tensors of a model of `detached` from a file into the model.
 
-    Returns the arrays that the larger tensors of a large model then refer to. Raises ModelError if
-    the file does not contain exactly these tensors.
+    Returns the arrays that the larger tensors of a large model then refer to. ModelError: the file
+    does not contain exactly these tensors.
     """
     arrays: list[Contents] = []
     shares = sum(map(nbytes, model.graph.initializer)) > MAX_COPIED_BYTES

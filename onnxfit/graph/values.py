@@ -40,9 +40,9 @@ class OperatorCall(Protocol):
 
     Returns the first output, or with `_outputs=n` a tuple of the first n.
 
-    Raises UnknownNameError if ONNX has no operator of this name. Raises InputsError if the operator
-    does not accept the types or shapes of the inputs. Raises ValueError if `_outputs` is not a
-    number from 1 to the operator's number of outputs.
+    UnknownNameError: ONNX has no operator of this name. InputsError: the operator does not accept
+    the types or shapes of the inputs. ValueError: `_outputs` is not a number from 1 to the
+    operator's number of outputs.
     """
 
     @overload
@@ -220,7 +220,7 @@ class GraphBuilder:
         - `dtype`: the element type, as NumPy knows it.
         - `shape`: one entry for each dimension: a size, the name of a size, or None if unknown.
 
-        Raises ValueError if the graph has a value or node of this name.
+        ValueError: the graph has a value or node of this name.
         """
         self._reserve_name(name)
         value = ir.val(name, ir.DataType.from_numpy(np.dtype(dtype)), shape)
@@ -235,7 +235,7 @@ class GraphBuilder:
         - `name`: the name of the output, unused in the graph; scopes do not change it.
         - `value`: a value of the graph.
 
-        Raises ValueError if the graph has a value or node of this name.
+        ValueError: the graph has a value or node of this name.
         """
         self._reserve_name(name)
         if value.name not in self._generated or value.ir.is_graph_output():

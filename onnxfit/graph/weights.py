@@ -385,7 +385,7 @@ def matching(patterns: Sequence[str] | str, known: Sequence[str]) -> list[str]:
     - `patterns`: names or fnmatch patterns, one or several.
     - `known`: the names of all trained weights.
 
-    Raises UnknownNameError if a pattern matches nothing.
+    UnknownNameError: a pattern matches nothing.
     """
     names: set[str] = set()
     for pattern in name_list("frozen", patterns):
@@ -400,9 +400,9 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
     - `patterns`: names or fnmatch patterns in any order, one or several; "!pattern" excludes. None
       selects `all_weights`.
 
-    Raises ModelError if the model has no float weights. Raises UnknownNameError if a pattern
-    matches nothing; the error lists the weights. Raises SettingError if every weight is excluded,
-    or a running statistic is selected.
+    ModelError: the model has no float weights. UnknownNameError: a pattern matches nothing; the
+    error lists the weights. SettingError: every weight is excluded, or a running statistic is
+    selected.
     """
     initializers = model.graph.initializers
     floats = [name for name, v in initializers.items() if _is_float(v) and v.shape is not None]
@@ -448,7 +448,7 @@ def _matching_weights(
     - `matchable`: those that patterns may match. Running statistics, and constants that are in
       Constant nodes of the file, are matched by no pattern.
     - `weights`: those that are weights by default.
-    - `running`: the running statistics. Raises SettingError for the name of one.
+    - `running`: the running statistics. SettingError: the pattern is the name of one.
     """
     if pattern in running:
         raise SettingError(

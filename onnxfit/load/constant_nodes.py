@@ -47,7 +47,7 @@ def lift_constants(model: onnx.ModelProto) -> None:
     A tensor gets the name of the node's output. If another graph of the model has a value of the
     same name, a number is added.
 
-    Raises ModelError for a model that reads a value with a reserved name.
+    ModelError: the model reads or returns a value with a reserved name.
     """
     graphs = list(graph_protos(model.graph))
     defined = _defined_names(graphs)

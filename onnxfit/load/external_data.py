@@ -25,7 +25,7 @@ def load_external_data(model: onnx.ModelProto, folder: str) -> None:
 
     - `folder`: the folder of the model.
 
-    Raises the errors of `external_bytes`.
+    The errors are those of `external_bytes`.
     """
     for tensor in filter(is_external, _tensors(model)):
         tensor.raw_data = external_bytes(tensor, folder).tobytes()
@@ -38,8 +38,8 @@ def external_bytes(tensor: onnx.TensorProto, folder: str) -> Array:
 
     - `folder`: the folder of the model.
 
-    Raises ValueError if the tensor's location leads out of the folder or the file does not have
-    the tensor's bytes, and OSError if the file cannot be read.
+    ValueError: the tensor's location leads out of the folder, or the file does not have the
+    tensor's bytes. OSError: the file cannot be read.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path = _file(tensor, folder, entries.get("location", ""))

@@ -42,7 +42,7 @@ def with_shared(source: str | bytes | onnx.ModelProto) -> OnnxModel:
 
     - `source`: the path of an ONNX file, its bytes, or a model, which stays unchanged.
 
-    Raises the errors of `load_external_data`, and DecodeError for a damaged message.
+    The errors of reading are those of `load_external_data`. DecodeError: the message is damaged.
     """
     if isinstance(source, onnx.ModelProto):
         model, contents = _of_proto(source)
@@ -61,7 +61,7 @@ def with_shared(source: str | bytes | onnx.ModelProto) -> OnnxModel:
 def without_contents(path: str) -> onnx.ModelProto:
     """Return the model of a file that is not empty, without the bytes of its larger initializers.
 
-    Raises OSError if the file cannot be read, and DecodeError for a damaged message.
+    OSError: the file cannot be read. DecodeError: the message is damaged.
     """
     return _structure(path)[0]
 

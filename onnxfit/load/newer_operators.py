@@ -33,8 +33,8 @@ def use_supported_operators(
     """Return a model of `opset` in the oldest opset that has its operators, `oldest` or later.
 
     Without a replaced operator, it is the model itself, changed in place. Operators of the opset
-    `base` are never replaced. Raises ModelError if an operator is newer than the installed
-    onnxruntime, and ONNX does not define it in older ones.
+    `base` are never replaced. ModelError: an operator is newer than the installed onnxruntime, and
+    ONNX does not define it in older ones.
     """
     newest = newest_opset()
     node_names = {_name(node): node.name for node in nodes_of(model.graph)}

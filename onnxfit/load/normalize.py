@@ -49,8 +49,8 @@ def normalize(model: OnnxModel | onnx.ModelProto, *, oldest: int = OPSET) -> ir.
 
     - `oldest`: the oldest opset of the result, OPSET or later.
 
-    Raises ModelError if the model is inconsistent, packed weights have wrong sizes, or its opset
-    cannot be converted.
+    ModelError: the model is inconsistent, packed weights have wrong sizes, or the opset cannot be
+    converted.
     """
     file = model.proto if isinstance(model, OnnxModel) else model
     proto = large_tensors_as_inputs(file)
@@ -121,7 +121,7 @@ def _with_computed_shapes(
     """Return the model with inferred shapes. Wrong shapes of outputs are corrected, with a warning.
 
     `proto` has the values of the model. An output whose rank cannot be inferred has its declared
-    shape. Raises ModelError if a node fixes the batch of an output.
+    shape. ModelError: a node fixes the batch of an output.
     """
     set_inferred(model.graph, infer_by_onnx(proto).graph)
     complete_ranks(model.graph)
@@ -140,7 +140,7 @@ def _with_computed_shapes(
 def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with its functions inlined.
 
-    A model without functions is returned itself. Raises ModelError if a function cannot be inlined.
+    A model without functions is returned itself. ModelError: a function cannot be inlined.
     """
     if not model.functions:
         return model
@@ -213,7 +213,7 @@ def wrong_declarations(
 def correct_declarations(found: Sequence[WrongDeclaration]) -> None:
     """Give outputs their computed shapes, in place, with a warning, as onnxruntime does.
 
-    Raises ModelError if a node fixes the batch, because the model cannot run other batches.
+    ModelError: a node fixes the batch, so that the model cannot run other batches.
     """
     for wrong in found:
         if wrong.fixes_batch:

@@ -38,7 +38,7 @@ def use_newer_operators(model: onnx.ModelProto, version: int) -> onnx.ModelProto
     """Return a model of opset `version` with operators that the converter raises.
 
     The result may have a later opset. `model` is returned itself if it has no other operators.
-    Raises ModelError if the ranks that an operator needs are unknown.
+    ModelError: the ranks that an operator needs are unknown.
     """
     if version >= OPSET_WITHOUT_SPATIAL:
         return model
@@ -131,7 +131,7 @@ def _tile_by_repeats(model: onnx.ModelProto, version: int) -> None:
 def _normalize_channels(model: onnx.ModelProto) -> None:
     """Remove spatial=0 from BatchNormalizations of matrices, for which it means nothing, in place.
 
-    Raises ModelError for an input of another rank: each of its elements has statistics of its own.
+    ModelError: an input has another rank, so that each of its elements has statistics of its own.
     """
     single = [
         node
@@ -178,7 +178,7 @@ def _align_at_the_end(model: onnx.ModelProto, version: int) -> None:
 
     The second input of an operator in `BROADCASTING` could have the axes of the first from `axis`
     on, and the slopes of a PRelu belong to axis 1. Later opsets align the last axes, so the second
-    input gets axes of size 1 at its end. Raises ModelError if the ranks are unknown.
+    input gets axes of size 1 at its end. ModelError: the ranks are unknown.
     """
     ranks = _ranks(model)
     nodes = list(model.graph.node)

@@ -50,7 +50,7 @@ def convert_opset(model: onnx.ModelProto, *, oldest: int = OPSET) -> onnx.ModelP
 
     - `oldest`: a later opset to begin with, such as that of a graph to which the nodes are added.
 
-    Raises ModelError if the conversion is impossible.
+    ModelError: the conversion is impossible.
     """
     version = opset_of(model)
     if version is None:  # operators of other domains only

@@ -59,8 +59,7 @@ def load_model(source: ModelSource) -> onnx.ModelProto:
 
     - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays unchanged.
 
-    Raises ModelError if the file is missing or damaged, the model is invalid, or external data is
-    missing.
+    ModelError: the file is missing or damaged, the model is invalid, or external data is missing.
     """
     return _read(source, _parse, STAGES).proto
 
@@ -80,8 +79,7 @@ def read_model(source: ModelSource) -> OnnxModel:
 
     - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays unchanged.
 
-    Raises ModelError as `load_model` does, and for a model without outputs or with sparse
-    initializers.
+    ModelError: as for `load_model`, or the model has no outputs, or has sparse initializers.
     """
     return _read(source, _parse_shared, (*STAGES, *TRAINING_STAGES))
 

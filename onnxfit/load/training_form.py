@@ -44,7 +44,7 @@ def to_training_form(
 
     Returns the next value of every running statistic that the step updates, by name.
 
-    Raises ModelError if a subgraph contains batch statistics, or a Scan contains random numbers.
+    ModelError: a subgraph contains batch statistics, or a Scan contains random numbers.
     """
     next_statistics: dict[str, Value] = {}
     draws = _Draws(seed, step)

@@ -26,7 +26,7 @@ Field = tuple[int, int, int, int, int]  # number, wire type, start, start of the
 
 
 def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
-    """Yield the fields of a message in `data[start:end]`. Raises ValueError for a damaged one."""
+    """Yield the fields of a message in `data[start:end]`. ValueError: the message is damaged."""
     while start < end:
         key, value = _read_varint(data, start, end)
         number, kind = key >> 3, key & 7

@@ -55,8 +55,8 @@ class Loss(ChecksArguments, ABC):
 
     A sample weight belongs to a row, or to an entry of $\ell$; $\sum e$ runs over all entries, so
     sample weights of entries do not change the divisor: without a mask it is the number of entries.
-    A row or entry of weight 0 has no influence, even if its loss is NaN or infinite. Raises
-    SettingError for another `reduction`.
+    A row or entry of weight 0 has no influence, even if its loss is NaN or infinite. SettingError:
+    `reduction` has another value.
 
     To write a loss, subclass with a frozen dataclass whose `__call__` is the formula; the gradient
     follows from it. Settings are fields; a `__post_init__` that checks them calls
@@ -168,8 +168,8 @@ class Loss(ChecksArguments, ABC):
         They get the output's element type. Labels `(n,)` become `(n, 1)` if the output has a last
         axis of 1, and `(n, 1)` becomes `(n,)` if it has no such axis.
 
-        Raises DataError if labels and output do not fit, or a label is NaN, infinite or out of
-        range. The error names the first wrong row.
+        DataError: labels and output do not fit, or a label is NaN, infinite or out of range. The
+        error names the first wrong row.
 
         >>> from onnxfit.losses import MeanSquaredError
         >>> spec = TensorSpec("y", np.dtype("float32"), ("batch", 1))
@@ -326,7 +326,7 @@ class Loss(ChecksArguments, ABC):
         return masked(op, self._counted_outputs(op, counts, y_true, y_pred), y_pred)
 
     def _fit_weights(self, sample_weight: Value, loss: Value) -> None:
-        """Give weights of entries the sizes of the loss. Raises SettingError if they do not fit."""
+        """Give weights of entries the sizes of the loss. SettingError: the weights do not fit."""
         rank = sample_weight.rank
         sizes = None if loss.shape is None else loss.shape[:rank]
         known = zip(sample_weight.shape or (), sizes or ())

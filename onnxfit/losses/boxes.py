@@ -39,8 +39,8 @@ class IoU(Loss):
       and height.
     - `reduction` is as in `Loss`.
 
-    Raises SettingError for an output whose last axis does not have 4 entries, and DataError for a
-    label with a negative width or height.
+    SettingError: the output's last axis does not have 4 entries. DataError: a label has a negative
+    width or height.
 
     >>> IoU("cxcywh").box_format
     'cxcywh'

@@ -24,7 +24,7 @@ def is_index(y_true: Value) -> bool:
 
 
 def whole_numbers(loss: Loss, labels: Array, expected: str, y_pred: TensorSpec) -> Array:
-    """Return labels as integers. Raises DataError for floats that are not whole numbers."""
+    """Return labels as integers. DataError: a float is not a whole number."""
     if labels.dtype.kind != "f":
         return labels
     labels = labels.astype(np.float64, copy=False)  # the limit is infinite in float16

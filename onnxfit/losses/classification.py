@@ -392,7 +392,7 @@ class Focal(ClassLoss):
     - `axis`, `class_weights`, `ignore_index` and `reduction` are as in `ClassLoss`; `alpha` does
       not change the divisor.
 
-    Raises SettingError for settings that do not fit the labels.
+    SettingError: the settings do not fit the labels.
 
     >>> Focal(gamma=1.0, alpha=0.25).alpha
     0.25

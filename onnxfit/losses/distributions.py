@@ -57,8 +57,8 @@ class GaussianNLL(Loss):
     $\tfrac12 (\log v + (y - \mu)^2 / v)$ (Nix and Weigend 1994; `torch.nn.GaussianNLLLoss`).
 
     The output's last axis holds the means $\mu$, then as many values for the variances $v$: output
-    `(batch, ..., 2k)`, labels and loss `(batch, ..., k)`. Raises SettingError for an output with an
-    odd last axis.
+    `(batch, ..., 2k)`, labels and loss `(batch, ..., k)`. SettingError: the output's last axis has
+    an odd size.
 
     - `log_variance=True`: the values are $\log v$, any number; below -40, $1/v$ continues as its
       tangent.
@@ -123,7 +123,7 @@ class MixtureNLL(Loss):
     - `components` $k \ge 1$.
     - `reduction` is as in `Loss`.
 
-    Raises SettingError for an output whose last axis has another size, or an unknown one.
+    SettingError: the output's last axis has another size, or an unknown one.
 
     >>> import numpy as np
     >>> spec = TensorSpec("y", np.dtype("float32"), ("batch", 15))

@@ -37,8 +37,9 @@ def get_loss(spec: LossLike) -> Loss:
     """Return the loss that `spec` specifies.
 
     `spec` is a name, a Loss, which is returned itself, a Loss class, or a function `(op, y_true,
-    y_pred) -> Value` that returns one value per sample or a scalar. Raises UnknownNameError (a
-    SettingError), with the nearest name, for an unknown name, and SettingError for anything else.
+    y_pred) -> Value` that returns one value per sample or a scalar. UnknownNameError (a
+    SettingError): the name is unknown; the message has the nearest name. SettingError: `spec` is
+    anything else.
 
     >>> get_loss("huber"), get_loss("MSE")
     (Huber(reduction='mean', delta=1.0), MeanSquaredError(reduction='mean'))

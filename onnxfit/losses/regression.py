@@ -218,7 +218,7 @@ class Quantile(Loss):
       lack: output `(batch, ..., k)`, labels `(batch, ...)`; the loss is the mean of the $k$.
     - `reduction` is as in `Loss`. The loss has the unit of $y$.
 
-    Raises SettingError for an output whose last axis does not have $k$ entries.
+    SettingError: the output's last axis does not have $k$ entries.
 
     >>> Quantile(0.9)
     Quantile(reduction='mean', quantile=0.9)

@@ -36,7 +36,8 @@ class CausalLM(CrossEntropy):
 
     Labels are token ids of shape `(batch, tokens)`, at the positions of the input ids: usually the
     same array. The loss shifts them itself. The last output of a row has no next token and does not
-    count. Outputs have shape `(batch, tokens, vocabulary)`. Raises SettingError for another rank.
+    count. Outputs have shape `(batch, tokens, vocabulary)`. SettingError: the outputs have another
+    rank.
 
     - `ignore_index`: labels equal to this, such as padding, do not count. "mean" divides by the
       number of the other labels.

@@ -46,7 +46,7 @@ class BinaryAccuracy(MeanMetric):
       compared with the outputs themselves.
     - `weighted`, `name`: as in `Metric`.
 
-    Raises SettingError for an invalid threshold, and DataError for other shapes.
+    SettingError: the threshold is invalid. DataError: labels and outputs have other shapes.
 
     >>> metric = BinaryAccuracy(threshold=0.3)
     >>> metric.update(np.array([0, 1, 1]), np.array([0.2, 0.4, 0.1]))
@@ -75,8 +75,8 @@ class CategoricalAccuracy(MeanMetric):
 
     Labels and outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`. Of several
     highest scores the first counts. A row with NaN, or with scores that are infinite in both
-    directions, is wrong. `weighted` and `name` are as in `Metric`. Raises DataError if labels do
-    not add up to 1 over the classes.
+    directions, is wrong. `weighted` and `name` are as in `Metric`. DataError: the labels do not add
+    up to 1 over the classes.
 
     >>> metric = CategoricalAccuracy()
     >>> metric.update(np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
@@ -99,8 +99,8 @@ class SparseCategoricalAccuracy(MeanMetric):
 
     Outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`, labels the same without
     the axis of classes. Of several highest scores the first counts. A row with NaN, or with scores
-    that are infinite in both directions, is wrong. `weighted` and `name` are as in `Metric`. Raises
-    DataError for other shapes.
+    that are infinite in both directions, is wrong. `weighted` and `name` are as in `Metric`.
+    DataError: labels and outputs have other shapes.
 
     >>> metric = SparseCategoricalAccuracy()
     >>> metric.update(np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]))
@@ -170,7 +170,7 @@ class TopKAccuracy(MeanMetric):
     Equal scores rank in the order of the classes, so `k=1` is the accuracy. A row with NaN counts
     as wrong.
 
-    - `k`: a whole number of at least 1. Raises SettingError for less.
+    - `k`: a whole number of at least 1. SettingError: `k` is anything else.
     - `weighted`, `name`: as in `Metric`.
 
     >>> metric = TopKAccuracy(k=2)

@@ -118,7 +118,7 @@ class Metric(ChecksArguments, ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state` that `state_dict` returned.
 
-        Only attributes that begin with an underscore are set. Raises CheckpointError for a state of
+        Only attributes that begin with an underscore are set. CheckpointError: the state has
         another form.
         """
         self.reset()
@@ -135,8 +135,7 @@ class Metric(ChecksArguments, ABC):
     @abstractmethod
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         """Add a batch: labels `y_true`, outputs `y_pred`, and `sample_weight`: None, one for each
-        row, shape `(batch,)`, or one for each label. Raises DataError if labels and outputs do not
-        fit.
+        row, shape `(batch,)`, or one for each label. DataError: labels and outputs do not fit.
         """
 
     def sums(
@@ -180,9 +179,9 @@ class Metric(ChecksArguments, ABC):
           metric without a batch adds nothing.
 
         With `merge`, several processes compute a metric: each updates its own metric with its rows,
-        and merges the states of all. Every metric of onnxfit implements it. Raises UnsupportedError
-        for a custom metric without `merge`, or with an inherited `merge` and its own `reset`.
-        Raises CheckpointError for states of another metric.
+        and merges the states of all. Every metric of onnxfit implements it. UnsupportedError: a
+        custom metric has no `merge`, or has an inherited `merge` and its own `reset`.
+        CheckpointError: the states belong to another metric.
         """
         raise _no_merge(self)
 
@@ -198,7 +197,7 @@ def _with_own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
 def merged_copies(metric: M, states: Sequence[Mapping[str, Any]]) -> list[M]:
     """Return copies of a metric, each with one of the states to merge.
 
-    Raises UnsupportedError for a metric whose `merge` belongs to another class's `reset`.
+    UnsupportedError: the metric's `merge` belongs to another class's `reset`.
     """
     if not is_newest(type(metric), "merge", "reset"):
         raise _no_merge(metric)

@@ -122,7 +122,7 @@ class CohenKappa(ConfusionMatrix):
       "linear" for $|i - j|$, "quadratic" for $(i - j)^2$.
     - `threshold`, `from_logits`, `weighted`, `name`: as in `ConfusionMatrix`.
 
-    Raises SettingError for other `weights`.
+    SettingError: `weights` is none of these.
 
     >>> metric = CohenKappa()
     >>> metric.update(np.array([0, 0, 1, 1]), np.array([0.1, 0.2, 0.9, 0.3]))

@@ -142,8 +142,8 @@ class DecisionMetric(CountingMetric):
       means `class0`, `class1` and so on.
     - `weighted`, `name`: as in `Metric`.
 
-    0/0 is 0, as in scikit-learn. Raises SettingError for an invalid setting, and DataError if the
-    outputs have another number of classes than there are names.
+    0/0 is 0, as in scikit-learn. SettingError: a setting is invalid. DataError: the outputs have
+    another number of classes than there are names.
     """
 
     average: str | None = "macro"
@@ -202,7 +202,7 @@ class Precision(DecisionMetric):
     - `class_names`: with `average=None`, the names of the classes in logs, as in `DecisionMetric`.
     - `weighted`, `name`: as in `Metric`.
 
-    0/0 is 0. Raises SettingError for an invalid setting.
+    0/0 is 0. SettingError: a setting is invalid.
 
     >>> metric = Precision()
     >>> metric.update(np.array([0, 1, 1]), np.array([0.6, 0.9, 0.2]))
@@ -266,7 +266,7 @@ class FBeta(DecisionMetric):
     - `threshold`, `from_logits`, `average`, `multi_label`, `class_names`, `weighted` and `name` are
       as in `Precision`.
 
-    0/0 is 0. Raises SettingError for an invalid setting.
+    0/0 is 0. SettingError: a setting is invalid.
 
     >>> metric = FBeta(beta=2.0)
     >>> metric.update(np.array([1, 1, 1, 0]), np.array([0.6, 0.9, 0.2, 0.1]))

@@ -84,8 +84,8 @@ class MeanAveragePrecision(Metric):
     - `weighted`, `name`: as in `Metric`; a weight belongs to an image. With one threshold, the name
       has its percentage.
 
-    Keeps the scores of all boxes, 8 bytes and one for each threshold. Raises SettingError for
-    another setting, and DataError for arrays of another form.
+    Keeps the scores of all boxes, 8 bytes and one for each threshold. SettingError: a setting is
+    invalid. DataError: the arrays have another form.
 
     >>> metric = MeanAveragePrecision(threshold=0.5)
     >>> labels = np.array([[[0, 0, 10, 10, 0], [20, 20, 30, 30, 0]]])

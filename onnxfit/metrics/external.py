@@ -57,9 +57,9 @@ class ExternalMetric(Metric):
     says, after resuming, that the epoch's figure lacks the earlier batches. In several processes,
     torchmetrics's states are merged if they are sums, extremes or lists.
 
-    Raises SettingError for an object that lacks a method, or with `weighted` does not take weights;
-    DataError if it returns more than one number, or cannot use labels and outputs;
-    UnsupportedError for an object that cannot be merged.
+    SettingError: the object lacks a method, or with `weighted` does not take weights. DataError:
+    the object returns more than one number, or cannot use labels and outputs. UnsupportedError: the
+    object cannot be merged.
 
     >>> class Largest:
     ...     def reset_state(self):

@@ -179,7 +179,7 @@ class EpochMetric(Metric):
 
     The metric keeps copies of the labels and predictions of all rows until the next epoch begins:
     16 MB per million rows for classes, otherwise the size of the outputs. The logs of batches lack
-    it. Raises SettingError for an unknown setting, and DataError if the function returns no number.
+    it. SettingError: a setting has an unknown value. DataError: the function returns no number.
 
     >>> def f1_macro(y_true, y_pred):
     ...     from sklearn.metrics import f1_score
@@ -305,7 +305,7 @@ def _has_class_indices(y_true: Array, y_pred: Array) -> bool:
 
 
 def one_number(name: str, figure: Any) -> float:
-    """Return the figure of a metric as a float. Raises DataError for anything else."""
+    """Return the figure of a metric as a float. DataError: the figure is not one number."""
     figure = figure.detach().cpu().numpy() if hasattr(figure, "detach") else figure
     try:
         number = np.asarray(figure, np.float64)

@@ -32,7 +32,7 @@ class PSNR(MeanMetric):
       255 for bytes.
     - `weighted`, `name`: as in `Metric`. A weight belongs to an image.
 
-    Raises SettingError for another `max_value`.
+    SettingError: `max_value` is out of range.
 
     >>> metric = PSNR()
     >>> metric.update(np.zeros((1, 2, 2)), np.full((1, 2, 2), 0.1))
@@ -72,7 +72,7 @@ class SSIM(MeanMetric):
     - `channels`: "first", or "last" for images `(batch, height, width, channels)`.
     - `weighted`, `name`: as in `Metric`. A weight belongs to an image.
 
-    Raises SettingError for another setting, and DataError for images smaller than the window.
+    SettingError: a setting is invalid. DataError: the images are smaller than the window.
 
     >>> metric = SSIM()
     >>> ramp = np.linspace(0, 1, 16 * 16).reshape(1, 1, 16, 16)

@@ -61,8 +61,8 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
     mean over the batches, weighted by their rows. For a function that is no mean over rows, such as
     an F1 score, this is another figure than that of all rows, and a warning says so; `EpochMetric`
     computes the figure of all rows. To find this out, the function is also called with halves of
-    some batches. A name is logged as typed, a function under its own name. Raises UnknownNameError
-    (a SettingError) for an unknown name, and SettingError for anything else.
+    some batches. A name is logged as typed, a function under its own name. UnknownNameError (a
+    SettingError): the name is unknown. SettingError: `spec` is anything else.
 
     >>> from onnxfit.metrics import Precision
     >>> get_metric("acc").name, get_metric(Precision(weighted=True)).name

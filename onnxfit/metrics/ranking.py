@@ -235,7 +235,7 @@ class PrecisionAtRecall(ScoreMetric):
     - `recall`: the recall $r$ in [0, 1].
     - `from_logits`, `average`, `class_names`, `weighted`, `name`: as in `AUC`.
 
-    Raises SettingError for another `recall`.
+    SettingError: `recall` is out of range.
 
     >>> metric = PrecisionAtRecall(recall=0.5)
     >>> metric.update(np.array([0, 1, 1]), np.array([0.2, 0.4, 0.1]))
@@ -266,7 +266,7 @@ class RecallAtPrecision(ScoreMetric):
     - `precision`: the precision $p$ in [0, 1].
     - `from_logits`, `average`, `class_names`, `weighted`, `name`: as in `AUC`.
 
-    Raises SettingError for another `precision`.
+    SettingError: `precision` is out of range.
 
     >>> metric = RecallAtPrecision(precision=0.9)
     >>> metric.update(np.array([0, 1, 1]), np.array([0.2, 0.4, 0.1]))
@@ -298,7 +298,7 @@ class SensitivityAtSpecificity(ScoreMetric):
     - `specificity`: the specificity $s$ in [0, 1].
     - `from_logits`, `average`, `class_names`, `weighted`, `name`: as in `AUC`.
 
-    Raises SettingError for another `specificity`.
+    SettingError: `specificity` is out of range.
 
     >>> metric = SensitivityAtSpecificity(specificity=0.9)
     >>> metric.update(np.array([0, 1, 1]), np.array([0.2, 0.4, 0.1]))
@@ -329,7 +329,7 @@ class SpecificityAtSensitivity(ScoreMetric):
     - `sensitivity`: the recall $r$ in (0, 1].
     - `from_logits`, `average`, `class_names`, `weighted`, `name`: as in `AUC`.
 
-    Raises SettingError for another `sensitivity`.
+    SettingError: `sensitivity` is out of range.
 
     >>> metric = SpecificityAtSensitivity(sensitivity=1.0)
     >>> metric.update(np.array([0, 1, 0]), np.array([0.2, 0.4, 0.6]))

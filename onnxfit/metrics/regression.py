@@ -37,7 +37,7 @@ class MeanSquaredError(MeanMetric):
     r"""Mean squared error $(y - \hat y)^2$ over rows and outputs, in the square of y's unit.
 
     Labels have the outputs' shape; axes of size 1 do not matter. `weighted` and `name` are as in
-    `Metric`. Raises DataError for other shapes.
+    `Metric`. DataError: labels and outputs have other shapes.
 
     >>> metric = MeanSquaredError()
     >>> metric.update(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
@@ -173,7 +173,7 @@ class MeanSquaredLogarithmicError(MeanMetric):
     $y \ge 0$ (`sklearn.metrics.mean_squared_log_error`).
 
     Outputs below 0 count as 0, as in Keras. Labels have the outputs' shape. `weighted` and `name`
-    are as in `Metric`. Raises DataError for a label below 0.
+    are as in `Metric`. DataError: a label is below 0.
 
     >>> metric = MeanSquaredLogarithmicError()
     >>> metric.update(np.array([0.0, np.e - 1]), np.array([0.0, 0.0]))
@@ -198,7 +198,7 @@ class RootMeanSquaredLogarithmicError(MeanSquaredLogarithmicError):
 
     Labels and outputs are as in `MeanSquaredLogarithmicError`.
 
-    `weighted` and `name` are as in `Metric`. Raises DataError for a label below 0.
+    `weighted` and `name` are as in `Metric`. DataError: a label is below 0.
 
     >>> metric = RootMeanSquaredLogarithmicError()
     >>> metric.update(np.array([0.0, 0.0]), np.array([0.0, np.exp(2) - 1]))

@@ -88,7 +88,7 @@ class RecallAtK(MetricAtK):
     - `k`: a whole number of at least 1.
     - `weighted`, `name`: as in `Metric`; the name is `recall_at_5` for `k=5`.
 
-    Raises SettingError for another `k`, and DataError for labels of another shape.
+    SettingError: `k` is out of range. DataError: the labels have another shape.
 
     >>> metric = RecallAtK(k=2)
     >>> metric.update(np.array([[1, 0, 1, 0]]), np.array([[0.9, 0.8, 0.1, 0.2]]))
@@ -176,7 +176,7 @@ class NDCG(RetrievalMetric):
     - `k`: the number of items that count, at least 1; None for all.
     - `weighted`, `name`: as in `Metric`; the name has the number.
 
-    Raises SettingError for another `k`.
+    SettingError: `k` is out of range.
 
     >>> metric = NDCG()
     >>> metric.update(np.array([[2.0, 0.0, 1.0]]), np.array([[0.9, 0.8, 0.1]]))

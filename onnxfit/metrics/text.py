@@ -33,7 +33,7 @@ class CharacterErrorRate(Metric):
       output's loss; outside a Trainer, it means CTC's default.
     - `weighted`, `name`: as in `Metric`. Weights belong to rows, and count in both sums.
 
-    Raises DataError if labels and outputs do not fit, or a label is the blank.
+    DataError: labels and outputs do not fit, or a label is the blank.
 
     >>> metric = CharacterErrorRate()
     >>> metric.update(np.array([[1, 2, -1], [2, 1, 1]]), np.eye(3)[[[1, 1, 0], [2, 1, 1]]])
@@ -101,8 +101,8 @@ class WordErrorRate(CharacterErrorRate):
       strings. The entry of the blank is not used. White space separates words.
     - `blank`, `ignore_index`, `input_lengths`, `weighted`, `name`: as in `CharacterErrorRate`.
 
-    Raises SettingError for an `alphabet` that has other entries than strings, and DataError if it
-    has another size than the outputs have classes.
+    SettingError: `alphabet` has other entries than strings. DataError: `alphabet` has another size
+    than the outputs have classes.
 
     >>> metric = WordErrorRate("_ab ")
     >>> metric.update(np.array([[1, 3, 2, 2]]), np.eye(4)[[[1, 3, 3, 2]]])

@@ -107,7 +107,7 @@ class Optimizer(ChecksArguments, ABC):
       constraint. It projects the weight after each update.
 
     Patterns are fnmatch patterns, and case matters. `Groups` gives other settings to some weights.
-    Raises SettingError for a number out of range.
+    SettingError: a number is out of range.
 
     To write an optimizer, subclass with a frozen dataclass. `update` returns the next weight, then
     the next value of each slot; `slots` gives the slots of a weight before the first update. Set
@@ -385,7 +385,7 @@ def selects(selector: Selector, w: WeightInfo) -> bool:
 def rate_at(learning_rate: LearningRate, step: int) -> float:
     """Return the value of a learning rate for update number `step`, counted from 0.
 
-    Raises SettingError (a ValueError) unless the rate is a finite number >= 0.
+    SettingError (a ValueError): the rate is not a finite number >= 0.
     """
     rate: Any = learning_rate(step) if callable(learning_rate) else learning_rate
     if not (is_number(rate) and is_finite(rate) and rate >= 0):
@@ -399,7 +399,7 @@ def rate_at(learning_rate: LearningRate, step: int) -> float:
 def learning_rate_at(optimizer: Optimizer, step: int) -> float:
     """Return the optimizer's learning rate for update number `step`, counted from 0.
 
-    Raises SettingError (a ValueError) unless the rate is a finite number >= 0.
+    SettingError (a ValueError): the rate is not a finite number >= 0.
 
     >>> learning_rate_at(SGD(lambda step: 0.5**step), 2)
     0.25

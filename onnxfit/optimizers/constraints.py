@@ -159,8 +159,8 @@ Constraints = Union[OneConstraint, Mapping[str, Union[OneConstraint, None]], Non
 def get_constraint(spec: OneConstraint) -> Constraint:
     """Return the constraint that `spec` specifies: a name, a Constraint class, or a Constraint.
 
-    Raises UnknownNameError (a SettingError), with the nearest name, for an unknown name, and
-    SettingError for anything else.
+    UnknownNameError (a SettingError): the name is unknown; the message has the nearest name.
+    SettingError: `spec` is anything else.
 
     >>> get_constraint("UnitNorm")
     UnitNorm(axis=0)

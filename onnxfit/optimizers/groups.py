@@ -67,9 +67,9 @@ class Groups(Optimizer):
     alone, and if the rate of `default` is one, so is a number. `trainer.optimizer.learning_rates`
     has the rates of all weights.
 
-    A function cannot be saved: `Trainer.load` then needs `optimizer=...` again. Raises SettingError
-    for a group without weights and for a weight in no group, and UnknownNameError for a pattern
-    that matches no trained weight.
+    A function cannot be saved: `Trainer.load` then needs `optimizer=...` again. SettingError: a
+    group has no weights, or a weight is in no group. UnknownNameError: a pattern matches no trained
+    weight.
 
     >>> optimizer = Groups(
     ...     [
@@ -212,7 +212,8 @@ class Groups(Optimizer):
 def _checked_groups(groups: Any, default: Any) -> tuple[dict[str, Any], ...]:
     """Return groups as dicts with "weights", "optimizer" if it is given, and settings.
 
-    Raises SettingError for a setting that the optimizer of its group does not have.
+    SettingError: a group has a setting that its optimizer does not have, or no weights, or no
+    optimizer.
     """
     if isinstance(groups, Mapping):
         groups = [
@@ -254,7 +255,10 @@ def _checked_groups(groups: Any, default: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _group_optimizer(group: Mapping[str, Any], default: Any) -> Optimizer:
-    """Return the optimizer of a group, with the group's settings. Raises SettingError."""
+    """Return the optimizer of a group, with the group's settings.
+
+    SettingError: the group has no optimizer, or a setting that its optimizer does not have.
+    """
     optimizer: Any = group.get("optimizer", default)
     if optimizer is None:
         raise SettingError(
@@ -273,7 +277,8 @@ def _selected(
 ) -> set[str]:
     """Return the names of the weights that selectors select; "!pattern" excludes.
 
-    Raises UnknownNameError for a pattern that matches no weight, and SettingError for a function.
+    UnknownNameError: a pattern matches no weight. SettingError: a function or "bias_and_norm"
+    selects no weight.
     """
     known = [w.name for w in weights]
     chosen: set[str] = set()

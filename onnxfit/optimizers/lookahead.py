@@ -41,8 +41,8 @@ class Lookahead(Optimizer):
     - `k` $\ge 1$, `alpha` $\alpha$ in (0, 1].
 
     Slots: those of the optimizer, and `slow` $s$, which starts at the weight. After a number of
-    updates that is no multiple of $k$, the weights are those in between. Raises SettingError for
-    another optimizer.
+    updates that is no multiple of $k$, the weights are those in between. SettingError: the
+    optimizer is a Groups or a Lookahead, is cautious, or has a schedule of a setting.
 
     >>> list(Lookahead("adam").slots(np.ones(2)))
     ['m', 'v', 'slow']

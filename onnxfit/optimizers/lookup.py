@@ -25,8 +25,8 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
     """Return the optimizer that `spec` specifies.
 
     `spec` is a name (such as "adam"; case does not matter), an Optimizer, which is returned itself,
-    or a number: SGD with that learning rate. Raises UnknownNameError (a SettingError), with the
-    nearest name, for an unknown name, and SettingError for anything else.
+    or a number: SGD with that learning rate. UnknownNameError (a SettingError): the name is
+    unknown; the message has the nearest name. SettingError: `spec` is anything else.
 
     >>> get_optimizer("rmsprop").eps, get_optimizer(0.5).learning_rate
     (1e-08, 0.5)

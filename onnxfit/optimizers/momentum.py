@@ -41,8 +41,8 @@ class SGD(Optimizer):
       With a constant learning rate, the weights are the same.
 
     `learning_rate`, `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers`,
-    `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`. Raises SettingError for
-    settings that exclude each other.
+    `ema_momentum`, `cautious` and `constraints` are as in `Optimizer`. SettingError: two settings
+    exclude each other.
 
     >>> SGD(0.1, momentum=0.9, nesterov=True).slots(np.ones(2))
     {'velocity': array([0., 0.])}

@@ -51,7 +51,7 @@ def layer_biases(file: onnx.ModelProto, changing: set[str]) -> dict[str, LayerBi
     - `file`: the file of integers.
     - `changing`: the scales that training changes.
 
-    Raises ModelError for a bias of two layers with different scales.
+    ModelError: a bias belongs to two layers with different scales.
     """
     scales = {
         t.name: array_of(t)

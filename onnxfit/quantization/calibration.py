@@ -15,7 +15,7 @@ from onnxfit.runtime.quantizer import Calibrator
 
 
 def calibration_source(model: onnx.ModelProto, data: Any, batch_size: int) -> Source:
-    """Return the batches of calibration data. Raises DataError if it does not fit the model."""
+    """Return the batches of calibration data. DataError: the data does not fit the model."""
     inputs = [spec_of(value) for value in to_ir(model).graph.inputs]
     return DataAdapter(inputs, {}, purpose="calibration").source(data, batch_size=batch_size)
 
@@ -34,7 +34,7 @@ def measured_ranges(
     - `verbose`: as for `shown_batches`.
     - `values`: the values whose ranges are needed.
 
-    Raises DataError if the data has no rows, or makes a value infinite or NaN.
+    DataError: the data has no rows, or makes a value infinite or NaN.
     """
     rows = 0
     with source, Calibrator(optimized, method, values) as calibrator:

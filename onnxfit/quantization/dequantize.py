@@ -57,8 +57,8 @@ def dequantize(model: Any) -> onnx.ModelProto:
 
     - `model`: a path, bytes or an `onnx.ModelProto`, which is not changed.
 
-    Raises ModelError if the model cannot be read or is not quantized, and UnsupportedError if it
-    has an integer operator that cannot be converted.
+    ModelError: the model cannot be read or is not quantized. UnsupportedError: the model has an
+    integer operator that cannot be converted.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -126,7 +126,7 @@ def _dequantize_graph(graph: ir.Graph) -> dict[ir.Value, str]:
 def _constant_floats(node: ir.Node) -> Array | None:
     """Return the output of a DequantizeLinear, if it is a constant.
 
-    Raises ModelError for a scale or a zero point of another shape or type.
+    ModelError: a scale or a zero point has another shape or type.
     """
     array = constant_of(node.inputs[0])
     rounding = None if array is not None else _rounding_before(node)

@@ -32,8 +32,7 @@ def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[
     A float constant may belong to integers if it has their shape, as it is or with its last two
     axes exchanged, and if rounding may give the integers. Among these constants, the one with the
     name of the integers (without `_quantized` and `_Transposed`) is chosen, or else the nearest to
-    their real numbers. Raises ModelError if the file cannot be read, SettingError if integers have
-    no floats.
+    their real numbers. ModelError: the file cannot be read. SettingError: integers have no floats.
     """
     tensors = {
         name: tensor

@@ -72,8 +72,7 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
     - `model`: the training model, whose main graph is searched.
     - `weights`: the integer weights by name, of which the model has floats.
 
-    Two grids may share a scale or a zero point. Raises ModelError for integers that are read
-    through two scales.
+    Two grids may share a scale or a zero point. ModelError: integers are read through two scales.
     """
     graph = model.graph
     index = GraphIndex(graph)
@@ -128,7 +127,7 @@ def grids_to_write(found: Sequence[Grid], arrays: Mapping[str, Array]) -> dict[s
     - `found`: the grids that training changed.
     - `arrays`: the trained weights and statistics; zero points among them are floats.
 
-    Raises DivergenceError for NaN, and for an invalid scale.
+    DivergenceError: a number is NaN, or a scale is invalid.
     """
     written: dict[str, Array] = {}
     for grid in found:

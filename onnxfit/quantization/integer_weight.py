@@ -69,7 +69,8 @@ class IntegerWeight:
     def rounded(self, values: Array) -> Array:
         """Return the nearest integers to real numbers, half to even, within the type's range.
 
-        A number that is the same as in `values` keeps its integer. Raises DivergenceError for NaN.
+        A number that is the same as in `values` keeps its integer. DivergenceError: a number is
+        NaN.
         """
         if np.isnan(values).any():
             raise DivergenceError(

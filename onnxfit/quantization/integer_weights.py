@@ -67,7 +67,7 @@ def select_integers(names: Sequence[str], patterns: Sequence[str] | None) -> lis
 
     - `patterns`: names and fnmatch patterns, where `"!pattern"` excludes; None for all.
 
-    Raises UnknownNameError for a pattern that matches nothing.
+    UnknownNameError: a pattern matches nothing.
     """
     if patterns is None:
         return list(names)
@@ -87,8 +87,8 @@ def integer_weights(model: onnx.ModelProto, names: Collection[str]) -> list[Inte
     - `model`: the model.
     - `names`: some of its `integer_names`.
 
-    Raises ModelError for integers whose scale is not an initializer or not positive, and for
-    integers that are read in two ways. Scales of blocks may be negative.
+    Scales of blocks may be negative. ModelError: another scale is not positive, a scale is not an
+    initializer, or integers are read in two ways.
     """
     if not names:
         return []

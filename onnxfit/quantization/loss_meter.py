@@ -39,7 +39,7 @@ class LossMeter:
     - `model`: the model, which decides whether its outputs are logits.
     - `loss`: as for `Trainer`.
 
-    Raises SettingError or UnknownNameError for a loss that does not fit the outputs.
+    SettingError or UnknownNameError: the loss does not fit the outputs.
     """
 
     @model_errors()

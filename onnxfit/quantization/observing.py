@@ -22,8 +22,8 @@ AVERAGING_CONSTANT = 0.01
 def observed_grids(found: Sequence[Grid]) -> list[Grid]:
     """Return the grids of the activations, whose ranges can follow the batches.
 
-    Raises SettingError if there are none. Raises ModelError for activations with several scales,
-    for two ranges with one zero point, and for two zero points with one scale.
+    SettingError: the file has no integer activations. ModelError: an activation has several scales,
+    two ranges have one zero point, or two zero points have one scale.
     """
     activations = [grid for grid in found if not grid.weight]
     if not activations:

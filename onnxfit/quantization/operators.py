@@ -117,7 +117,7 @@ def parameters_of(node: ir.Node, element_type: int = 0) -> QuantizationParameter
     - `element_type`: the type of the integers, if neither the zero point nor an attribute has it;
       0 stands for the default of QuantizeLinear, uint8.
 
-    Raises ModelError for strings.
+    ModelError: the scale or the zero point contains strings.
     """
     scale, zero_point = (constant_of(value) for value in [*node.inputs, None][1:3])
     has_zero_point = len(node.inputs) > 2 and node.inputs[2] is not None

@@ -199,7 +199,7 @@ def unpack(model: onnx.ModelProto, names: Collection[str]) -> Unpacked:
     - `model`: the model, which stays unchanged.
     - `names`: the packed weights to unpack.
 
-    Raises ModelError for a weight that another node also reads, or that cannot be unpacked.
+    ModelError: another node also reads a weight, or a weight cannot be unpacked.
     """
     if not any(_is_product(node) and node.input[WEIGHT] in names for node in model.graph.node):
         return Unpacked(model)
@@ -319,7 +319,7 @@ class _Unpacking:
 
 
 def layout_of(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> PackedLayout:
-    """Return the layout of a node's tensors. Raises ModelError if they cannot be unpacked."""
+    """Return the layout of a node's tensors. ModelError: the tensors cannot be unpacked."""
     kind = onnx.AttributeProto.INT
     settings = {"bits": DEFAULT_BITS, "N": 0, "K": 0, "block_size": 0}
     settings |= {a.name: a.i if a.type == kind else 0 for a in node.attribute}

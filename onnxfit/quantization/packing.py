@@ -37,8 +37,8 @@ def repacked(
     - `tensors`: the initializers of the model.
     - `change`: returns the new weight for the dequantized one, floats of shape (K, N).
 
-    Bits, block size and the kind of zero points stay. Raises SettingError for a weight that cannot
-    be quantized in this form.
+    Bits, block size and the kind of zero points stay. SettingError: the weight cannot be quantized
+    in this form.
     """
     name = node.input[WEIGHT]
     try:

@@ -98,7 +98,7 @@ def pair_layers(float_model: onnx.ModelProto, integer_model: onnx.ModelProto) ->
 
     Two nodes match if they have the same name and operator, or the same output.
 
-    Raises ModelError if the integer model has no quantized layer, or was made from another model.
+    ModelError: the integer model has no quantized layer, or was made from another model.
     """
     quantized = QuantizedGraph(integer_model.graph)
     if not any(is_dequantize(node) for node in integer_model.graph.node):

@@ -34,8 +34,8 @@ def load_float_model(source: ModelSource, weights: str) -> onnx.ModelProto:
     - `source`: a path, bytes or a ModelProto, which stays unchanged.
     - `weights`: the integer type of the weights.
 
-    Raises ModelError for a model that cannot be read or is already quantized, and UnsupportedError
-    for a model above 2 GB.
+    ModelError: the model cannot be read or is already quantized. UnsupportedError: the model is
+    above 2 GB.
     """
     model = load_model(source)
     quantized = [node for node in nodes_of(model.graph) if is_quantized(node)]
@@ -107,7 +107,7 @@ def excluded_nodes(
 
     - `exclude`: names or fnmatch patterns of nodes or initializers of `model`.
 
-    Raises UnknownNameError for a pattern that matches nothing.
+    UnknownNameError: a pattern matches nothing.
     """
     nodes = {node.name: node for node in model.graph.node if node.name}
     tensors = {tensor.name for tensor in model.graph.initializer}

@@ -67,7 +67,7 @@ def to_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
     - `model`: the model, which stays unchanged. Without an integer operator, the model itself is
       returned. A model of an opset before 13 is converted to the opset of training, 21.
 
-    Raises ModelError if the opset cannot be converted.
+    ModelError: the opset cannot be converted.
 
     >>> text = '<ir_version: 8, opset_import: ["": 17]> g (uint8[N, 1] x) => (uint8[N, 1] y)'
     >>> values = "<float s = {0.5}, uint8 z = {128}, int8[1, 1] w = {3}, int8 wz = {0}>"

@@ -75,9 +75,9 @@ def quantization_report(
     - `batch_size`: rows of a batch.
     - `verbose`: 0 silent, 1 a progress bar, "auto" 1 in a terminal, else 0.
 
-    Raises ModelError if the integer model has no quantized layer, was made from another model, or
-    computes NaN; DataError for data that does not fit, or lacks the labels; SettingError or
-    UnknownNameError for an impossible loss or setting.
+    ModelError: the integer model has no quantized layer, was made from another model, or computes
+    NaN. DataError: the data does not fit, or lacks the labels. SettingError or UnknownNameError:
+    the loss or a setting is impossible.
 
     Sources: the ratios are those of onnxruntime's `quantization.qdq_loss_debug`; one layer at a
     time is the analysis per layer of AIMET's `QuantAnalyzer` (Siddegowda et al., "Neural Network
@@ -295,7 +295,7 @@ def _observed(model: onnx.ModelProto, names: list[str]) -> StatelessSession:
 
 
 def _compare(noise: _Noise, exact: Array, rounded: Array, what: str, name: str) -> None:
-    """Add values of a model to a sum. Raises ModelError if the values cannot be compared."""
+    """Add values of a model to a sum. ModelError: the values cannot be compared."""
     if exact.shape != rounded.shape:
         raise ModelError(
             f"The {what} computes {name!r} with shape {list(rounded.shape)}, but the float model"

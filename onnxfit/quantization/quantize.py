@@ -78,10 +78,10 @@ def quantize(
     - `batch_size`: rows in a batch of calibration data that is not already in batches.
     - `verbose`: 0 silent, 1 a progress bar, 2 a line at the end, "auto" 1 in a terminal, else 0.
 
-    Raises ModelError if the model cannot be read, is already quantized, or has nothing to quantize;
-    UnsupportedError above 2 GB, or for weights in float16 or float64; DataError if the calibration
-    data does not fit the model, has no rows, or is NaN or infinite; UnknownNameError for an unknown
-    type, method or name; SettingError for settings that cannot be combined.
+    ModelError: the model cannot be read, is already quantized, or has nothing to quantize.
+    UnsupportedError: the model is above 2 GB, or has weights in float16 or float64. DataError: the
+    calibration data does not fit the model, has no rows, or is NaN or infinite. UnknownNameError: a
+    type, method or name is unknown. SettingError: the settings cannot be combined.
 
     Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference", 2018; https://onnxruntime.ai/docs/performance/.

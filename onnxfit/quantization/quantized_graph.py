@@ -58,8 +58,7 @@ class QuantizedGraph(GraphIndex):
     def origin(self, name: str) -> Origin:
         """Return where the value `name` comes from, across QuantizeLinear and DequantizeLinear.
 
-        Raises ModelError for parameters that are not constants, or an element type without
-        integers.
+        ModelError: parameters are not constants, or an element type has no integers.
         """
         dequantize = self.producers.get(name)
         if dequantize is None or not is_dequantize(dequantize):

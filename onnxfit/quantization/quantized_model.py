@@ -150,7 +150,7 @@ def to_fake_quantized(file: OnnxModel, quantization: Quantization | None = None)
     - `file`: a model that `read_model` returned.
     - `quantization`: the user's settings; None for the defaults.
 
-    Raises ModelError, SettingError or UnknownNameError.
+    ModelError, SettingError or UnknownNameError: the file or a setting does not allow the training.
     """
     if quantization is not None and not isinstance(quantization, Quantization):
         raise SettingError(

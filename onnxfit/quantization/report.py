@@ -93,8 +93,8 @@ class QuantizationReport:
           "weight_snr". None takes the increase of the loss, or `alone_snr` without a loss. Layers
           without this measure are omitted, and `alone_snr` breaks ties.
 
-        Raises UnknownNameError for another measure, SettingError for "loss_increase" without a
-        loss.
+        UnknownNameError: no measure has this name. SettingError: `by` is "loss_increase", but the
+        report has no loss.
         """
         if by is None:
             by = "alone_snr" if self.float_loss is None else "loss_increase"
@@ -126,7 +126,7 @@ class QuantizationReport:
         - `path`: the file: .svg for a picture with a bar for each layer, .txt for the complete
           table.
 
-        Raises SettingError for another suffix, CheckpointError if the file cannot be written.
+        SettingError: `path` has another suffix. CheckpointError: the file cannot be written.
         """
         suffix = check_suffix(path)
         text = self.svg() if suffix == ".svg" else self._text(fold=False)
@@ -183,7 +183,7 @@ NOTES = (
 
 
 def check_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a report's file. Raises SettingError for an unknown one."""
+    """Return the suffix of a report's file. SettingError: the suffix is unknown."""
     require_path(path)
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:

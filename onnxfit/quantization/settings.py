@@ -78,11 +78,11 @@ class Quantization(ChecksArguments):
     is in the middle of its type. Several ranks average their scales and zero points after each
     batch.
 
-    Raises SettingError for another type or a number out of range, and for learned scales together
-    with `observe`. `Trainer` raises UnknownNameError for a pattern that matches no integer
-    initializer, and SettingError if the float model does not fit, or the file has no integer
-    activations to observe. It raises ModelError for scales that training would have to change in
-    two ways, and for a MatMulNBits with 2 bits or g_idx.
+    SettingError: a setting has another type or is out of range, or learned scales are combined with
+    `observe`. `Trainer` raises UnknownNameError for a pattern that matches no integer initializer,
+    and SettingError if the float model does not fit, or the file has no integer activations to
+    observe. It raises ModelError for scales that training would have to change in two ways, and for
+    a MatMulNBits with 2 bits or g_idx.
 
     >>> Quantization(weights=["conv*", "!conv1*"]).weights
     ('conv*', '!conv1*')

@@ -126,7 +126,7 @@ BufferPair = tuple[Buffer, Buffer]
 
 
 def _cast(array: Array, dtype: npt.DTypeLike, name: str) -> Array:
-    """Return an array in another type. Raises DataError for numbers outside the type's range."""
+    """Return an array in another type. DataError: a number is outside the type's range."""
     try:
         with np.errstate(over="raise"):
             return array.astype(dtype, copy=False)
@@ -316,7 +316,7 @@ class DoubleBufferedState:
 
         - `undoable`: whether the tensors belong to the last swap, which `revert` still undoes.
 
-        Raises DataError for a wrong name, shape or type.
+        DataError: a name, shape or type is wrong.
         """
         checked = {}
         for name, value in arrays.items():

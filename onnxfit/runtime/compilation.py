@@ -53,7 +53,7 @@ def compile_model(
 ) -> Any:
     """Return an onnxruntime session for a model.
 
-    Raises StepError with the graph (`name`) that did not compile, and the node that caused it.
+    StepError: the graph does not compile; the message has its `name`, and the node that caused it.
 
     - `threads`: threads that share an operator; None leaves the number to onnxruntime.
     - `pausable`: whether a TrainingAgent stops in the middle of a run, and other runs may start

@@ -40,8 +40,8 @@ class Device:
     def parse(name: str) -> Device:
         """Return the device called `name`, such as "cpu", "cuda" or "cuda:1".
 
-        Raises SettingError for any other name, and InstallationError for a device that the
-        installed onnxruntime does not support.
+        SettingError: no device has this name. InstallationError: the installed onnxruntime does not
+        support the device.
         """
         match = re.fullmatch(r"(\w+)(?::(\d+))?", name) if isinstance(name, str) else None
         provider = PROVIDERS.get(match[1]) if match else None

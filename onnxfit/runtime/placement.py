@@ -22,8 +22,8 @@ def operators_on_cpu(recipe: Recipe, device: str, rows: int | None) -> tuple[tup
     - `device`: the name of the device.
     - `rows`: the rows of a batch; None for any number.
 
-    The step is compiled, and nothing is run. Raises SettingError or InstallationError for a device
-    that is not available, GradientError if the gradient needs the number of rows.
+    The step is compiled, and nothing is run. SettingError or InstallationError: the device is not
+    available. GradientError: the gradient needs the number of rows.
     """
     target = Device.parse(device)
     try:

@@ -38,7 +38,7 @@ def optimize(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model after onnxruntime's basic optimizations, with the shapes of its values.
 
     BatchNormalization becomes part of the convolution before it, and constants are computed.
-    Raises ModelError for a model that onnxruntime cannot run.
+    ModelError: onnxruntime cannot run the model.
     """
     warn_of_mixed_distributions()
     options = onnxruntime.SessionOptions()
@@ -97,9 +97,9 @@ class Calibrator:
     def collect(self, inputs: Mapping[str, Array]) -> None:
         """Run the model on one batch and record its values.
 
-        Raises StepError if the model does not run, DataError if one of its values is infinite or
-        NaN. Each batch is recorded separately. onnxruntime would store the values of all batches,
-        and fails if the last batch has fewer rows.
+        Each batch is recorded separately. onnxruntime would store the values of all batches, and
+        fails if the last batch has fewer rows. StepError: the model does not run. DataError: one of
+        its values is infinite or NaN.
         """
         try:
             with _silenced():
@@ -175,7 +175,7 @@ def quantize_layers(
     - `axes`: weight -> the axis of the channels with their own scales, None for one scale, if it
       does not follow from `per_channel`.
 
-    Raises ModelError for a model that onnxruntime's quantizer does not accept.
+    ModelError: onnxruntime's quantizer does not accept the model.
     """
     quantization = _quantization()
     types = quantization.QuantType

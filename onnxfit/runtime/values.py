@@ -49,7 +49,7 @@ def is_ort_value(value: Any) -> bool:
 
 
 def unwrap_ort_value(value: Any) -> Any:
-    """Return the internal OrtValue of a public one. Raises DataError for anything else."""
+    """Return the internal OrtValue of a public one. DataError: the value is not an OrtValue."""
     value = getattr(value, "_ortvalue", value)
     if not isinstance(value, C.OrtValue):
         raise DataError(

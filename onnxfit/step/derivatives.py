@@ -48,7 +48,7 @@ class GradientGraph:
     def derivative(self, outputs: Sequence[str], wrt: Sequence[str]) -> Derivative | None:
         """Return the pullback of `outputs` to the inputs `wrt`; None if it is zero.
 
-        Raises GradientError if the source cannot differentiate a node.
+        GradientError: the source cannot differentiate a node.
         """
         if self.source.name == "onnxruntime":
             raise GradientError(

@@ -135,8 +135,8 @@ class Distillation(ChecksArguments):
         - `opset`: the opset of the model's graphs, to which the teacher is added.
         - `features`: the values of the model in `features`, by these names.
 
-        Raises SettingError without a loss. Raises ModelError for a teacher whose inputs or outputs
-        do not fit the model's, or that is too large for a graph.
+        SettingError: no output has a loss. ModelError: the teacher's inputs or outputs do not fit
+        the model's, or the teacher is too large for a graph.
         """
         if not losses:
             raise SettingError(
@@ -269,7 +269,7 @@ class Teacher:
 def _matched(wanted: Sequence[TensorSpec], known: Specs, kind: str, other: str) -> dict[str, str]:
     """Return a mapping from wanted to known tensors: by name, or the only one.
 
-    Among several types, the only float is the only one. Raises ModelError without a match.
+    Among several types, the only float is the only one. ModelError: a tensor has no match.
     """
     floats = {name: spec for name, spec in known.items() if spec.dtype.kind == "f"}
     candidates = list(floats if len(known) > 1 and len(floats) == 1 else known)

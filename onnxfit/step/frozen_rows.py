@@ -23,7 +23,7 @@ def frozen_rows(
     - `weights`: the trained weights.
     - `setting`: weight or pattern -> numbers of rows, which count from the end if negative.
 
-    Raises UnknownNameError if no trained weight matches, and SettingError if a row does not exist.
+    UnknownNameError: no trained weight matches. SettingError: a row does not exist.
     """
     found: dict[str, set[int]] = {}
     for pattern, rows in (setting or {}).items():

@@ -271,7 +271,7 @@ def add_loss(
     - `sample_weight`: whether the model gets an input of that name and of shape `(batch,)`, the
       factor of each row's loss.
 
-    Raises ModelError, SettingError or UnknownNameError.
+    ModelError, SettingError or UnknownNameError: the model or an argument is not valid.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>

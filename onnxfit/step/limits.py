@@ -72,7 +72,7 @@ def norm_dtype(dtypes: Collection[DType]) -> DType:
 def clip_bound(name: str, bound: float | None, dtypes: Collection[DType]) -> float | None:
     """Return a bound of gradients of these types; None if it can clip nothing.
 
-    Raises SettingError for a bound that is 0 in one of the types.
+    SettingError: the bound is 0 in one of the types.
     """
     if bound is None or all(bound > largest(dtype) for dtype in dtypes):
         return None

@@ -65,7 +65,7 @@ ALIASES = {
 
 
 def get_precision(name: object) -> StepPrecision:
-    """Return the precision of a name, as for `Trainer`. Raises UnknownNameError.
+    """Return the precision of a name, as for `Trainer`. UnknownNameError: the name is unknown.
 
     >>> get_precision("mixed_bfloat16").name
     'bf16'

@@ -63,11 +63,11 @@ def build_recipe(
     needs_loss: bool = True,
     distillation: Distillation | None = None,
 ) -> Recipe:
-    """Return the recipe for training a model, or raise an error that tells why it cannot train.
+    """Return the recipe for training a model.
 
     A model without a loss can only predict. With `needs_loss=False` it can train with gradients
-    from the caller. `distillation` has the model's teacher. Raises ModelError, GradientError,
-    SettingError or UnknownNameError.
+    from the caller. `distillation` has the model's teacher. ModelError, GradientError, SettingError
+    or UnknownNameError: the model cannot train; the message says why.
     """
     optimizer = get_optimizer(settings.optimizer)
     precision = get_precision(settings.precision)
@@ -155,7 +155,7 @@ def _optimizers(
 ) -> dict[str, WeightOptimizer]:
     """Return the update of each weight.
 
-    Raises SettingError for groups that do not fit, UnknownNameError for a pattern without weights.
+    SettingError: the groups do not fit. UnknownNameError: a pattern matches no weight.
     """
     for member in optimizer.members:
         for pattern in constraints_by_pattern(member.constraints):
@@ -263,7 +263,7 @@ def _trained_weights(
 ) -> list[str]:
     """Return the selected weights that a gradient path connects to one of `outputs`.
 
-    Raises SettingError if a user selected a weight without a path, ModelError if no weight has one.
+    SettingError: a user selected a weight without a path. ModelError: no weight has a path.
     """
     of_loss = loss_weights_of([value.name or "" for value in model.graph.outputs])
     selected = _with_loss_weights(select_weights(model, patterns), of_loss, patterns)
@@ -370,8 +370,8 @@ def stop_gradients(model: ir.Model, patterns: Sequence[str] | str) -> None:
     - `model`: a normalized model.
     - `patterns`: names or fnmatch patterns of values, one or several; "!pattern" excludes.
 
-    Raises UnknownNameError if a pattern matches no float value, and SettingError if a pattern is
-    the name of an initializer.
+    UnknownNameError: a pattern matches no float value. SettingError: a pattern is the name of an
+    initializer.
     """
     graph = model.graph
     computed = [value for node in graph for value in node.outputs]

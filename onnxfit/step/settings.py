@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class TrainerSettings:
     """The arguments of `Trainer` other than the model. `Trainer` describes each of them.
 
-    Raises SettingError for a value out of range. Names (of losses, optimizers, backends, ...) are
-    looked up later, where the object is used.
+    Names (of losses, optimizers, backends, ...) are looked up later, where the object is used.
+    SettingError: a value is out of range.
     """
 
     weights: Sequence[str] | str | None = None

@@ -165,7 +165,7 @@ class Tracker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sums that `state_dict` returned.
 
-        Raises CheckpointError, here or at the next update, for sums of another form.
+        CheckpointError, here or at the next update: the sums have another form.
         """
         sums = self._checked_sums(state, "The tracker of the checkpoint")
         self._reset_losses()
@@ -185,8 +185,8 @@ class Tracker:
         - `states`: the `state_dict` of the tracker of each process, this one included. The trackers
           have the same losses and metrics; a tracker without rows adds nothing.
 
-        Raises UnsupportedError if a metric has no `merge`, even without states: `merged([])` checks
-        the metrics before training. Raises CheckpointError for sums of another form.
+        UnsupportedError: a metric has no `merge`. The check needs no states, so `merged([])` makes
+        it before training. CheckpointError: the sums of a state have another form.
         """
         whole = copy.copy(self)
         whole._metrics = [metric.copy() for metric in self._metrics]
@@ -202,8 +202,8 @@ class Tracker:
         self, state: Mapping[str, Any], place: str
     ) -> tuple[int, list[float], Mapping[str, list[float]], Mapping[str, list[float]]]:
         """Return the rows of a state, and the sums of its penalty, of its losses, and of losses
-        times learned factors. Raises CheckpointError, in which `place` names the state, for another
-        form.
+        times learned factors. CheckpointError: the sums have another form; the message has `place`
+        as the name of the state.
         """
         require_types(place, state, SUM_TYPES)
         state = {"penalty": [0.0, 0.0], **state}  # checkpoints of older versions have no penalty

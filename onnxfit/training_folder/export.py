@@ -231,7 +231,10 @@ def _require_exportable(training: Training) -> None:
 
 
 def _checked_graphs(include: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of graphs, in their order. Raises UnknownNameError or SettingError."""
+    """Return the names of graphs, in their order.
+
+    UnknownNameError: no graph has one of the names. SettingError: `include` is empty.
+    """
     wanted = [include] if isinstance(include, str) else list(include)
     for name in wanted:
         if name not in GRAPHS:

@@ -43,8 +43,8 @@ def add_gradients(
 
     Returns the copy, and a mapping from weight to the name of its gradient. `weights` are graph
     inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs keep their names
-    and order. Raises BlockedError with all blockers, and InstallationError if the installed
-    onnxruntime has no builder.
+    and order. BlockedError: some nodes cannot be differentiated; the error has all of them.
+    InstallationError: the installed onnxruntime has no builder.
     """
     module = require_builder()
     prepared = BuilderModel(model, loss, weights)
@@ -58,7 +58,8 @@ def add_gradients(
 def require_builder() -> Any:
     """Return onnxruntime's C module, which has the gradient builder.
 
-    Raises InstallationError, with the commands that install a build with a gradient builder.
+    InstallationError: the installed build has no gradient builder; the message has the commands
+    that install a build with one.
     """
     onnxruntime = require_onnxruntime()
     from onnxruntime.capi import _pybind_state as module

@@ -92,7 +92,7 @@ def _maker(value: ir.Value) -> ir.Node | None:
 
 
 def _elements(op: GraphBuilder, sequence: ir.Value) -> list[Value]:
-    """Return the elements of a sequence. Raises NoGradientError if they are unknown."""
+    """Return the elements of a sequence. NoGradientError: the elements are unknown."""
     maker = _maker(sequence)
     if maker is None:
         _refuse_unknown(sequence)
@@ -158,7 +158,7 @@ class SplitSequence:
         self.squeezed = sizes is None and not _int_attribute(node, "keepdims", 1)
 
     def elements(self) -> list[Value]:
-        """Return the elements. Raises NoGradientError if their number is unknown."""
+        """Return the elements. NoGradientError: the number of parts is unknown."""
         op = self.op
         length = known(self.length)
         sizes = np.array(1) if self.sizes is None else known(self.sizes)

@@ -398,7 +398,7 @@ class Backend(ABC):
 
         The graphs are readable; a compiled graph may compute the same with fewer operators.
         `batch` has the specs of a batch of any size. If the gradient needs known sizes, the graphs
-        of the training step are for the last batch. Raises GradientError if no batch has run.
+        of the training step are for the last batch. GradientError: no batch has run.
         """
         try:
             trains = self.recipe.loss_outputs or not self.needs_loss

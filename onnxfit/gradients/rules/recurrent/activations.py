@@ -122,7 +122,8 @@ def activations_of(
     """Return the activations of each direction.
 
     An activation with an alpha (a beta) takes the next number of the list, or its default after the
-    end of the list. Raises NoGradientError if onnxruntime has another default.
+    end of the list. NoGradientError: ONNX does not define an activation, or versions of onnxruntime
+    use different numbers for it.
     """
     per_direction = DEFAULT_ACTIVATIONS[op_type]
     numbers = {"alpha": list(alphas or ()), "beta": list(betas or ())}
