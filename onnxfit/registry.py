@@ -58,9 +58,9 @@ def registry(module: str, base: type[T]) -> dict[str, type[T]]:
 def lookup(kind: str, name: str, known: dict[str, type[T]], /, **settings: Any) -> T:
     """Return an instance, with these `settings`, of the class that `known` has under `name`.
 
-    Case, underscores, hyphens, spaces and a "loss" at the end do not matter, so that PyTorch's
-    "MSELoss" is "mse". UnknownNameError: the name is unknown; the message has `kind`, such as
-    "loss", and the nearest name.
+    Case, underscores, hyphens, spaces, a module before the name and a "loss" at the end do not
+    matter, so that "torch.nn.MSELoss" is "mse". UnknownNameError: the name is unknown; the message
+    has `kind`, such as "loss", and the nearest name.
     """
     found = find(name, known)
     if found is None:
@@ -70,6 +70,7 @@ def lookup(kind: str, name: str, known: dict[str, type[T]], /, **settings: Any) 
 
 def find(name: str, known: Mapping[str, T]) -> T | None:
     """Return the entry of `known` for a name as `lookup` compares names, or None."""
+    name = name.rpartition(".")[2]
     for key in (name, snake_case(name), name.lower()):
         if key in known:
             return known[key]

@@ -19,6 +19,7 @@ import pytest
 
 import onnxfit.optimizers
 import onnxfit.schedules
+from onnxfit import schedules
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.gradients.update import apply_update, initial_slots, initial_slots_to_read
 from onnxfit.graph.values import GraphBuilder
@@ -45,6 +46,7 @@ from onnxfit.optimizers import (
     Rprop,
     ScheduleFreeAdamW,
     get_optimizer,
+    other_names,
 )
 from onnxfit.optimizers.base import WeightInfo, learning_rate_at
 from onnxfit.registry import from_config, registry, to_config
@@ -1146,6 +1148,112 @@ def test_names():
         get_optimizer(True)
     with pytest.raises(SettingError, match=r"SGD needs learning_rate >= 0, got -1\.0"):
         get_optimizer(-1)
+
+
+UNDERSTOOD = {
+    "adam_w": "AdamW", "optax.adamw": "AdamW", "torch.optim.AdamW": "AdamW",
+    "keras.optimizers.Nadam": "NAdam", "Nadam": "NAdam", "LAMB": "Lamb", "adabelief": "AdaBelief",
+    "optax.contrib.muon": "Muon", "novograd": "NovoGrad", "schedule_free_adamw": "ScheduleFreeAdamW",
+    "RMSProp": "RMSprop", "optax.contrib.schedule_free_adamw": "ScheduleFreeAdamW",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "ours"), UNDERSTOOD.items())
+def test_names_of_other_libraries_are_understood(name, ours):
+    assert type(get_optimizer(name)).__name__ == ours
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("nesterov", "optimizer=onnxfit.optimizers.SGD(0.01, momentum=0.9, nesterov=True)."),
+        ("optax.nadamw", "optimizer=onnxfit.optimizers.NAdam(0.002, weight_decay=0.01)."),
+        ("sign_sgd", "optimizer=onnxfit.optimizers.Lion(0.0001, betas=(0.0, 0.0))."),
+        ("Lookahead", 'optimizer=onnxfit.optimizers.Lookahead("adam").'),
+        ("CosineAnnealingLR", "It is a schedule, the setting learning_rate of an optimizer."),
+    ],
+)
+def test_the_name_of_a_setting_is_answered_with_the_object(name, advice):
+    with pytest.raises(SettingError) as raised:
+        get_optimizer(name)
+    assert advice in str(raised.value)
+
+
+def test_an_optimizer_that_is_missing_is_answered_with_the_most_similar():
+    with pytest.raises(UnknownNameError, match=r"most similar is .*\.Adagrad\(0\.01\)\. Known:"):
+        get_optimizer("keras.optimizers.Ftrl")
+
+
+@pytest.mark.torch
+def test_every_optimizer_of_torch_is_understood_or_answered_with_one():
+    torch = pytest.importorskip("torch")
+    base = torch.optim.Optimizer
+    kinds = [c for c in vars(torch.optim).values() if isinstance(c, type) and issubclass(c, base)]
+    assert len(kinds) > 12
+    for kind in set(kinds) - {base, torch.optim.LBFGS}:
+        try:
+            assert type(get_optimizer(kind.__name__)).__name__ == kind.__name__
+        except SettingError as error:
+            assert "onnxfit.optimizers." in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("code", [*other_names.OPTIMIZERS.values(), *other_names.SIMILAR.values()])
+def test_the_advised_optimizers_can_be_made(code):
+    names = {name: getattr(onnxfit.optimizers, name) for name in onnxfit.optimizers.__all__}
+    assert isinstance(eval(code.replace("...", '"sgd"'), names), Optimizer)
+
+
+@pytest.mark.parametrize("name", ["sign_sgd", "signum"])
+def test_the_advised_lion_is_the_sign_of_the_gradient_or_its_mean(name):
+    lion = eval(other_names.OPTIMIZERS[name], {"Lion": Lion})
+    beta = {"sign_sgd": 0.0, "signum": 0.9}[name]
+    weights, mean = {"w": np.array([1.0, -2.0])}, np.zeros(2)
+    run = Update(lion, weights)
+    expected = weights["w"].copy()
+    for g in ([1.0, -1.0], [-0.1, 3.0], [-20.0, 0.5]):
+        mean = beta * mean + (1 - beta) * np.array(g)
+        expected = expected - 0.0001 * np.sign(mean)
+        run({"w": np.array(g)})
+        np.testing.assert_allclose(run.weights["w"], expected, rtol=1e-12)
+
+
+@pytest.mark.torch
+def test_every_schedule_of_torch_is_answered_with_an_object():
+    torch = pytest.importorskip("torch")
+    rates = vars(torch.optim.lr_scheduler).values()
+    base = torch.optim.lr_scheduler.LRScheduler
+    found = {c.__name__ for c in rates if isinstance(c, type) and issubclass(c, base)} - {
+        base.__name__, "_LRScheduler", "ChainedScheduler", "LambdaLR", "MultiplicativeLR", "SWALR"
+    }  # fmt: skip
+    assert len(found) > 10
+    for name in found:
+        with pytest.raises(SettingError, match=r"Pass (learning_rate|callbacks)="):
+            SGD(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("ExponentialDecay", "Exponential(0.01, decay_steps=..., decay_rate=...)."),
+        ("CosineDecay", "Cosine(0.01, decay_steps=...)."),
+        ("OneCycleLR", "OneCycle(0.01, total_steps=...)."),
+        ("optax.warmup_cosine_decay_schedule", "Warmup(Cosine(0.01, decay_steps=...), steps=...)."),
+    ],
+)
+def test_the_name_of_a_schedule_is_answered_with_the_object(name, advice):
+    with pytest.raises(SettingError) as raised:
+        Adam(name)
+    assert f"Adam needs learning_rate as a number or a Schedule, got {name!r}." in str(raised.value)
+    assert str(raised.value).endswith(f"Pass learning_rate=onnxfit.schedules.{advice}")
+
+
+@pytest.mark.parametrize("code", sorted(set(other_names.SCHEDULES.values())))
+def test_the_advised_schedules_can_be_made(code):
+    names = {name: getattr(schedules, name) for name in schedules.__all__}
+    code = code.replace("values=[...]", "values=[1.0, 0.1]").replace("([...]", "([0.1, 0.2]")
+    assert (
+        eval(code.replace("decay_rate=...", "decay_rate=0.9").replace("...", "10"), names)(3) >= 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from onnxfit.graph.spec import Dim
 from onnxfit.graph.sums import sum_of_squares
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.optimizers.constraints import Constraint, Constraints, constraints_by_pattern
+from onnxfit.optimizers.other_names import advice_for_schedule
 from onnxfit.schedules import LearningRate
 
 __all__ = ["Optimizer"]
@@ -156,6 +157,12 @@ class Optimizer(ChecksArguments, ABC):
 
     def __post_init__(self) -> None:
         if not callable(self.learning_rate):
+            advice = advice_for_schedule(self.learning_rate)
+            if advice:
+                raise SettingError(
+                    f"{type(self).__name__} needs learning_rate as a number or a Schedule, got"
+                    f" {self.learning_rate!r}.{advice}"
+                )
             check_number(self, "learning_rate", at_least=0)
         check_scheduled(self, "weight_decay")
         if self.ema_momentum is not None:

@@ -9,10 +9,11 @@ from onnxfit.checks import (
     is_number,
     shortened,
 )
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.optimizers.base import Optimizer
 from onnxfit.optimizers.momentum import SGD
-from onnxfit.registry import lookup, registry
+from onnxfit.optimizers.other_names import advice_for_optimizer, similar_optimizer
+from onnxfit.registry import find, registry
 
 __all__ = ["get_optimizer"]
 
@@ -26,7 +27,8 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
 
     `spec` is a name (such as "adam"; case does not matter), an Optimizer, which is returned itself,
     or a number: SGD with that learning rate. UnknownNameError (a SettingError): the name is
-    unknown; the message has the nearest name. SettingError: `spec` is anything else.
+    unknown; the message has the nearest name. SettingError: the name is that of a setting or a
+    schedule here, and the message has the object to pass; or `spec` is anything else.
 
     >>> get_optimizer("rmsprop").eps, get_optimizer(0.5).learning_rate
     (1e-08, 0.5)
@@ -34,8 +36,7 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
     if isinstance(spec, Optimizer):
         return spec
     if isinstance(spec, str):
-        known = registry(REGISTRY, Optimizer)  # type: ignore[type-abstract]
-        return lookup("optimizer", spec, known)
+        return _by_name(spec)
     given: Any = spec
     if is_number(given):
         return SGD(float(given) if is_finite(given) else given)
@@ -45,3 +46,14 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
     raise SettingError(
         f"optimizer must be a name, an Optimizer or a number, got {shortened(given)}.{hint}"
     )
+
+
+def _by_name(name: str) -> Optimizer:
+    known = registry(REGISTRY, Optimizer)  # type: ignore[type-abstract]
+    found = find(name, known)
+    if found is not None:
+        return found()
+    advice = advice_for_optimizer(name)
+    if advice:
+        raise SettingError(f"{name!r} is not the name of an optimizer of onnxfit.{advice}")
+    raise UnknownNameError("optimizer", name, known, similar_optimizer(name))
