@@ -130,6 +130,11 @@ class Trainer(CheckedAttributes):
       the factors of products to 10 bits after the point. Keras's names work too.
     - `clip_norm`, `clip_value`: bounds > 0 for the global L2 norm of the gradients, and for each
       element of a gradient; None and infinity clip nothing.
+    - `clip_adaptive`: a bound > 0, such as 0.01, for the L2 norm of a unit's gradient relative to
+      the norm of the unit's weights, which counts as at least 0.001 (Brock et al. 2021, arXiv:
+      2102.06171; timm's `adaptive_clip_grad`). A unit is a column of a matrix (inputs, outputs), a
+      row of a transposed one, a filter, or a row of an embedding table; a bias or the scale of a
+      norm is one unit. It comes before the other two; None and infinity clip nothing.
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
     - `threads`: threads that onnxruntime uses for an operator, up to 1024; None lets it choose.
     - `dynamic_batch`: allow any batch size if the file fixes the batch size; see the function
@@ -226,6 +231,7 @@ class Trainer(CheckedAttributes):
         precision: str = "float32",
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        clip_adaptive: float | None = None,
         accumulate: int = 1,
         threads: int | None = None,
         dynamic_batch: bool = False,
@@ -611,7 +617,7 @@ class Trainer(CheckedAttributes):
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
         """Update the weights with `gradients`, weight -> array, as `backward` returns them.
 
-        The penalties' gradients are added, and `clip_norm` and `clip_value` are applied. Pending
+        The penalties' gradients are added, and the gradients are clipped. Pending
         forward passes are discarded. If several processes train together, each passes its own
         gradients, and their mean updates the weights of all.
         """

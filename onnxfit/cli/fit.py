@@ -116,6 +116,15 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
     help="Clip every element of the gradients to [-VALUE, VALUE]; VALUE is above 0.",
 )
 @click.option(
+    "--clip-adaptive",
+    type=_POSITIVE,
+    metavar="RATIO",
+    help=(
+        "Scale the gradient of each unit, such as a filter, so that its L2 norm is at most RATIO"
+        " times the norm of the unit's weights; RATIO is above 0."
+    ),
+)
+@click.option(
     "--accumulate",
     type=_COUNT,
     default=1,

@@ -56,6 +56,7 @@ TRAINER_OPTIONS = (
     "precision",
     "clip_norm",
     "clip_value",
+    "clip_adaptive",
     "accumulate",
     "dynamic_batch",
     "stop_gradients",

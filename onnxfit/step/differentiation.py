@@ -91,7 +91,9 @@ def is_scaled(recipe: Recipe) -> bool:
     own = {id(one): one for one in recipe.optimizers.values()}.values()
     if not all(one.optimizer.is_plain_sgd and one.schedule is None for one in own):
         return False
-    if recipe.clip_norm is not None or recipe.precision.scales_loss:
+    if recipe.clip_norm is not None or recipe.clip_adaptive is not None:
+        return False
+    if recipe.precision.scales_loss:
         return False
     initializers = recipe.model.graph.initializers
     dtypes = {initializers[name].dtype for name in recipe.weights}

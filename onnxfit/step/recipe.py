@@ -110,6 +110,7 @@ class Recipe:
     precision: StepPrecision = FLOAT32
     clip_norm: float | None = None
     clip_value: float | None = None
+    clip_adaptive: float | None = None
     device: str = "cpu"
     norms: ReportedNorms = "none"
     # rows of weights that training does not change

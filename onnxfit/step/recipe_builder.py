@@ -93,12 +93,12 @@ def build_recipe(
         weights = _trained_weights(normalized, patterns, differentiated)
     else:
         weights = _weights(normalized, patterns)
-    initializers = graph.initializers
-    dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
+    dtypes = {name: spec_of(graph.initializers[name]).dtype for name in weights}
+    wide = [norm_dtype(dtypes.values())]
     penalties = _penalties(settings.penalty, weights, trainable.bounds, objectives)
     optimizers = _optimizers(optimizer, normalized, weights)
     _check_settings_fit(dtypes, optimizers, penalties)
-    slots = _initial_slots(optimizers, initializers)
+    slots = _initial_slots(optimizers, graph.initializers)
     keep_batch_norms(normalized, settings.batch_norm)
     recipe = Recipe(
         model=normalized,
@@ -114,8 +114,9 @@ def build_recipe(
         metrics=tuple(metrics),
         batch_norm=settings.batch_norm,
         precision=precision,
-        clip_norm=clip_bound("clip_norm", settings.clip_norm, [norm_dtype(dtypes.values())]),
+        clip_norm=clip_bound("clip_norm", settings.clip_norm, wide),
         clip_value=clip_bound("clip_value", settings.clip_value, dtypes.values()),
+        clip_adaptive=clip_bound("clip_adaptive", settings.clip_adaptive, wide),
         trainable=None if trainable.is_file else trainable,
         layout=trainable.layout,
         state_outputs=dict(settings.state_outputs or {}),

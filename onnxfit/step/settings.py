@@ -43,6 +43,7 @@ class TrainerSettings:
     precision: str = "float32"
     clip_norm: float | None = None
     clip_value: float | None = None
+    clip_adaptive: float | None = None
     accumulate: int = 1
     threads: int | None = None
     dynamic_batch: bool = False
@@ -72,7 +73,7 @@ class TrainerSettings:
                 "freeze_rows must be a mapping from weights to lists of rows, got"
                 f" {shortened(self.freeze_rows)}."
             )
-        for name in ("clip_norm", "clip_value"):
+        for name in ("clip_norm", "clip_value", "clip_adaptive"):
             bound = getattr(self, name)
             if bound is not None and not _is_bound(bound):
                 raise SettingError(

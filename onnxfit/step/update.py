@@ -18,6 +18,7 @@ from onnxfit.gradients.update import NO_BOUNDS, Bounds, apply_update
 from onnxfit.graph import names, scopes
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.sums import sum_of_squares
+from onnxfit.graph.units import unit_axes
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.optimizers.base import WeightOptimizer
 from onnxfit.step.frozen_rows import without_frozen_rows
@@ -48,6 +49,7 @@ class FusingLimits:
     concatenated: int
 
 
+LEAST_NORM = 1e-3  # of a unit's weights in adaptive clipping, so that zeros can train
 # Kinds of devices on which small weights are fused.
 FUSING = {
     "cpu": FusingLimits(alignment=1, weight=2**17, tensor=2**19, concatenated=2**30),
@@ -103,6 +105,8 @@ def add_update(
     with op.scope(scopes.OPTIMIZER):
         gradients = without_frozen_rows(op, gradients, recipe.frozen_rows)
     norm = _reported_norm(op, recipe, gradients)
+    if recipe.clip_adaptive is not None:
+        gradients, norm = _adaptively_clipped(op, recipe, weights, gradients), None
     limits = limits_of(recipe.device)
     targets = _fuse(op, weights, gradients, fused, limits)
     slots = {
@@ -238,6 +242,29 @@ def _reported_norm(
             for name, square in squares.items():
                 op.output(names.gradient_norm(name), op.Sqrt(square))
     return norm
+
+
+def _adaptively_clipped(
+    op: GraphBuilder, recipe: Recipe, weights: Mapping[str, Value], gradients: Mapping[str, Value]
+) -> dict[str, Value]:
+    """Scale the gradient of each unit so that its norm is at most `clip_adaptive` times the norm
+    of its weights.
+    """
+    assert recipe.clip_adaptive is not None
+    wide = norm_dtype([g.dtype for g in gradients.values()])
+    clipped = {}
+    with op.scope(scopes.OPTIMIZER):
+        for name, g in gradients.items():
+            axes = unit_axes(recipe.model.graph.initializers[name])
+            norms = [_norms(op, op.cast(value, wide), axes) for value in (weights[name], g)]
+            most = recipe.clip_adaptive * op.Max(norms[0], LEAST_NORM)
+            clipped[name] = g * op.cast(most / op.Max(norms[1], most), g.dtype)
+    return clipped
+
+
+def _norms(op: GraphBuilder, x: Value, axes: tuple[int, ...]) -> Value:
+    """Return L2 norms over axes, which stay with size 1."""
+    return op.Sqrt(op.ReduceSum(x * x, axes)) if axes else abs(x)
 
 
 def clip_gradients(

@@ -48,6 +48,7 @@ VALUES: dict[str, Any] = {
     "dynamic_batch": True,
     "clip_norm": 0.5,
     "clip_value": 2.0,
+    "clip_adaptive": 0.01,
     "accumulate": 3,
     "device": "cuda:1",
     "seed": 7,

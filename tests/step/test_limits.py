@@ -151,7 +151,7 @@ def test_a_penalty_beside_a_loss_is_in_range_too() -> None:
 
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
 @pytest.mark.parametrize("bound", [math.inf, 1e39, 1e300])
-@pytest.mark.parametrize("setting", ["clip_norm", "clip_value"])
+@pytest.mark.parametrize("setting", ["clip_norm", "clip_value", "clip_adaptive"])
 def test_a_bound_that_no_gradient_reaches_clips_nothing(setting, bound, backend, tmp_path) -> None:
     expected, clipped = (
         Trainer(mlp(), loss="mse", optimizer=0.1, backend=backend, **settings)
