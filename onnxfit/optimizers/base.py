@@ -319,6 +319,7 @@ class Optimizer(ChecksArguments, ABC):
         slot, whose first values `initial_slots` returns. Outputs: `weight/next`, then
         `weight/<slot>/next`.
 
+        >>> from onnxfit.optimizers import SGD
         >>> graph = SGD(momentum=0.9).build_onnx_function().graph
         >>> [v.name for v in graph.input]
         ['weight', 'gradient', 'learning_rate', 'step', 'weight/velocity']
@@ -408,6 +409,7 @@ def learning_rate_at(optimizer: Optimizer, step: int) -> float:
 
     SettingError (a ValueError): the rate is not a finite number >= 0.
 
+    >>> from onnxfit.optimizers import SGD
     >>> learning_rate_at(SGD(lambda step: 0.5**step), 2)
     0.25
     """

@@ -71,6 +71,7 @@ class Groups(Optimizer):
     group has no weights, or a weight is in no group. UnknownNameError: a pattern matches no trained
     weight.
 
+    >>> from onnxfit.optimizers import SGD, AdamW
     >>> optimizer = Groups(
     ...     [
     ...         {"weights": "backbone.*", "learning_rate": 1e-5, "betas": (0.9, 0.98)},
