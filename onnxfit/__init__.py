@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from onnxfit.step.per_sample import per_sample_gradient_model
     from onnxfit.trainer import Trainer
     from onnxfit.training.inspection import inspect
+    from onnxfit.training.lbfgs import fit_lbfgs
 
 __version__ = "0.1.0"
 
@@ -122,6 +123,7 @@ __all__ = [
     "distributed",
     "draw",
     "dynamic_batch",
+    "fit_lbfgs",
     "gradient_model",
     "inspect",
     "losses",
@@ -200,6 +202,7 @@ _NAMES = {
     "step.per_sample": ("per_sample_gradient_model",),
     "trainer": ("Trainer",),
     "training.inspection": ("inspect",),
+    "training.lbfgs": ("fit_lbfgs",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -271,8 +271,10 @@ def function_cases() -> dict[str, Case]:
         onnx.save(model(), "m.onnx")
         return onnxfit.training_script(**arguments)
 
+    by_passes = trainer("forward_backward")
     return {
         **of_model,
+        "fit_lbfgs": (onnxfit.fit_lbfgs, onnxfit.fit_lbfgs, {"trainer": by_passes, "x": X, "y": Y}),
         "training_script": (
             scripted,
             onnxfit.training_script,

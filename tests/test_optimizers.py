@@ -1170,6 +1170,7 @@ def test_names_of_other_libraries_are_understood(name, ours):
         ("optax.nadamw", "optimizer=onnxfit.optimizers.NAdam(0.002, weight_decay=0.01)."),
         ("sign_sgd", "optimizer=onnxfit.optimizers.Lion(0.0001, betas=(0.0, 0.0))."),
         ("Lookahead", 'optimizer=onnxfit.optimizers.Lookahead("adam").'),
+        ("torch.optim.LBFGS", "It reads all rows at once: call onnxfit.fit_lbfgs(trainer, x, y)."),
         ("CosineAnnealingLR", "It is a schedule, the setting learning_rate of an optimizer."),
     ],
 )

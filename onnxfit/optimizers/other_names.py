@@ -116,6 +116,7 @@ SCHEDULES = {
     ),
     "wsd": "WarmupStableDecay(0.01, warmup_steps=..., stable_steps=..., decay_steps=...)",
 }
+LBFGS = ("lbfgs", "l_bfgs_b")
 PLATEAU = ("plateau", "reduce_lr_on_plateau", "reduce_on_plateau")
 
 
@@ -124,6 +125,8 @@ def advice_for_optimizer(name: str) -> str:
     ours = find(name, OPTIMIZERS)
     if ours is not None:
         return f" Pass optimizer=onnxfit.optimizers.{ours}."
+    if find(name, dict.fromkeys(LBFGS, True)):
+        return " It reads all rows at once: call onnxfit.fit_lbfgs(trainer, x, y)."
     is_schedule = find(name, SCHEDULES) is not None
     kind = " It is a schedule, the setting learning_rate of an optimizer." if is_schedule else ""
     return kind + advice_for_schedule(name)

@@ -91,14 +91,31 @@ class ForwardBackwardBackend(Backend):
             self._finish_step(self._without_rows(batch), learning_rate, step)
             return None
         compiled: StepSessions = self.compiled("step", batch)
+        gradients = self._run_passes(compiled, batch, step, seed)
+        self._finish_step(gradients, learning_rate, step)
+        return compiled
+
+    def loss_and_gradients(
+        self, batch: Batch, step: int, seed: int
+    ) -> tuple[float, dict[str, Array]]:
+        """Return the loss of a batch with its penalties, and the gradient of each weight, without
+        an update.
+        """
+        compiled: StepSessions = self.compiled("step", batch)
+        gradients = self._run_passes(compiled, batch, step, seed)
+        loss = float(compiled.scalars[names.TOTAL])
+        return loss, {name: array_of(value) for name, value in gradients.items()}
+
+    def _run_passes(
+        self, compiled: StepSessions, batch: Batch, step: int, seed: int
+    ) -> dict[str, Any]:
+        """Run forward pass, loss and backward pass; return the gradients of the weights."""
         passes = compiled.passes
         if passes.feeds:
             batch.write(passes.feeds)
         values = {} if passes.feeds else batch.arrays()
         compiled.forward = passes.forward(values, self.accumulator.number(step), seed)
-        gradients = self._gradients(compiled, compiled.forward, batch)
-        self._finish_step(gradients, learning_rate, step)
-        return compiled
+        return self._gradients(compiled, compiled.forward, batch)
 
     def _finish_step(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
         """Update with the gradients of a batch, or add them to the window's gradients."""
