@@ -63,6 +63,23 @@ def test_json_and_the_learning_rate():
     assert optimizer.with_learning_rate(0.1).inner == Adam(0.1, ema_momentum=0.9)
 
 
+def test_settings_of_a_group_are_those_of_the_inner_optimizer(tmp_path):
+    group = {"weights": "fc1.*", "learning_rate": 0.1, "betas": [0.8, 0.9], "k": 2}
+    by_settings = Groups([group], default=Lookahead(Adam(0.01), 3))
+    inner = Lookahead(Adam(0.1, betas=(0.8, 0.9)), 2)
+    by_optimizer = Groups({"fc1.*": inner}, default=Lookahead(Adam(0.01), 3))
+    trained = []
+    for optimizer in (by_settings, by_optimizer):
+        trainer = Trainer(mlp(), loss="cross_entropy", optimizer=optimizer)
+        trainer.fit(X, Y, batch_size=12, verbose=0)
+        trained.append(trainer.get_state())
+        trainer.save(tmp_path / "t.ckpt")
+        np.testing.assert_equal(Trainer.load(tmp_path / "t.ckpt").get_state(), trained[-1])
+    np.testing.assert_equal(trained[0], trained[1])
+    with pytest.raises(SettingError, match="cautious"):
+        Groups([{"weights": "fc1.*", "cautious": True}], default=Lookahead())
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -236,7 +236,11 @@ class Optimizer(ChecksArguments, ABC):
 
     def with_learning_rate(self, learning_rate: LearningRate) -> Optimizer:
         """Return this optimizer with another learning rate."""
-        return replace(self, learning_rate=learning_rate)
+        return self.with_settings(learning_rate=learning_rate)
+
+    def with_settings(self, **settings: Any) -> Optimizer:
+        """Return this optimizer with other values of some `settings`, by name."""
+        return replace(self, **settings)
 
     def for_weights(self, weights: Sequence[WeightInfo]) -> dict[str, WeightOptimizer]:
         """Return the update of each weight by name. Weights with the same settings share one.

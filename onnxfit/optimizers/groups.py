@@ -250,7 +250,7 @@ def _checked_groups(groups: Any, default: Any) -> tuple[dict[str, Any], ...]:
                 f" {shortened(factor)}."
             )
         own = _group_optimizer(entry, default)  # which has lists as tuples
-        settings = {name: getattr(own, name) for name in entry if name not in OF_GROUP}
+        settings = {n: getattr(own, n, entry[n]) for n in entry if n not in OF_GROUP}
         checked.append({**entry, **settings})
     return tuple(checked)
 
@@ -269,7 +269,7 @@ def _group_optimizer(group: Mapping[str, Any], default: Any) -> Optimizer:
     if isinstance(optimizer, Groups):
         raise SettingError("A group of Groups needs an optimizer without groups.")
     settings = {name: value for name, value in group.items() if name not in OF_GROUP}
-    own: Optimizer = replace(optimizer, **settings) if settings else optimizer
+    own: Optimizer = optimizer.with_settings(**settings) if settings else optimizer
     return own
 
 

@@ -96,8 +96,10 @@ class Lookahead(Optimizer):
     def average_slot(self) -> str | None:
         return self.inner.average_slot
 
-    def with_learning_rate(self, learning_rate: LearningRate) -> Optimizer:
-        return replace(self, optimizer=self.inner.with_learning_rate(learning_rate))
+    def with_settings(self, **settings: Any) -> Optimizer:
+        own = {name: settings.pop(name) for name in ("optimizer", "k", "alpha") if name in settings}
+        inner = get_optimizer(own.get("optimizer", self.optimizer)).with_settings(**settings)
+        return replace(self, **{**own, "optimizer": inner})
 
     def for_weights(self, weights: Sequence[WeightInfo]) -> dict[str, WeightOptimizer]:
         own = self.inner.for_weights(weights)
