@@ -662,7 +662,8 @@ class Trainer(CheckedAttributes):
 
         Set it to names or fnmatch patterns (UnknownNameError: a pattern matches nothing), or to
         `()`. The gradients are still computed, and `clip_norm` counts them; after a step the old
-        values are copied back. To freeze weights permanently, leave them out of `weights=`.
+        values are copied back. A checkpoint does not contain the names: set them again after
+        `Trainer.load`. To freeze weights permanently, leave them out of `weights=`.
         """
         return self._training.state.frozen.weights
 

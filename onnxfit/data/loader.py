@@ -141,7 +141,8 @@ class Loader(ABC):
                 f"{name} needs sampling to be a number >= 0 for each of its {self.rows} rows, not"
                 f" all of them 0, got {shortened(sampling)}."
             )
-        self._chances = chances.astype(np.float64)
+        # Sums of the chances, divided by the largest, are finite.
+        self._chances = chances.astype(np.float64) / float(chances.max())
 
     @abstractmethod
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:

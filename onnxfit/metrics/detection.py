@@ -165,12 +165,21 @@ class MeanAveragePrecision(Metric):
             for i, weight in enumerate(weights)
         ]
         counted = (labels.classes >= 0) & (labels.scores == 0)
+        self._check_names(labels.classes.max(initial=-1))
         per_object = np.broadcast_to(weights[:, None], counted.shape)[counted]
         objects = np.bincount(labels.classes[counted], per_object)
         self._add_objects(objects)
         if results:
             joined: Any = tuple(np.concatenate(arrays) for arrays in zip(*results))
             self._boxes.append(joined)
+
+    def _check_names(self, last: int) -> None:
+        """Raise DataError if `class_names` does not reach the class `last` of a label."""
+        if self.figure_names and last >= len(self.figure_names):
+            raise DataError(
+                f"{type(self).__name__} has class_names for {len(self.figure_names)} classes, but a"
+                f" label has class {last}, counted from 0. Pass a name for each class."
+            )
 
     def _add_objects(self, objects: Array) -> None:
         size = max(len(self._objects), len(objects))

@@ -55,7 +55,7 @@ class Distillation(ChecksArguments):
       have no influence, and `fit` still needs them.
     - `features`: a dict from values of the model to values of the teacher, of the same sizes. The
       mean of the squared differences of each pair is added to the loss (FitNets, Romero et al.
-      2015, arXiv:1412.6550).
+      2015, arXiv:1412.6550). Every row of the batch counts in it, whatever its sample weight.
     - `feature_weight`: the factor of these terms, at least 0.
 
     SettingError: a setting has another type or is out of range. `Trainer` raises ModelError if the

@@ -187,7 +187,7 @@ def test_a_fit_resumes_exactly_in_mid_epoch(backend: str, tmp_path: Path) -> Non
         (lambda: onnxfit.Mixup(loader(), mixup_alpha=0), "one of them above 0, got 0 and 0.0"),
         (lambda: onnxfit.Mixup(loader(), prob=2), "prob from 0 to 1, got 2"),
         (lambda: onnxfit.Mixup(loader(), label_smoothing=1), "0 <= label_smoothing < 1, got 1"),
-        (lambda: onnxfit.Mixup(loader(), num_classes=1), "num_classes >= 2, got 1"),
+        (lambda: onnxfit.Mixup(loader(), num_classes=1), "num_classes from 2 to 1000000, got 1"),
         (lambda: batches(onnxfit.Mixup(loader())), "Mixup needs num_classes to make prob"),
         (lambda: onnxfit.MaskedTokens(loader(), 100, 100), "mask_token_id from 0 to 99"),
         (lambda: onnxfit.MaskedTokens(loader(), 1, 100, probability=0), "0 < probability <= 1"),
@@ -306,6 +306,12 @@ def test_rows_are_drawn_by_their_chances() -> None:
     np.testing.assert_array_equal(
         np.concatenate([y for _, y in data.batches(5, 0, 3)]), CLASSES[drawn(data, 5)]
     )
+
+
+@pytest.mark.parametrize("chance", [1e308, 5e-324])
+def test_only_the_proportions_of_chances_matter(chance: float) -> None:
+    extreme = loader(shuffle=True, sampling=np.full(40, chance))
+    np.testing.assert_array_equal(drawn(extreme), drawn(loader(shuffle=True, sampling=np.ones(40))))
 
 
 def test_balanced_classes_come_equally_often() -> None:

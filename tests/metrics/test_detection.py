@@ -194,6 +194,9 @@ def test_arrays_that_do_not_fit() -> None:
             MeanAveragePrecision().update(*pair)
     with pytest.raises(DataError, match=r"a pair \(labels, outputs\) of decode, got None"):
         MeanAveragePrecision(decode=lambda y_true, y_pred: None).update(labels, found)
+    too_few = MeanAveragePrecision(average=None, class_names=["a", "b"])
+    with pytest.raises(DataError, match="class_names for 2 classes, but a label has class 2"):
+        too_few.update(labels, found)
     assert MeanAveragePrecision(0.75).name == "mean_average_precision_75"
     assert MeanAveragePrecision([0.5, 0.75]).name == "mean_average_precision"
 
