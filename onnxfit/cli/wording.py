@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from onnxfit.callbacks.progress.output import stream_width
+from onnxfit.drawing.labels import stream_width
 
 # An argument whose option has another name
 OTHER_NAMES = {"adapters": "lora"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 import numpy as np
 import onnx
@@ -161,3 +163,15 @@ def _element_type(element_type: int) -> str:
         return "?"
     name = str(known.Name(element_type)).lower()
     return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def stream_width(stream: TextIO) -> int | None:
+    """Return the columns of the terminal behind a stream.
+
+    - `stream`: a text stream. The result is None if it is not a terminal.
+    """
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return None
+    return columns or None

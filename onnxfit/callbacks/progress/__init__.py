@@ -23,9 +23,9 @@ from onnxfit.callbacks.progress.output import (
     in_notebook,
     progress_stream,
     shows_bars,
-    stream_width,
 )
 from onnxfit.checks import check_arguments, require_at_least
+from onnxfit.drawing.labels import stream_width
 from onnxfit.errors import SettingError
 
 __all__ = ["ProgressBar"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from onnxfit.drawing.notebook import in_notebook
 
-__all__ = ["OutputAboveBar", "in_notebook", "progress_stream", "shows_bars", "stream_width"]
+__all__ = ["OutputAboveBar", "in_notebook", "progress_stream", "shows_bars"]
 
 
 def progress_stream() -> TextIO:
@@ -26,18 +25,6 @@ def shows_bars() -> bool:
     if in_notebook():
         return importlib.util.find_spec("ipywidgets") is not None
     return sys.stderr.isatty()
-
-
-def stream_width(stream: TextIO) -> int | None:
-    """Return the columns of the terminal behind a stream.
-
-    - `stream`: a text stream. The result is None if it is not a terminal.
-    """
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError, AttributeError):
-        return None
-    return columns or None
 
 
 class OutputAboveBar:
