@@ -28,7 +28,10 @@ Y = np.abs(np.random.default_rng(1).normal(size=(12, 3))).astype(np.float32)
 LABELS = [Y / Y.sum(1, keepdims=True), (Y > 0.5).astype(np.float32), np.arange(12) % 3, Y[:, :1]]
 REQUIRED = {"learning_rate": 0.1, "max_learning_rate": 0.1, "decay_steps": 3, "decay_rate": 0.5}
 REQUIRED |= {"step_size": 2, "total_steps": 5, "schedule": 0.1, "steps": 2, "boundaries": (2,)}
-REQUIRED |= {"values": (0.1, 0.2)}
+REQUIRED |= {"values": (0.1, 0.2), "base_learning_rate": 0.05, "milestones": (2,)}
+REQUIRED |= {"schedules": (0.1, 0.2), "warmup_steps": 1, "stable_steps": 0}
+# By default, a rate that no update of `train` reaches.
+SHORTENED = {"step_size_up": 1}
 
 
 def settings_of(module: str, base: type) -> list[Any]:
@@ -50,11 +53,13 @@ def objects(cls: type, field: dataclasses.Field, width: int) -> Iterator[Any]:
             value = (number,) * width
         elif "Mapping" in str(field.type):
             value = {"*": number}
+        fields = dataclasses.fields(cls)
         required = {
             f.name: REQUIRED[f.name]
-            for f in dataclasses.fields(cls)
+            for f in fields
             if f.default is f.default_factory is dataclasses.MISSING
         }
+        required |= {f.name: SHORTENED[f.name] for f in fields if f.name in SHORTENED}
         try:
             yield cls(**(required | {field.name: value}))
         except OnnxfitError:
