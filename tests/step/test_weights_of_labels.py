@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import numpy as np
 import onnx.parser
 import onnxruntime
@@ -11,6 +14,7 @@ import onnxfit
 from onnxfit import Trainer, losses
 from onnxfit.errors import DataError, SettingError
 from onnxfit.gradients import functions
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.metrics import (
     AUC,
     F1,
@@ -22,10 +26,12 @@ from onnxfit.metrics import (
     get_metric,
 )
 from onnxfit.registry import registry
+from tests import test_losses
 from tests.builds import every_way
 from tests.models import mlp
 
 ROWS, TOKENS, CLASSES = 6, 5, 3
+SHAPE = (2, 4, 4)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROWS, TOKENS, 4)).astype(np.float32)
 LABELS = RNG.integers(0, CLASSES, (ROWS, TOKENS))
@@ -134,6 +140,29 @@ def every_loss() -> list[losses.Loss]:
     return [*plain, losses.CrossEntropy(axis=1), losses.KLDivergence(axis=1), function]
 
 
+def labelled_losses() -> list[Any]:
+    """Every loss with labels that suit it, and those of classes also with one-hot labels."""
+    cases = []
+    one_hot = np.broadcast_to(np.eye(4), SHAPE)  # on both axes
+    spec = TensorSpec("y", np.dtype(np.float32), SHAPE)
+    for loss in every_loss():
+        name = type(loss).__name__
+        y, p = test_losses.draw(loss, SHAPE, np.float32)
+        cases.append(pytest.param(loss, y, p, id=f"{name}-labels"))
+        if isinstance(loss, losses.ClassLoss):
+            with contextlib.suppress(DataError):  # takes class indices only
+                cases.append(
+                    pytest.param(loss, loss.prepare(one_hot, spec), p, id=f"{name}-one-hot")
+                )
+    return cases
+
+
+def entries(loss, y, p) -> tuple[int, ...]:
+    """The shape of a loss without its reduction."""
+    op = functions.new_function(loss)
+    return loss(op, *(op.input(n, a.dtype, a.shape) for n, a in (("y", y), ("p", p)))).shape
+
+
 def loss_and_gradient(loss, y, p, s):
     op = functions.new_function(loss)
     arguments = [op.input(n, a.dtype, a.shape) for n, a in (("y_true", y), ("y_pred", p))]
@@ -144,31 +173,16 @@ def loss_and_gradient(loss, y, p, s):
     return session.run(None, {"y_true": y, "y_pred": p, "sample_weight": s})
 
 
-@pytest.mark.parametrize("of_classes", [True, False], ids=["classes", "outputs"])
-@pytest.mark.parametrize("loss", every_loss(), ids=lambda loss: type(loss).__name__)
-def test_an_output_of_weight_0_may_be_nan_in_every_loss(loss, of_classes) -> None:
-    p = np.random.default_rng(1).uniform(0.1, 0.9, (2, 4, 4)).astype(np.float32)
-    y = np.ones((2, 4, 4), np.float32)
-    if isinstance(loss, losses.CTC):
-        pytest.skip("takes weights of rows only")
-    if of_classes and isinstance(loss, losses.ClassLoss):
-        y = np.ones((2, 4), np.int64)
-    elif isinstance(loss, (losses.NLL, losses.CausalLM)):
-        pytest.skip("takes classes only")
-    elif isinstance(loss, losses.GaussianNLL):
-        y = y[..., :2]
-    by_vector = isinstance(
-        loss, (losses.CrossEntropy, losses.KLDivergence, losses.CosineSimilarity)
-    )
-    s = np.ones((2, 4) if by_vector or y.ndim == 2 else y.shape, np.float32)
-    s[0, 2] = 0
+@pytest.mark.parametrize(("loss", "y", "p"), labelled_losses())
+def test_an_output_of_weight_0_may_be_nan_in_every_loss(loss, y, p) -> None:
+    s = np.ones(entries(loss, y, p), np.float32)
+    s[(0, 2)[: s.ndim]] = 0
     nan = p.copy()
-    if getattr(loss, "axis", None) == 1:
+    if s.ndim == 1:  # one entry for each row
+        nan[0, 1] = np.nan
+    elif getattr(loss, "axis", None) == 1:
         nan[0, :, 2] = np.nan
     elif isinstance(loss, losses.CausalLM):  # the label is that of the output before it
-        nan[0, 1] = np.nan
-    elif isinstance(loss, losses.Tversky):  # one entry for each row
-        s = np.float32([0, 1])
         nan[0, 1] = np.nan
     elif isinstance(loss, losses.Function):  # an entry may depend on all outputs of its row
         s[0] = 0
