@@ -21,7 +21,7 @@ def test_the_rate_of_every_step_is_in_the_logs_and_in_tensorboard(tmp_path):
 
     events = EventAccumulator(str(tmp_path / "train"))
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("batch_lr")] == [
+    assert [(e.step, e.value) for e in events.Scalars("optimizer/batch_lr")] == [
         (s + 1, pytest.approx(schedule(s))) for s in range(4)
     ]
     with pytest.raises(SettingError, match="a name that the logs of a batch do not have yet"):

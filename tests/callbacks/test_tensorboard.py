@@ -506,6 +506,7 @@ def test_a_cast_to_the_same_type_is_not_drawn():
         ("batch_loss", "loss"),
         ("accuracy", "metrics"),
         ("learning_rate", "optimizer"),
+        ("lr", "optimizer"),
     ],
 )
 def test_losses_come_first(figure, section):

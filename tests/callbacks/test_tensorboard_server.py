@@ -254,7 +254,7 @@ def test_every_value_is_that_of_the_history_and_the_logs(server, trained):
     history = whole.history.history
     for metric in ("loss", "mean_absolute_error"):
         for run, prefix in (("train", ""), ("validation", "val_")):
-            expected = dict(enumerate(history[prefix + metric]))
+            expected = dict(enumerate(history[prefix + metric], 1))
             assert server.curve(
                 f"whole/{run}", in_section(metric, f"epoch_{metric}")
             ) == pytest.approx(expected, rel=1e-6)
@@ -271,7 +271,7 @@ def test_every_value_is_that_of_the_history_and_the_logs(server, trained):
         range(1, EPOCHS * STEPS + 1), rate
     )
     assert server.curve("whole/train", "optimizer/epoch_learning_rate") == dict.fromkeys(
-        range(EPOCHS), rate
+        range(1, EPOCHS + 1), rate
     )
 
 
@@ -306,7 +306,7 @@ def test_histograms_count_every_weight_of_every_epoch(server, trained):
         points = server.json(
             "plugin/histograms/histograms", run="whole/train", tag=f"weights/{name}"
         )
-        assert [step for _, step, _ in points] == list(range(EPOCHS))
+        assert [step for _, step, _ in points] == list(range(1, EPOCHS + 1))
         for weights, (_, _, buckets) in zip(record.weights, points):
             array = weights[name].astype(np.float64)
             assert sum(count for _, _, count in buckets) == pytest.approx(array.size)
@@ -399,4 +399,4 @@ def test_the_rows_of_the_hparams_page(server, trained):
             for group, prefix in (("train", ""), ("validation", "val_"))
             for metric in ("loss", "mean_absolute_error")
         }
-        assert all(value["trainingStep"] == EPOCHS - 1 for value in row["metricValues"])
+        assert all(value["trainingStep"] == EPOCHS for value in row["metricValues"])

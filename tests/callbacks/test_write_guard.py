@@ -54,7 +54,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 class FullDisk(Callback):
-    """A disk that is full in some epochs, when `path` has room for `room` more bytes.
+    """A disk that is full in some epochs, from 0, when `path` has room for `room` more bytes.
 
     The phase of monitors is before that of loggers.
     """
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_no_part_of_a_row_and_the_missing_rows_follow(
         warnings.simplefilter("always")
         fit(disk, logger, epochs=5, validation_data=(X, Y))
     assert len(writing_warnings(caught)) == 1
-    assert epochs_in(path) == [0, 1, 2, 3, 4]
+    assert epochs_in(path) == [1, 2, 3, 4, 5]
 
 
 @every_logger
@@ -129,7 +129,7 @@ def test_a_disk_that_stays_full_ends_the_file_with_a_whole_row(tmp_path: Path, n
     logger.on_close = close_on_a_full_disk  # type: ignore[method-assign]
     with pytest.warns(RuntimeWarning, match=f"{name} cannot write"):
         fit(disk, logger, epochs=4)
-    assert epochs_in(path) == [0, 1]
+    assert epochs_in(path) == [1, 2]
 
 
 def epochs_in(path: Path) -> list[int]:

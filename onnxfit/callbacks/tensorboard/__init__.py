@@ -51,7 +51,7 @@ STATE_TYPES = {
 INSTEAD = {
     "write_images": (
         "Use histogram_freq=1, or a callback that calls board.writer().add_image(name, pixels,"
-        " epoch)."
+        " epoch + 1)."
     ),
     "profile_batch": "Use `make profile MODEL=model.onnx` in a clone of the repository.",
     "embeddings_freq": (
@@ -68,7 +68,9 @@ def in_section(figure: str, tag: str) -> str:
     """Return the tag in the section of a figure of the logs."""
     if figure == "loss" or figure.endswith("_loss"):
         return f"loss/{tag}"
-    return f"optimizer/{tag}" if figure == "learning_rate" else f"metrics/{tag}"
+    if figure in ("learning_rate", "lr"):  # "lr" is the default name of LearningRateMonitor
+        return f"optimizer/{tag}"
+    return f"metrics/{tag}"
 
 
 class TensorBoard(Callback):
