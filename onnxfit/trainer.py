@@ -883,8 +883,8 @@ class Trainer(CheckedAttributes):
         """Return a copy of the training state in memory; `adapters_only` is as for `save`.
 
         Its `write(path)` may run later, or in another thread, while training continues. With
-        `copy=False` nothing is copied, and `write` must be called before the next step. With
-        several processes, only rank 0 writes.
+        `copy=False` nothing is copied, and `write` must be called before the next step; later it
+        raises SettingError. With several processes, only rank 0 writes.
         """
         return saving.snapshot(self._training, "snapshot", adapters_only, copy=copy)
 
@@ -1016,8 +1016,8 @@ class Trainer(CheckedAttributes):
 
         Its `write(path)` may run later, or in another thread, while training continues. Memory
         holds a copy of the trained weights, and none of the frozen weights of a model above 512 MB.
-        With `copy=False` nothing is copied, and `write` must be called before the next step. With
-        several processes, only rank 0 writes.
+        With `copy=False` nothing is copied, and `write` must be called before the next step; later
+        it raises SettingError. With several processes, only rank 0 writes.
         """
         return export.exported(self._training, copy=copy)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -132,19 +132,28 @@ class ModelSnapshot:
       written before the next step.
     - `weights`: the initializers that training changes.
     - `writes`: False for a process that writes nothing because another process does.
+    - `unchanged`: a context in which the arrays have their values, or an error is raised.
     """
 
     model: OnnxModel
     weights: Collection[str]
     writes: bool = True
+    unchanged: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the model to a .onnx file as `write_model` does, and return its path."""
-        return write_model(path, self.model.proto, self.weights) if self.writes else Path(path)
+        """Write the model to a .onnx file as `write_model` does, and return its path.
+
+        SettingError: the weights have changed since a snapshot with `copy=False`.
+        """
+        if not self.writes:
+            return Path(path)
+        with self.unchanged():
+            return write_model(path, self.model.proto, self.weights)
 
     def whole(self) -> onnx.ModelProto:
         """Copy the arrays into `model`, and return it."""
-        return self.model.whole()
+        with self.unchanged():
+            return self.model.whole()
 
     def written(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
         """Write the model, and return it.
@@ -152,10 +161,11 @@ class ModelSnapshot:
         The larger tensors of a large model are then external data, at their places in the new file.
         """
         size = sum(map(nbytes, self.model.graph.initializer))
-        if size > limits.MAX_COPIED_BYTES and self.writes:
-            return _write(path, self.model.proto, self.weights)
-        self.write(path)
-        return self.whole()
+        with self.unchanged():
+            if size > limits.MAX_COPIED_BYTES and self.writes:
+                return _write(path, self.model.proto, self.weights)
+            self.write(path)
+            return self.whole()
 
 
 def write_message(file: Writable, model: onnx.ModelProto) -> dict[int, tuple[int, int]]:

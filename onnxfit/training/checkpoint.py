@@ -18,7 +18,8 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -104,12 +105,20 @@ FIELD_TYPES = {
 class Snapshot:
     """A copy of a training state. Any thread may write it while training continues."""
 
-    def __init__(self, contents: Contents, *, writes: bool = True) -> None:
+    def __init__(
+        self,
+        contents: Contents,
+        *,
+        writes: bool = True,
+        unchanged: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """`contents`: its arrays are not copied, so nobody may modify them afterwards.
 
         `writes`: False for a process that writes nothing because another process does.
+        `unchanged`: a context in which the arrays have their values, or an error is raised.
         """
         self._writes = writes
+        self._unchanged = unchanged
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
         self._model: bytes | None = None
         own: Mapping[str, np.ndarray[Any, Any]] = {}
@@ -141,13 +150,15 @@ class Snapshot:
         """Write a checkpoint to `path`, atomically, and return the path.
 
         CheckpointError: the file cannot be written. An existing file is then unchanged.
-        SettingError: the name of the file has the suffix of another format, such as `.keras`.
+        SettingError: the name of the file has the suffix of another format, such as `.keras`, or
+        the state has changed since a snapshot with `copy=False`.
         """
         require_checkpoint_name(path)
         if not self._writes:
             return Path(path)
         try:
-            return write_atomically(path, self._write)
+            with self._unchanged():
+                return write_atomically(path, self._write)
         except CheckpointError as error:
             raise CheckpointError(f"{error} The training state is unchanged.") from error.__cause__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,11 @@ def exported(
         for name in training.recipe.weights if averaged else ():
             slot = names.slot(name, averages[name] or "")
             arrays[name] = state.get(slot) if copy else state.view(slot)
+        unchanged = nullcontext if copy else training.state.until_it_changes()
     model = exported(arrays)
     to_inference_form(model.proto, training.recipe.batch_norm)
     lower_constants(model.proto)
-    return ModelSnapshot(model, training.recipe.state, writes=training.world.is_main)
+    return ModelSnapshot(model, training.recipe.state, training.world.is_main, unchanged)
 
 
 def loss_tensors(

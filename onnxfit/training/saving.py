@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import astuple
 from pathlib import Path
@@ -48,7 +48,8 @@ def snapshot(
                 " yet. Call it in a hook, such as on_train_batch_end."
             )
         contents = contents_of(training, adapters_only, copy=copy)
-    return checkpoint.Snapshot(contents, writes=training.world.is_main)
+        unchanged = nullcontext if copy else training.state.until_it_changes()
+    return checkpoint.Snapshot(contents, writes=training.world.is_main, unchanged=unchanged)
 
 
 def require_savable(training: Training, what: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy.typing as npt
@@ -125,6 +126,26 @@ class TrainingState:
     def get_weights(self, *, copy: bool = True) -> dict[str, Array]:
         """Return the trained weights and the running statistics; see `Trainer.get_weights`."""
         return self._arrays(self._recipe.state, copy=copy)
+
+    def until_it_changes(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return a context in which views of the state still have the values of this moment.
+
+        It keeps steps waiting. Entering it later than the next change is a SettingError.
+        """
+        tensors = self._backend.state
+        before = tensors.changes.copy()
+
+        @contextmanager
+        def unchanged() -> Iterator[None]:
+            with self._backend.lock:
+                if tensors.changes != before:
+                    raise SettingError(
+                        "The snapshot with copy=False refers to weights that have changed since."
+                        " Write it before the next step, or take it with copy=True."
+                    )
+                yield
+
+        return unchanged
 
     def _arrays(self, names: Iterable[str], *, copy: bool) -> dict[str, Array]:
         """Return tensors of the state: copies, or views that are valid until the next step."""

@@ -12,7 +12,7 @@ import pytest
 
 from onnxfit import OutOfMemoryError, Trainer
 from onnxfit.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
-from onnxfit.errors import out_of_memory_errors
+from onnxfit.errors import SettingError, out_of_memory_errors
 from onnxfit.graph import tensors
 from tests import models
 
@@ -195,6 +195,34 @@ def test_views_of_weights_are_read_only_and_equal_copies() -> None:
             view[...] = 0
     state, copied = trainer.get_state(copy=False), trainer.get_state()
     np.testing.assert_equal(state, copied)
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward", "in_place"])
+def test_a_snapshot_without_a_copy_is_not_written_after_a_step(
+    backend: str, tmp_path: Path
+) -> None:
+    trainer = Trainer(models.mlp((4, 8, 3)), loss="mse", backend=backend)
+    x, y = np.ones((4, 4), np.float32), np.ones((4, 3), np.float32)
+    for change in (
+        lambda: trainer.train_on_batch(x, y),
+        lambda: trainer.set_weights(trainer.get_weights()),
+    ):
+        weights = trainer.get_weights()
+        kinds = ("c.ckpt", trainer.snapshot), ("m.onnx", trainer.model_snapshot)
+        views = [(tmp_path / name, take(copy=False)) for name, take in kinds]
+        copies = [(tmp_path / f"copy-{name}", take()) for name, take in kinds]
+        trainer.evaluate(x, y, verbose=0)
+        for path, snapshot in views:
+            snapshot.write(path)
+        change()
+        for path, snapshot in views:
+            before = path.read_bytes()
+            with pytest.raises(SettingError, match="before the next step, or take it with copy"):
+                snapshot.write(path)
+            assert path.read_bytes() == before
+        for (path, snapshot), (other, _) in zip(copies, views):
+            assert snapshot.write(path).read_bytes() == other.read_bytes()
+        np.testing.assert_equal(Trainer.load(tmp_path / "c.ckpt").get_weights(), weights)
 
 
 @pytest.mark.parametrize("limit", [100, 2**29])
