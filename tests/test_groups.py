@@ -284,6 +284,7 @@ def test_with_learning_rate():
         (lambda: Groups([{"weights": "a"}]), SettingError, "needs an 'optimizer'"),
         (lambda: Groups({"a": {"lr": 1}}, Adam()), ArgumentError, "Did you mean 'learning_rate'"),
         (lambda: Groups({"a": {"betas": 1}}, Adam()), SettingError, "Adam needs betas"),
+        (lambda: Groups({"a": 0.1}, Adam()), SettingError, "pass {'learning_rate': 0.1}; for SGD"),
         (lambda: Groups({"a": {"momentum": 0.9}}, Adam()), ArgumentError, "argument 'momentum'"),
         (lambda: Groups({"a": mixed()}, Adam()), SettingError, "without groups"),
         (lambda: Groups([], default=mixed()), SettingError, "without groups"),

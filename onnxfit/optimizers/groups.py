@@ -217,6 +217,13 @@ def _checked_groups(groups: Any, default: Any) -> tuple[dict[str, Any], ...]:
     optimizer.
     """
     if isinstance(groups, Mapping):
+        for pattern, entry in groups.items():
+            if is_number(entry):  # elsewhere a number stands for SGD
+                raise SettingError(
+                    "Groups needs an optimizer or a dict of settings for each pattern, got"
+                    f" {entry!r} for {pattern!r}. For a learning rate, pass"
+                    f" {{'learning_rate': {entry!r}}}; for SGD, pass SGD({entry!r})."
+                )
         groups = [
             {
                 "weights": pattern,
