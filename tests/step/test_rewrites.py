@@ -20,7 +20,7 @@ from onnxfit.step.rewrites.mask_before_unpool import mask_before_unpool
 from onnxfit.step.rewrites.multiply_few_columns import multiply_few_columns
 from onnxfit.step.rewrites.multiply_once import multiply_once
 from onnxfit.step.rewrites.pool_tall_images import pool_tall_images
-from onnxfit.step.rewrites.replacement import MATCHER
+from onnxfit.step.rewrites.replacement import MATCHER, new_node
 from onnxfit.step.rewrites.sum_before_scaling import sum_before_scaling
 from onnxfit.step.rewrites.update_in_product import update_in_product
 
@@ -449,3 +449,10 @@ def test_a_rule_says_why_it_keeps_the_nodes(shapes: tuple[str, ...], reason: str
     (found,) = MATCHER.solutions(rule.equations, {"sum": graph.outputs[0]})
     assert reason in rule.check(graph, found)
     assert bool(rule.check(graph, found)) == bool(reason)
+
+
+def test_the_result_of_a_new_node_has_the_name_of_the_node() -> None:
+    """A name that onnx-ir chooses, such as val_0, may also be in the graph of the other pass."""
+    x = ir.val("x", ir.DataType.FLOAT, [3])
+    node = new_node("Relu", [x], "x/relu", x)
+    assert (node.name, node.outputs[0].name) == ("x/relu", "x/relu")

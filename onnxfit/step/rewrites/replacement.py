@@ -76,9 +76,14 @@ def new_node(
     attributes: Mapping[str, Any] | None = None,
     domain: str = "",
 ) -> ir.Node:
-    """Return a node whose result has the type of the value `like`, and its shape unless given."""
+    """Return a node whose result has the type of the value `like`, and its shape unless given.
+
+    - `name`: the name of the node and of its result. A name that onnx-ir chooses may also be in the
+      graph of the other pass, to which `TrainingAgent` joins this graph.
+    """
     node = ir.node(op_type, inputs, attributes, domain=domain, name=name)
     (result,) = node.outputs
+    result.name = name
     result.type, result.shape = like.type, like.shape if shape is None else shape
     return node
 

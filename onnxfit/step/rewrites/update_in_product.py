@@ -73,4 +73,7 @@ def _weighted(
         return None
     if elements_of(factor) >= elements_of(w):
         return None
-    return new_node("Mul", [rate, factor], mul.name or "", factor)
+    (before,) = mul.outputs
+    weighted = new_node("Mul", [rate, factor], mul.name or "", factor)
+    weighted.outputs[0].name, before.name = before.name, None
+    return weighted
