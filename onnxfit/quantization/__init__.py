@@ -14,7 +14,7 @@ between QuantizeLinear and DequantizeLinear. `conversion` has the registry of co
 `qlinear_conversions` and `dynamic_conversions` have one for each operator. `removed_activations`
 adds what the quantizer left out.
 
-To train integers (`settings`), `unfolding` makes the model of floats that is trained.
+To train integers (`settings`), `quantized_model` makes the model of floats that is trained.
 `integer_weights` finds the weights, `integer_weight` is one of them, `packed_weights` unpacks those
 of MatMulNBits, and `float_model` has the floats from which they were made. `grids` finds the scales
 and zero points that training changes: `learning` trains them, `observing` lets them follow the

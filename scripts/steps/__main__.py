@@ -72,7 +72,8 @@ def run(folder: Path, name: str) -> None:
     path.write_text(json.dumps(described, indent=1) + "\n")
     passed = sum(outcome.result == PASSED for outcome in results.values())
     print(f"{runtime.name} {runtime.version()}: {passed} of {len(results)} pass")
-    for (result, node, reason), cases in grouped(results).items():
+    for (result, node), cases in grouped(results).items():
+        reason = results[cases[0]].reason
         print(f"  {result} {node}: {len(cases)} cases such as {cases[0]}: {reason}")
 
 

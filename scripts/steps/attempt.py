@@ -12,7 +12,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from scripts.steps.float64 import Array, Feeds, in_forward_scans
-from scripts.steps.runtimes import Run, Runtime
+from scripts.steps.runtimes import Runtime
 
 PASSED, WRONG, REFUSED, CRASHED = "passed", "wrong", "refused", "crashed"
 
@@ -162,6 +162,3 @@ def _alone(
         functions=model.functions,
     )
     return alone
-
-
-__all__ = ["Outcome", "Run", "attempt", "difference", "smallest"]

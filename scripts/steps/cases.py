@@ -15,7 +15,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 import onnxfit
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.optimizers import SGD, Adam, AdamW, Lion, RMSprop
-from scripts.steps.float64 import Feeds, reference_outputs
+from scripts.steps.float64 import Feeds
 from scripts.steps.networks import BATCH, NETWORKS, Array, Network
 
 STEP = 3  # the number of the step, which Adam's bias correction reads
@@ -139,6 +139,3 @@ def cases() -> Iterator[Case]:
     settings = {"optimizer": Adam(0.01), "adapters": lora}
     yield Case("encoder_lora", encoder, settings)
     yield Case("encoder_lora_int4", encoder, settings, _four_bits)
-
-
-__all__ = ["Case", "cases", "reference_outputs"]

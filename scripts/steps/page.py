@@ -15,12 +15,12 @@ from scripts.steps.runtimes import RUNTIMES
 BEGIN, END = "<!-- results -->", "<!-- end -->"
 
 
-def grouped(results: Mapping[str, Outcome]) -> dict[tuple[str, str, str], list[str]]:
-    """Return the cases that fail, by result, operator and reason, the most frequent first."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+def grouped(results: Mapping[str, Outcome]) -> dict[tuple[str, str], list[str]]:
+    """Return the cases that fail, by result and operator, the most frequent first."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for case, outcome in results.items():
         if outcome.result != PASSED:
-            groups.setdefault((outcome.result, outcome.node, outcome.reason), []).append(case)
+            groups.setdefault((outcome.result, outcome.node), []).append(case)
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
@@ -49,14 +49,9 @@ def tables(runs: Mapping[str, Mapping[str, Any]]) -> str:
         row = [run["runtime"], run["version"], f"{count[PASSED]} of {len(outcomes)}"]
         row += [str(count[result]) for result in (REFUSED, WRONG, CRASHED)]
         lines.append(_row(row))
-        kinds: dict[tuple[str, str], list[str]] = {}
-        reasons = {}
-        for (result, node, reason), cases in grouped(outcomes).items():
-            kinds.setdefault((result, node), []).extend(cases)
-            reasons.setdefault((result, node), reason)
-        for (result, node), cases in kinds.items():
+        for (result, node), cases in grouped(outcomes).items():
             number = f"`{cases[0]}`" if len(cases) == 1 else f"{len(cases)}, as `{cases[0]}`"
-            reason = _code(reasons[result, node])
+            reason = _code(outcomes[cases[0]].reason)
             failures.append(
                 _row([run["runtime"], node or "several together", result, number, reason])
             )
