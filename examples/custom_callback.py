@@ -20,7 +20,7 @@ class Settled(onnxfit.callbacks.StatefulCallback):
     Checkpoints keep `quiet`, so that a resumed training stops where an uninterrupted one would.
     """
 
-    remembered = ("quiet",)
+    state_attributes = ("quiet",)
 
     def __init__(self, threshold: float, *, patience: int = 1) -> None:
         self.threshold = threshold

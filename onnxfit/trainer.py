@@ -728,7 +728,7 @@ class Trainer(CheckedAttributes):
     @property
     def predicted(self) -> dict[str, Array]:
         """Output -> array of the batch that was just predicted, in `on_predict_batch_end`."""
-        return self._training.thread.predicted
+        return self._training.thread.current_outputs
 
     def reset_states(self, rows: Sequence[int] | None = None) -> None:
         """Begin new sequences: return the states of `state_outputs` to their first values.
@@ -802,7 +802,7 @@ class Trainer(CheckedAttributes):
         """Whether this is rank 0, which writes files; True if one process trains alone."""
         return self._training.world.is_main
 
-    def from_main(self, name: str, value: Any) -> Any:
+    def broadcast(self, name: str, value: Any) -> Any:
         """Return the `value` of rank 0 on every rank, for decisions that depend on a clock or file.
 
         All ranks must call it at the same point with the same `name`; otherwise SettingError is

@@ -140,6 +140,10 @@ RETIRED_WORDS = {
     "require_same_trainers": "verify_identical_trainers",
     "saves_after": "may_save_mid_window",
     "undelivered": "missed_event",
+    "first_applying": "choose_strategy",
+    "from_main": "broadcast",
+    "remembered": "state_attributes",
+    "return_freed_memory": "trim_malloc",
 }
 
 

@@ -46,7 +46,7 @@ class SwapEMAWeights(StatefulCallback):
     >>> swap = SwapEMAWeights(swap_on_epoch=True)
     """
 
-    remembered = {"weights": optional(mapping_of(ARRAY))}
+    state_attributes = {"weights": optional(mapping_of(ARRAY))}
 
     @check_arguments
     def __init__(self, swap_on_epoch: bool = False, *, at_end: bool = True) -> None:
@@ -137,7 +137,7 @@ class StochasticWeightAveraging(StatefulCallback):
     >>> average = StochasticWeightAveraging(0.75, learning_rate=0.01)
     """
 
-    remembered = {"count": COUNT, "mean": mapping_of(ARRAY)}
+    state_attributes = {"count": COUNT, "mean": mapping_of(ARRAY)}
 
     @check_arguments
     def __init__(

@@ -107,7 +107,7 @@ class BackupAndRestore(SavingCallback):
         if trainer.is_main:
             remove_leftovers(self.backup_dir, seconds=0)
             paths = self._backups()
-        names = trainer.from_main("BackupAndRestore", [str(path) for path in reversed(paths)])
+        names = trainer.broadcast("BackupAndRestore", [str(path) for path in reversed(paths)])
         for path in map(Path, names):
             try:
                 trainer.restore(path)

@@ -66,7 +66,7 @@ class BatchSizeFinder(StatefulCallback):
     >>> finder = BatchSizeFinder("binsearch", init_val=16)
     """
 
-    remembered = {"results": list_of(RESULT), "suggestion": optional(POSITIVE_COUNT)}
+    state_attributes = {"results": list_of(RESULT), "suggestion": optional(POSITIVE_COUNT)}
 
     @check_arguments
     def __init__(
@@ -162,7 +162,7 @@ class BatchSizeFinder(StatefulCallback):
             return None
         if not seconds:
             return None
-        fastest: float = self.trainer.from_main("BatchSizeFinder", min(seconds))
+        fastest: float = self.trainer.broadcast("BatchSizeFinder", min(seconds))
         step = max(fastest, 1e-9)  # the clock may be coarse
         self.results.append(
             {"batch_size": size, "seconds": step, "samples_per_second": size / step}

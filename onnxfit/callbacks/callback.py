@@ -63,7 +63,7 @@ class Callback:
     `ranks` is a class attribute, too. It says which ranks call the hooks when several processes
     train together: "all", or only the "first", whose hooks then cannot evaluate or set weights.
     None, the default, means "all" for monitors, which decide by the same logs on every rank, and
-    "first" for the other phases, which write files. `trainer.from_main` sends a value from rank 0
+    "first" for the other phases, which write files. `trainer.broadcast` sends a value from rank 0
     to all ranks.
 
     >>> class Stop(Callback):

@@ -38,7 +38,7 @@ class _FileLogger(StatefulCallback):
 
     phase: ClassVar[str] = "logger"
     is_brief: ClassVar[bool] = True
-    remembered = {"rows": COUNT}
+    state_attributes = {"rows": COUNT}
 
     @check_arguments
     def __init__(self, filename: Union[str, os.PathLike[str]], *, append: bool = False) -> None:

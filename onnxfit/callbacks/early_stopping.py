@@ -49,7 +49,7 @@ class EarlyStopping(StatefulCallback):
     """
 
     is_brief: ClassVar[bool] = True
-    remembered = {
+    state_attributes = {
         "best": optional(NUMBER),
         "best_epoch": optional(COUNT),
         "best_weights": optional(mapping_of(ARRAY)),

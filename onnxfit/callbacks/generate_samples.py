@@ -47,7 +47,7 @@ class GenerateSamples(StatefulCallback):
 
     phase: ClassVar[str] = "logger"
     ranks: ClassVar[str | None] = "all"  # the ranks share the rows of a prediction
-    remembered = {"samples": mapping_of(list_of(TEXT))}
+    state_attributes = {"samples": mapping_of(list_of(TEXT))}
 
     @check_arguments
     def __init__(

@@ -36,7 +36,7 @@ class GradientNorm(StatefulCallback):
     """
 
     is_brief: ClassVar[bool] = True
-    remembered = {"sums": mapping_of(list_of(FIGURE, 2)), "step": COUNT}
+    state_attributes = {"sums": mapping_of(list_of(FIGURE, 2)), "step": COUNT}
 
     @check_arguments
     def __init__(self, per_weight: bool = False) -> None:

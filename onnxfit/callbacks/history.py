@@ -37,7 +37,7 @@ class History(StatefulCallback):
     """
 
     is_brief: ClassVar[bool] = True
-    remembered = {"epoch": list_of(COUNT), "history": mapping_of(list_of(FIGURE))}
+    state_attributes = {"epoch": list_of(COUNT), "history": mapping_of(list_of(FIGURE))}
 
     def __init__(self) -> None:
         self.reset()

@@ -35,7 +35,7 @@ class LearningRateScheduler(StatefulCallback):
     """
 
     is_brief: ClassVar[bool] = True
-    remembered = {"epoch": optional(COUNT)}
+    state_attributes = {"epoch": optional(COUNT)}
 
     @check_arguments
     def __init__(self, schedule: Callable[..., float], *, verbose: int = 0) -> None:
@@ -102,7 +102,7 @@ class ReduceLROnPlateau(StatefulCallback):
     """
 
     is_brief: ClassVar[bool] = True
-    remembered = {"best": optional(NUMBER), "cooldown_left": COUNT, "wait": COUNT}
+    state_attributes = {"best": optional(NUMBER), "cooldown_left": COUNT, "wait": COUNT}
 
     @check_arguments
     def __init__(

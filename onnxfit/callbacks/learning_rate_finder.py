@@ -47,7 +47,11 @@ class LearningRateFinder(StatefulCallback):
     >>> finder = LearningRateFinder(1e-5, max_lr=10.0, steps=200)
     """
 
-    remembered = {"losses": list_of(NUMBER), "rates": list_of(RATE), "suggestion": optional(RATE)}
+    state_attributes = {
+        "losses": list_of(NUMBER),
+        "rates": list_of(RATE),
+        "suggestion": optional(RATE),
+    }
 
     @check_arguments
     def __init__(

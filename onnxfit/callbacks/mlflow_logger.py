@@ -51,7 +51,7 @@ class MLflowLogger(StatefulCallback):
     """
 
     phase: ClassVar[str] = "logger"
-    remembered = {"run_id": optional(RUN_ID)}
+    state_attributes = {"run_id": optional(RUN_ID)}
 
     @check_arguments
     def __init__(

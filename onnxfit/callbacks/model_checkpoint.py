@@ -93,7 +93,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     phase: ClassVar[str] = "checkpoint"
     # All ranks decide by the same logs, so that all know the paths. Only rank 0 writes.
     ranks: ClassVar[str] = "all"
-    remembered = (
+    state_attributes = (
         "best_model_path",
         "best_model_score",
         "kept",

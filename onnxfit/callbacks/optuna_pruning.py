@@ -76,7 +76,7 @@ class OptunaPruning(Callback):
             self.trainer.stop_training = True
 
     def on_train_end(self, logs: Logs) -> None:
-        reason = self.trainer.from_main("OptunaPruning", self._reason)
+        reason = self.trainer.broadcast("OptunaPruning", self._reason)
         if reason is not None:
             raise self._optuna().TrialPruned(reason)
 

@@ -20,14 +20,14 @@ __all__ = ["StatefulCallback"]
 class StatefulCallback(Callback, ABC):
     """Base class of callbacks with a state that checkpoints keep.
 
-    A subclass lists the attributes of its state in `remembered`, and sets their initial values in
-    `reset`. Every `fit` calls `reset`, unless a saved state has been loaded since the last `fit`.
-    If `remembered` is a dict, it maps each name to the `onnxfit.files.ValueType` that a loaded
-    value must have. CheckpointError: a saved state lacks an attribute, or has an attribute of
-    another type.
+    A subclass lists the attributes of its state in `state_attributes`, and sets their initial
+    values in `reset`. Every `fit` calls `reset`, unless a saved state has been loaded since the
+    last `fit`. If `state_attributes` is a dict, it maps each name to the `onnxfit.files.ValueType`
+    that a loaded value must have. CheckpointError: a saved state lacks an attribute, or has an
+    attribute of another type.
 
     >>> class CountEpochs(StatefulCallback):
-    ...     remembered = ("epochs",)
+    ...     state_attributes = ("epochs",)
     ...
     ...     def reset(self):
     ...         self.epochs = 0
@@ -36,29 +36,29 @@ class StatefulCallback(Callback, ABC):
     ...         self.epochs += 1
     """
 
-    remembered: ClassVar[Union[Mapping[str, ValueType], tuple[str, ...]]] = ()
+    state_attributes: ClassVar[Union[Mapping[str, ValueType], tuple[str, ...]]] = ()
     _resumes = False
 
     @abstractmethod
     def reset(self) -> None:
-        """Set the attributes in `remembered` to their initial values."""
+        """Set the attributes in `state_attributes` to their initial values."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the attributes in `remembered`, by name."""
-        return {name: _snapshot(getattr(self, name)) for name in self.remembered}
+        """Return the attributes in `state_attributes`, by name."""
+        return {name: _snapshot(getattr(self, name)) for name in self.state_attributes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the attributes in `remembered`; the next `fit` then does not reset them.
+        """Set the attributes in `state_attributes`; the next `fit` then does not reset them.
 
         - `state`: the dict that `state_dict` returned.
 
         CheckpointError, before anything is set: an attribute is missing, or has another type.
         """
-        types = self.remembered
+        types = self.state_attributes
         if not isinstance(types, Mapping):
             types = dict.fromkeys(types, ANYTHING)
         require_types(f"The saved state of {self.state_key}", state, types)
-        for name in self.remembered:
+        for name in self.state_attributes:
             setattr(self, name, _snapshot(state[name]))
         self._resumes = True
 

@@ -33,7 +33,7 @@ class Timer(StatefulCallback):
     """
 
     is_brief: ClassVar[bool] = True
-    remembered = {"elapsed": RATE}
+    state_attributes = {"elapsed": RATE}
 
     @check_arguments
     def __init__(

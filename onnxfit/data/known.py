@@ -98,7 +98,7 @@ class BatchPlanCache:
             return OneBatch(batch, self.adapter)
         source = self.adapter.source(x, y, sample_weight, batch_size=ALL_ROWS)
         if passed is not None and isinstance(source, ArraySource):
-            self._learn(*passed, x, y, next(source.batches(0)))
+            self._record(*passed, x, y, next(source.batches(0)))
         return source
 
     def _batch(self, key: tuple[Any, ...], arrays: list[Array]) -> Batch | None:
@@ -122,7 +122,7 @@ class BatchPlanCache:
             named.append((column.input, array))
         return Batch(rows, signature, tuple(named), (), slice(0, rows))
 
-    def _learn(
+    def _record(
         self, key: tuple[Any, ...], arrays: list[Array], x: Any, y: Any, batch: Batch
     ) -> None:
         """Remember how the adapter made `batch` of the arrays, unless it changed an input."""

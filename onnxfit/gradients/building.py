@@ -38,7 +38,7 @@ class Strategy(Generic[Problem]):
     reason: str
 
 
-def first_applying(strategies: Iterable[Strategy[Problem]], problem: Problem) -> Strategy[Problem]:
+def choose_strategy(strategies: Iterable[Strategy[Problem]], problem: Problem) -> Strategy[Problem]:
     """Return the first strategy of a table that applies; the last one applies to all problems."""
     return next(strategy for strategy in strategies if strategy.applies(problem))
 

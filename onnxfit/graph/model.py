@@ -23,8 +23,8 @@ from onnxfit.graph.inference import (
     sizes_of,
 )
 from onnxfit.graph.shared_tensors import (
-    Contents,
     Storable,
+    TensorContents,
     contents_of,
     include_shared,
     ir_tensor,
@@ -57,7 +57,7 @@ class OnnxModel:
     """
 
     proto: onnx.ModelProto
-    arrays: Sequence[Contents] = ()
+    arrays: Sequence[TensorContents] = ()
 
     @property
     def graph(self) -> onnx.GraphProto:

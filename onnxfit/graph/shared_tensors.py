@@ -54,12 +54,12 @@ class ComputedArray:
         return data
 
 
-Contents = Union[Array, ComputedArray]
+TensorContents = Union[Array, ComputedArray]
 # A value for an initializer, or for a tensor of a file.
-Storable = Union[Contents, onnx.TensorProto]
+Storable = Union[TensorContents, onnx.TensorProto]
 # Unknown to any file: a proto that refers to an array was created in this process.
 _LOCATION = f"onnxfit-memory-{secrets.token_hex(16)}"
-_contents: WeakValueDictionary[str, Contents] = WeakValueDictionary()
+_contents: WeakValueDictionary[str, TensorContents] = WeakValueDictionary()
 _keys = map(str, count())
 
 
@@ -68,7 +68,7 @@ def is_sharable(data_type: int, size: int) -> bool:
     return data_type in TYPES and size >= MIN_BYTES
 
 
-def refer_to(tensor: onnx.TensorProto, data: Contents) -> None:
+def refer_to(tensor: onnx.TensorProto, data: TensorContents) -> None:
     """Let a tensor refer to an array of its bytes, or to a computed array, in place.
 
     The caller keeps `data` alive.
@@ -82,7 +82,7 @@ def refer_to(tensor: onnx.TensorProto, data: Contents) -> None:
         tensor.external_data.add(key=name, value=value)
 
 
-def contents_of(tensor: onnx.TensorProto) -> Contents | None:
+def contents_of(tensor: onnx.TensorProto) -> TensorContents | None:
     """Return the array that a tensor refers to; None for a tensor with its own bytes."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return None
@@ -183,7 +183,7 @@ def whole_model(model: onnx.ModelProto) -> onnx.ModelProto:
     return include_shared(copy)
 
 
-def shared_arrays(model: onnx.ModelProto) -> list[Contents]:
+def shared_arrays(model: onnx.ModelProto) -> list[TensorContents]:
     """Return the arrays that a model's tensors refer to. Keep the list alive while using them."""
     contents = (contents_of(tensor) for tensor in model.graph.initializer)
     return [array for array in contents if array is not None]
@@ -199,7 +199,7 @@ def values_of_tensor(tensor: Storable) -> Array:
 
 def tensor_of(
     old: onnx.TensorProto, value: Storable, *, refers: bool
-) -> tuple[onnx.TensorProto, Contents | None]:
+) -> tuple[onnx.TensorProto, TensorContents | None]:
     """Return an initializer with another value than `old`, and the array that it refers to.
 
     - `value`: a tensor, an array, or a computed array of the element type and shape of `old`.

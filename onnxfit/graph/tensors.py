@@ -21,8 +21,8 @@ from onnxfit.errors import ModelError
 from onnxfit.graph.index import tensors_of
 from onnxfit.graph.shared_tensors import (
     ComputedArray,
-    Contents,
     Storable,
+    TensorContents,
     array_of,
     contents_of,
     is_sharable,
@@ -193,13 +193,13 @@ def write_tensors(file: BinaryIO, tensors: Iterable[Storable]) -> None:
         file.write(bytes(_aligned(size) - size))
 
 
-def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Contents]:
+def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[TensorContents]:
     """Read the external tensors of a model of `detached` from a file into the model.
 
     Returns the arrays that the larger tensors of a large model then refer to. ModelError: the file
     does not contain exactly these tensors.
     """
-    arrays: list[Contents] = []
+    arrays: list[TensorContents] = []
     shares = sum(map(nbytes, model.graph.initializer)) > MAX_COPIED_BYTES
     offset = 0
     for tensor in model.graph.initializer:

@@ -26,7 +26,7 @@ from onnxfit.load.opset import OPSET
 from onnxfit.load.runtime_support import newest_opset
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.kernel_opset import kernel_opset
-from onnxfit.runtime.memory import plan_memory, return_freed_memory, share_arena
+from onnxfit.runtime.memory import plan_memory, share_arena, trim_malloc
 from onnxfit.runtime.node_order import bytes_of_values, compilation_order
 from onnxfit.runtime.ort_optimizers import useless_optimizers
 from onnxfit.runtime.shared_initializers import share_initializers
@@ -125,7 +125,7 @@ def compile_model(
     size = len(serialized) + sum(one.nbytes for one in shared if isinstance(one, np.ndarray))
     del serialized
     if size > MIN_BYTES_TO_TRIM:
-        return_freed_memory()
+        trim_malloc()
     _sessions[session._sess] = shared
     return session
 

@@ -124,7 +124,7 @@ def _create_arena() -> None:
             raise
 
 
-def return_freed_memory() -> None:
+def trim_malloc() -> None:
     """Give the memory that the process has freed back to the system, if the C library can.
 
     A session makes several copies of its tensors while it is created. The C library keeps their

@@ -19,7 +19,7 @@ from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.compilation import compile_model, explain_error
 from onnxfit.runtime.cuda_graphs import is_capturable, keep_alive, run_options
 from onnxfit.runtime.device import CPU, Device
-from onnxfit.runtime.memory import return_freed_memory
+from onnxfit.runtime.memory import trim_malloc
 from onnxfit.runtime.shared_initializers import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
@@ -211,7 +211,7 @@ class BoundSession:
         if binding is None:
             # The C library still has the memory that was freed after building and compiling the
             # graph, often in pieces that are too small for the large blocks of a run.
-            return_freed_memory()
+            trim_malloc()
         if binding is None or self._device.copies_inputs:
             binding = self._bind()
             self._bindings[state.current] = binding

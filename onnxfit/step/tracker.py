@@ -172,7 +172,7 @@ class Tracker:
         self._add_sums(*sums)
         self._resumes = True
         for metric in self._metrics:
-            with self._refusing(metric.name), np.errstate(all="ignore"):
+            with self._as_checkpoint_error(metric.name), np.errstate(all="ignore"):
                 metric.metric.load_state_dict(state["metrics"][metric.name])
                 metric.metric.result()
 
@@ -231,7 +231,7 @@ class Tracker:
             mean.add_sums(*terms[output])
 
     @contextmanager
-    def _refusing(self, name: str) -> Iterator[None]:
+    def _as_checkpoint_error(self, name: str) -> Iterator[None]:
         """Raise CheckpointError if a metric cannot restore its sums from a checkpoint."""
         try:
             yield
@@ -275,7 +275,7 @@ class Tracker:
                 sums.setdefault(found[0], {})[found[1]] = value.item()
         for metric in self._metrics:
             if metric.name in sums:
-                with self._refusing(metric.name):
+                with self._as_checkpoint_error(metric.name):
                     metric.metric.add_sums(sums[metric.name])
         others = [metric for metric in self._metrics if metric.name not in sums]
         if others:
@@ -304,7 +304,7 @@ class Tracker:
             if metric.metric.weighted and weights is not None:
                 row_weights = read_only(weights)
             change = f"Metric {metric.name!r} changes its arguments"
-            with self._refusing(metric.name), refusing_writes(change):
+            with self._as_checkpoint_error(metric.name), refusing_writes(change):
                 metric.metric.update(labels, outputs, row_weights)
 
     @property

@@ -65,7 +65,7 @@ from onnxfit.graph.tensors import (
 from onnxfit.load.training_form import to_inference_form
 from onnxfit.load.validity import require_valid
 from onnxfit.step.tracker import SUM_TYPES
-from onnxfit.training.contents import Contents
+from onnxfit.training.contents import CheckpointContents
 from onnxfit.training.position import EVENT_TYPES, KEYS_OF_EVENT, POSITION_TYPES
 from onnxfit.training.ranks import RANKS
 from onnxfit.training.setting_values import decode_setting, encode_setting
@@ -107,7 +107,7 @@ class Snapshot:
 
     def __init__(
         self,
-        contents: Contents,
+        contents: CheckpointContents,
         *,
         writes: bool = True,
         unchanged: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -195,7 +195,7 @@ class Snapshot:
 
 def load(
     path: str | os.PathLike[str], settings: Mapping[str, Any], world: World = ALONE
-) -> Contents:
+) -> CheckpointContents:
     """Return the contents of the checkpoint `path`, with some of its settings replaced.
 
     `path` may be a folder with one checkpoint. CheckpointError: the file is not a complete
@@ -246,7 +246,7 @@ def load(
         settings = {**saved, **settings}
         if constants:
             settings["adapters"] = with_constants(settings.get("adapters"), constants)
-        return Contents(
+        return CheckpointContents(
             model=model,
             settings=settings,
             state=state,
@@ -366,7 +366,7 @@ def _check_description(info: dict[str, Any], name: str) -> None:
         require_types(place, ranks, {RANKS: list_of(MAPPING)})
         for number, sums in enumerate(ranks[RANKS]):
             require_types(f"{place}, rank {number},", sums, SUM_TYPES)
-    require_types(f"The history of {name!r}", info["history"], History.remembered)
+    require_types(f"The history of {name!r}", info["history"], History.state_attributes)
 
 
 def _divided(

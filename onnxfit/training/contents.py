@@ -25,7 +25,7 @@ from onnxfit.training.setting_values import decode_setting
 
 
 @dataclass
-class Contents:
+class CheckpointContents:
     """The contents of a checkpoint.
 
     `state` is the result of `Trainer.get_state`, with the weights of `model`. `resume` has the

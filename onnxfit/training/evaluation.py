@@ -177,7 +177,7 @@ class Evaluator:
         assert states is not None
         results: list[Mapping[str, Any]] = []  # outputs of each batch
         rows: list[int] = []
-        outer = self.training.thread.predicted  # a callback of a prediction may predict
+        outer = self.training.thread.current_outputs  # a callback of a prediction may predict
         callbacks.on_predict_begin(Logs())
         run = make_run()
         tells_end = "on_predict_batch_end" in callbacks.subscribed
@@ -192,13 +192,13 @@ class Evaluator:
                 if tells_end:
                     (predicted,) = joined_over_ranks(self.training.world, [predicted])
                     predicted = layout.outputs_in_file(predicted)
-                self.training.thread.predicted = predicted
+                self.training.thread.current_outputs = predicted
                 results.append(predicted)
                 rows.append(batch.rows_of_all)
                 if callbacks.predict_batch_end:
                     callbacks.on_predict_batch_end(index, Logs())
         finally:
-            self.training.thread.predicted = outer
+            self.training.thread.current_outputs = outer
         callbacks.on_predict_end(Logs())
         if not tells_end:
             joined = joined_over_ranks(self.training.world, results)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from onnxfit.errors import OnnxfitError, SettingError, listed_names, warn_user
 from onnxfit.graph import names
 from onnxfit.optimizers import get_optimizer
-from onnxfit.training.contents import Contents
+from onnxfit.training.contents import CheckpointContents
 from onnxfit.training.position import Position
 from onnxfit.training.setting_values import decode_setting
 from onnxfit.training.state import TrainerState
@@ -23,7 +23,7 @@ SLOT_SETTINGS = ("optimizer", "precision", "accumulate", "backend")
 
 
 def with_passed_settings(
-    contents: Contents, own: TrainerState, passed: Collection[str], *, has_numbers: bool
+    contents: CheckpointContents, own: TrainerState, passed: Collection[str], *, has_numbers: bool
 ) -> TrainerState:
     """Return the state of a checkpoint for a trainer with other settings, which win.
 
@@ -154,7 +154,7 @@ def _warn_of_slots(
         )
 
 
-def _warn_of_rate(contents: Contents, rate: float | None, saved: float | None) -> None:
+def _warn_of_rate(contents: CheckpointContents, rate: float | None, saved: float | None) -> None:
     """Warn if a passed optimizer undoes a change of the rate that the user may not mean to undo.
 
     It is meant if the optimizer has another rate than the one with which training began.
@@ -170,7 +170,7 @@ def _warn_of_rate(contents: Contents, rate: float | None, saved: float | None) -
         )
 
 
-def _first_rate(contents: Contents) -> float | None:
+def _first_rate(contents: CheckpointContents) -> float | None:
     """Return the rate of the optimizer in the checkpoint's settings; None if it is unknown."""
     try:
         setting = decode_setting("optimizer", contents.replaced.get("optimizer"), "")
@@ -180,7 +180,7 @@ def _first_rate(contents: Contents) -> float | None:
     return None if callable(rate) else float(rate)
 
 
-def _warn_of_seed(contents: Contents, passed: Collection[str]) -> None:
+def _warn_of_seed(contents: CheckpointContents, passed: Collection[str]) -> None:
     """Warn if the rest of an interrupted epoch has another order of rows than its beginning."""
     other = "seed" in passed and contents.settings["seed"] != contents.replaced.get("seed")
     position = Position.restored(contents.resume)

@@ -16,7 +16,7 @@ from onnxfit.errors import SettingError, warn_user
 from onnxfit.files import as_checkpoint_error
 from onnxfit.training import checkpoint
 from onnxfit.training.carried import CARRIED
-from onnxfit.training.contents import Contents
+from onnxfit.training.contents import CheckpointContents
 from onnxfit.training.passed_settings import with_passed_settings
 from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.state import TrainerState, require_same_form
@@ -58,7 +58,7 @@ def require_savable(training: Training, what: str) -> None:
     training.require_whole_window(what)
 
 
-def restore(training: Training, contents: Contents, passed: Collection[str] = ()) -> None:
+def restore(training: Training, contents: CheckpointContents, passed: Collection[str] = ()) -> None:
     """Restore the state of a checkpoint, in which settings that were `passed` win."""
     history = History()
     history.load_state_dict(contents.history)
@@ -85,10 +85,10 @@ def restore(training: Training, contents: Contents, passed: Collection[str] = ()
         training.pending_fit = pending
 
 
-def contents_of(training: Training, adapters_only: bool, *, copy: bool) -> Contents:
+def contents_of(training: Training, adapters_only: bool, *, copy: bool) -> CheckpointContents:
     """Return the contents of a checkpoint written now; `copy` is as for `Trainer.get_state`."""
     pending = _pending_now(training)
-    return Contents(
+    return CheckpointContents(
         model=None if adapters_only else training.trainable.file,
         base=training.trainable.fingerprint if adapters_only else None,
         settings=training.settings,

@@ -15,7 +15,7 @@ class ThreadState(local):
     """State of a trainer's calls in one thread.
 
     - `callbacks`: the callbacks of the running fit, evaluation or prediction, or None.
-    - `predicted`: output -> array of the current batch of a prediction.
+    - `current_outputs`: output -> array of the current batch of a prediction.
     - `carried`: the states of the running evaluation or prediction, or None.
     """
 
@@ -23,4 +23,4 @@ class ThreadState(local):
     carried: CarriedStates | None = None
 
     def __init__(self) -> None:
-        self.predicted: dict[str, npt.NDArray[Any]] = {}
+        self.current_outputs: dict[str, npt.NDArray[Any]] = {}

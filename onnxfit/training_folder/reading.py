@@ -19,7 +19,7 @@ from onnxfit.files import as_checkpoint_error
 from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.tensors import TYPES, is_external
 from onnxfit.load.validity import require_valid
-from onnxfit.training.contents import Contents
+from onnxfit.training.contents import CheckpointContents
 from onnxfit.training.position import Position
 from onnxfit.training.setting_values import decode_setting
 from onnxfit.training_folder.json_numbers import with_all_floats
@@ -29,7 +29,9 @@ from onnxfit.training_folder.tensors import StateEntry, read_state
 MAX_ELEMENTS = 2**40  # of a tensor that a manifest may declare
 
 
-def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
+def read_training_folder(
+    path: str | os.PathLike[str], settings: Mapping[str, Any]
+) -> CheckpointContents:
     """Return the contents of a training folder, with some of its settings replaced.
 
     - `path`: the folder. It runs no code.
@@ -63,7 +65,7 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
             f"{str(folder / MODEL)!r} was not written by onnxfit: it refers to other files."
         )
     require_valid(model, "its model")
-    return Contents(
+    return CheckpointContents(
         model=OnnxModel(model),
         settings={**saved, **settings},
         replaced={k: v for k, v in manifest["settings"].items() if k not in saved},

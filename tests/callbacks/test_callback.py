@@ -220,7 +220,7 @@ def test_a_callback_that_fails_to_close_does_not_hide_an_exception():
 
 
 class Counts(StatefulCallback):
-    remembered = ("epochs", "marks")
+    state_attributes = ("epochs", "marks")
 
     def reset(self):
         self.epochs = 0

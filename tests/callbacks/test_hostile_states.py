@@ -82,7 +82,7 @@ KEYS = [
     (name, key)
     for name in CLASSES
     if name not in ("Callback", "History")
-    for key in getattr(make(name), "remembered", ())
+    for key in getattr(make(name), "state_attributes", ())
 ] + [("TensorBoard", key) for key in ("session", "files", "graph", "rate", "written_step")]
 
 

@@ -321,10 +321,10 @@ def test_its_state_goes_through_a_checkpoint_and_into_another_instance(name, bac
     assert whole.history.epoch == resumed.history.epoch
     assert whole.history.history["loss"] == resumed.history.history["loss"]
     if isinstance(kept, StatefulCallback):
-        assert set(kept.state_dict()) == set(other.remembered)
+        assert set(kept.state_dict()) == set(other.state_attributes)
         other.load_state_dict(kept.state_dict())
         assert repr(other.state_dict()) == repr(kept.state_dict())
-        if kept.remembered:
+        if kept.state_attributes:
             with pytest.raises(onnxfit.errors.CheckpointError, match="must have"):
                 other.load_state_dict({})
 

@@ -26,7 +26,7 @@ __all__ = ["CountBatches"]
 class CountBatches(StatefulCallback):
     """Count the batches of training."""
 
-    remembered = ("batches",)
+    state_attributes = ("batches",)
 
     def __init__(self):
         self.reset()

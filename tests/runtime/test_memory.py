@@ -180,11 +180,11 @@ def test_the_numbers_of_trained_weights_are_in_the_state_alone(deep: Path) -> No
     """The file's own are not kept beside the two sets of the state."""
     code = """
 import onnxfit
-from onnxfit.runtime.memory import return_freed_memory
+from onnxfit.runtime.memory import trim_malloc
 onnxfit.Trainer  # which imports its modules
 before = memory("VmRSS")
 trainer = onnxfit.Trainer(sys.argv[1], loss="mse", threads=1)
-return_freed_memory()
+trim_malloc()
 print((memory("VmRSS") - before) / 64)
 """
     (kept,) = run(code, str(deep))

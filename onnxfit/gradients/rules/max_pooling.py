@@ -22,7 +22,7 @@ from onnxfit.gradients.building import (
     Strategy,
     arange,
     axis_size,
-    first_applying,
+    choose_strategy,
     int_vector,
     reshape_like,
     spatial_shape,
@@ -127,7 +127,7 @@ def max_pool(
         if part is None:
             return _by_taps(op, problem, dy)
         return part.gradient(_by_taps(op, replace(problem, x=part.part()), dy))
-    strategy = first_applying(STRATEGIES, problem)
+    strategy = choose_strategy(STRATEGIES, problem)
     positions = strategy.build(op, problem)
     note = _note(problem)
     if note is None:

@@ -15,7 +15,7 @@ from onnxfit.graph.shared_tensors import NOT_IN_NUMPY, include_shared
 from onnxfit.load.lean_reading import with_shared
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.memory import return_freed_memory
+from onnxfit.runtime.memory import trim_malloc
 from onnxfit.runtime.session import BoundSession, StatelessSession
 from onnxfit.runtime.values import Array
 from onnxfit.step.graphs import deployed_graph
@@ -53,7 +53,7 @@ class InferenceSessions:
         for other, owner in self.owners.items():
             if other != kind:
                 owner.clear()
-        return_freed_memory()
+        trim_malloc()
 
 
 class DeployedModel:

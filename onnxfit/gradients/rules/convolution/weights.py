@@ -18,7 +18,7 @@ from onnxfit.gradients.building import (
     Integers,
     Ints,
     Strategy,
-    first_applying,
+    choose_strategy,
     spatial_shape,
     static_shape,
     zeros,
@@ -173,7 +173,7 @@ def weight_gradient(
     problem = WeightProblem(
         large, small, spec, w, images, filters, channels, tuple(kernel), pixels, positions
     )
-    strategy = first_applying(STRATEGIES, problem)
+    strategy = choose_strategy(STRATEGIES, problem)
     if spec.group > 1 and not (problem.is_depthwise and filters == spec.group):
         return strategy.build(op, problem)
     return noted(
