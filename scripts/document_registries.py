@@ -1,15 +1,10 @@
-"""Write what is generated from the registries: `make docs`.
+"""Write docs/reference.md from the registries: `make docs`.
 
     python scripts/document_registries.py [--check]
 
-- docs/reference.md: the Trainer, quantization, adapters, and every loss, metric, optimizer, schedule,
-  penalty, callback and data loader, with its names, its settings and their defaults, and its
-  docstring.
-- the `__init__.py` of onnxfit/callbacks/, losses/, metrics/ and optimizers/: the imports for type
-  checkers, which cannot search a folder.
-
-The page has all of a docstring but its examples. With --check nothing is written; the exit status is
-1 where a file is out of date.
+The page has the Trainer, quantization, adapters, and every loss, metric, optimizer, schedule, penalty,
+callback and data loader, with its names, its settings and their defaults, and its docstring without
+the examples. With --check nothing is written; the exit status is 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -21,16 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import onnxfit
-from onnxfit import callbacks, losses, metrics, optimizers
 from onnxfit.registry import registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference.md"
-PACKAGES = (callbacks, losses, metrics, optimizers)  # whose modules are searched for public names
-MAX_LINE_LENGTH = 100
 HEAD = """\
 # Reference
 
@@ -313,53 +304,15 @@ def link(name: str, anchors: dict[str, str], otherwise: str = "") -> str:
     return f"[`{name}`](#{anchors[name]})" if name in anchors else otherwise
 
 
-# ---------------------------------------------------------------------- the imports
-
-
-def imports(package: ModuleType) -> list[str]:
-    """Return an import of every public name of a package, as type checkers need it to be
-    re-exported.
-    """
-    lines = []
-    for name in package.__all__:
-        module = getattr(package, name).__module__
-        line = f"    from {module} import {name} as {name}"
-        if len(line) > MAX_LINE_LENGTH:
-            line = f"    from {module} import (\n        {name} as {name},\n    )"
-        order = (not name.isupper(), not name[0].isupper(), name.lower())  # as ruff sorts them
-        lines.append((module, *order, line))
-    return [line for *_, line in sorted(lines)]
-
-
-def replaced(content: str, begin: str, end: str, lines: list[str]) -> str:
-    """Return a file's content with other lines between two markers."""
-    pattern = re.compile(f"(?<={re.escape(begin)}\n).*?(?=^ *{re.escape(end)})", re.S | re.M)
-    new, count = pattern.subn(lambda _: "".join(line + "\n" for line in lines), content)
-    if count != 1:
-        raise SystemExit(
-            f"The markers {begin!r} and {end!r} were not found once, but {count} times."
-        )
-    return new
-
-
 def main(check: bool) -> int:
-    markers = "# begin of generated imports", "# end of generated imports"
-    generated = {PAGE: page()}
-    for package in PACKAGES:
-        path = Path(inspect.getfile(package))
-        content = path.read_text(encoding="utf-8")
-        generated[path] = replaced(content, *markers, imports(package))
-    stale = [
-        path
-        for path, content in generated.items()
-        if not path.exists() or path.read_text(encoding="utf-8") != content
-    ]
-    if check and stale:
-        names = ", ".join(path.relative_to(ROOT).as_posix() for path in stale)
-        print(f"Out of date: {names}. Run `make docs`.", file=sys.stderr)
+    content = page()
+    if not check:
+        PAGE.write_text(content, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != content:
+        print(
+            f"Out of date: {PAGE.relative_to(ROOT).as_posix()}. Run `make docs`.", file=sys.stderr
+        )
         return 1
-    for path in stale:
-        path.write_text(generated[path], encoding="utf-8")
     return 0
 
 

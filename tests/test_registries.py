@@ -4,9 +4,12 @@ back to the last bit.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +19,7 @@ import onnx.helper as oh
 import onnxruntime
 import pytest
 
-from onnxfit import Trainer, losses, metrics, optimizers, penalties, schedules
+from onnxfit import Trainer, callbacks, losses, metrics, optimizers, penalties, schedules
 from onnxfit.errors import DataError, SettingError
 from onnxfit.metrics.alignment import misfit
 from onnxfit.registry import from_config, registry, to_config
@@ -137,6 +140,22 @@ def test_a_metric_of_any_name_is_exact_over_batches(name: str) -> None:
         np.testing.assert_allclose(small[figure], whole[figure], rtol=1e-6)
         return
     raise AssertionError("no labels fit the metric")
+
+
+@pytest.mark.parametrize(
+    "package", [callbacks, losses, metrics, optimizers], ids=lambda package: package.__name__
+)
+def test_type_checkers_see_every_exported_name(package: ModuleType) -> None:
+    """They read the imports of the package, and do not run the search for its modules."""
+    seen: list[str] = []
+    for node in ast.walk(ast.parse(inspect.getsource(package))):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if alias.name == "*":
+                    seen += import_module(node.module).__all__
+                elif alias.asname:
+                    seen.append(alias.asname)
+    assert sorted(seen) == package.__all__
 
 
 # ---------------------------------------------------------------------- a class more

@@ -24,80 +24,30 @@ model then has no gradient beyond the bounds of the Clip. Without such an activa
 is raised to 1e-30, and has no gradient there.
 
 To add a loss, add the class to the module of its family, and its name to that module's `__all__`.
-The package exports every name in the `__all__` of its modules; `make docs` then writes the lines
-for type checkers below, and the entry in docs/reference.md.
+The package exports every name in the `__all__` of its modules; for type checkers, each module has a
+line below. `make docs` then writes the entry in docs/reference.md.
 """
 
-from typing import TYPE_CHECKING
-
+from onnxfit.losses.base import *
+from onnxfit.losses.binary import *
+from onnxfit.losses.boxes import *
+from onnxfit.losses.classification import *
+from onnxfit.losses.contrastive import *
+from onnxfit.losses.distributions import *
+from onnxfit.losses.divergences import *
+from onnxfit.losses.embeddings import *
+from onnxfit.losses.functions import *
+from onnxfit.losses.hinges import *
+from onnxfit.losses.lookup import *
+from onnxfit.losses.margins import *
+from onnxfit.losses.pairs import *
+from onnxfit.losses.preferences import *
+from onnxfit.losses.ranking import *
+from onnxfit.losses.regression import *
+from onnxfit.losses.segmentation import *
+from onnxfit.losses.sequences import *
+from onnxfit.losses.uncertainty import *
 from onnxfit.registry import exported_members
-
-if TYPE_CHECKING:
-    # Type checkers do not run the search below, so `make docs` writes these imports.
-    # begin of generated imports
-    from onnxfit.losses.base import Loss as Loss
-    from onnxfit.losses.binary import Asymmetric as Asymmetric
-    from onnxfit.losses.binary import BinaryCrossEntropy as BinaryCrossEntropy
-    from onnxfit.losses.binary import BinaryCrossEntropyWithLogits as BinaryCrossEntropyWithLogits
-    from onnxfit.losses.binary import Hinge as Hinge
-    from onnxfit.losses.binary import HingeEmbedding as HingeEmbedding
-    from onnxfit.losses.binary import SoftMargin as SoftMargin
-    from onnxfit.losses.binary import SquaredHinge as SquaredHinge
-    from onnxfit.losses.boxes import CIoU as CIoU
-    from onnxfit.losses.boxes import DIoU as DIoU
-    from onnxfit.losses.boxes import GIoU as GIoU
-    from onnxfit.losses.boxes import IoU as IoU
-    from onnxfit.losses.classification import NLL as NLL
-    from onnxfit.losses.classification import ClassLoss as ClassLoss
-    from onnxfit.losses.classification import CrossEntropy as CrossEntropy
-    from onnxfit.losses.classification import Focal as Focal
-    from onnxfit.losses.classification import GeneralizedCrossEntropy as GeneralizedCrossEntropy
-    from onnxfit.losses.classification import PolyCrossEntropy as PolyCrossEntropy
-    from onnxfit.losses.contrastive import Circle as Circle
-    from onnxfit.losses.contrastive import NTXent as NTXent
-    from onnxfit.losses.contrastive import SigLIP as SigLIP
-    from onnxfit.losses.contrastive import SupCon as SupCon
-    from onnxfit.losses.contrastive import TripletSemiHard as TripletSemiHard
-    from onnxfit.losses.distributions import GaussianNLL as GaussianNLL
-    from onnxfit.losses.distributions import MixtureNLL as MixtureNLL
-    from onnxfit.losses.distributions import Poisson as Poisson
-    from onnxfit.losses.divergences import DistillationKL as DistillationKL
-    from onnxfit.losses.divergences import JensenShannon as JensenShannon
-    from onnxfit.losses.divergences import KLDivergence as KLDivergence
-    from onnxfit.losses.embeddings import CosineSimilarity as CosineSimilarity
-    from onnxfit.losses.embeddings import InfoNCE as InfoNCE
-    from onnxfit.losses.embeddings import TripletMargin as TripletMargin
-    from onnxfit.losses.functions import Function as Function
-    from onnxfit.losses.functions import Joint as Joint
-    from onnxfit.losses.hinges import CategoricalHinge as CategoricalHinge
-    from onnxfit.losses.hinges import MultiMargin as MultiMargin
-    from onnxfit.losses.lookup import get_loss as get_loss
-    from onnxfit.losses.margins import ArcFace as ArcFace
-    from onnxfit.losses.margins import CosFace as CosFace
-    from onnxfit.losses.pairs import Contrastive as Contrastive
-    from onnxfit.losses.pairs import CosineEmbedding as CosineEmbedding
-    from onnxfit.losses.pairs import MarginRanking as MarginRanking
-    from onnxfit.losses.preferences import DPO as DPO
-    from onnxfit.losses.preferences import ORPO as ORPO
-    from onnxfit.losses.ranking import ListNet as ListNet
-    from onnxfit.losses.regression import Elastic as Elastic
-    from onnxfit.losses.regression import Huber as Huber
-    from onnxfit.losses.regression import LogCosh as LogCosh
-    from onnxfit.losses.regression import MeanAbsoluteError as MeanAbsoluteError
-    from onnxfit.losses.regression import MeanAbsolutePercentageError as MeanAbsolutePercentageError
-    from onnxfit.losses.regression import MeanSquaredError as MeanSquaredError
-    from onnxfit.losses.regression import MeanSquaredLogarithmicError as MeanSquaredLogarithmicError
-    from onnxfit.losses.regression import Quantile as Quantile
-    from onnxfit.losses.regression import SmoothL1 as SmoothL1
-    from onnxfit.losses.segmentation import Dice as Dice
-    from onnxfit.losses.segmentation import Jaccard as Jaccard
-    from onnxfit.losses.segmentation import LovaszHinge as LovaszHinge
-    from onnxfit.losses.segmentation import LovaszSoftmax as LovaszSoftmax
-    from onnxfit.losses.segmentation import Tversky as Tversky
-    from onnxfit.losses.sequences import CTC as CTC
-    from onnxfit.losses.sequences import CausalLM as CausalLM
-    from onnxfit.losses.uncertainty import UncertaintyWeights as UncertaintyWeights
-    # end of generated imports
 
 _members = exported_members(__name__)
 globals().update(_members)

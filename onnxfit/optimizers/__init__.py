@@ -8,48 +8,21 @@ default is 0.01, and `weight_decay` is always decoupled. For the same gradients,
 torch.optim's.
 
 To add an optimizer, add the class to the module of its family, and its name to that module's
-`__all__`. The package exports every name in the `__all__` of its modules; `make docs` then writes
-the lines for type checkers below, and the entry in docs/reference.md.
+`__all__`. The package exports every name in the `__all__` of its modules; for type checkers, each
+module has a line below. `make docs` then writes the entry in docs/reference.md.
 """
 
-from typing import TYPE_CHECKING
-
+from onnxfit.optimizers.adam import *
+from onnxfit.optimizers.adaptive import *
+from onnxfit.optimizers.base import *
+from onnxfit.optimizers.constraints import *
+from onnxfit.optimizers.groups import *
+from onnxfit.optimizers.layerwise import *
+from onnxfit.optimizers.lookahead import *
+from onnxfit.optimizers.lookup import *
+from onnxfit.optimizers.matrices import *
+from onnxfit.optimizers.momentum import *
 from onnxfit.registry import exported_members
-
-if TYPE_CHECKING:
-    # Type checkers do not run the search below, so `make docs` writes these imports.
-    # begin of generated imports
-    from onnxfit.optimizers.adam import AdaBelief as AdaBelief
-    from onnxfit.optimizers.adam import Adam as Adam
-    from onnxfit.optimizers.adam import Adamax as Adamax
-    from onnxfit.optimizers.adam import AdamW as AdamW
-    from onnxfit.optimizers.adam import Adan as Adan
-    from onnxfit.optimizers.adam import Adopt as Adopt
-    from onnxfit.optimizers.adam import NAdam as NAdam
-    from onnxfit.optimizers.adam import RAdam as RAdam
-    from onnxfit.optimizers.adam import ScheduleFreeAdamW as ScheduleFreeAdamW
-    from onnxfit.optimizers.adaptive import Adadelta as Adadelta
-    from onnxfit.optimizers.adaptive import Adafactor as Adafactor
-    from onnxfit.optimizers.adaptive import Adagrad as Adagrad
-    from onnxfit.optimizers.adaptive import RMSprop as RMSprop
-    from onnxfit.optimizers.base import Optimizer as Optimizer
-    from onnxfit.optimizers.constraints import Constraint as Constraint
-    from onnxfit.optimizers.constraints import MaxNorm as MaxNorm
-    from onnxfit.optimizers.constraints import MinMaxNorm as MinMaxNorm
-    from onnxfit.optimizers.constraints import NonNeg as NonNeg
-    from onnxfit.optimizers.constraints import UnitNorm as UnitNorm
-    from onnxfit.optimizers.constraints import get_constraint as get_constraint
-    from onnxfit.optimizers.groups import Groups as Groups
-    from onnxfit.optimizers.layerwise import Lamb as Lamb
-    from onnxfit.optimizers.layerwise import Lars as Lars
-    from onnxfit.optimizers.layerwise import NovoGrad as NovoGrad
-    from onnxfit.optimizers.lookahead import Lookahead as Lookahead
-    from onnxfit.optimizers.lookup import get_optimizer as get_optimizer
-    from onnxfit.optimizers.matrices import Muon as Muon
-    from onnxfit.optimizers.momentum import SGD as SGD
-    from onnxfit.optimizers.momentum import Lion as Lion
-    from onnxfit.optimizers.momentum import Rprop as Rprop
-    # end of generated imports
 
 _members = exported_members(__name__)
 globals().update(_members)
