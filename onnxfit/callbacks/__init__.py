@@ -9,7 +9,7 @@ from onnxfit.callbacks.accumulation import *
 from onnxfit.callbacks.averaging import *
 from onnxfit.callbacks.backup import *
 from onnxfit.callbacks.batch_size_finder import *
-from onnxfit.callbacks.callback import Callback as Callback
+from onnxfit.callbacks.callback import Callback as Callback  # and not HOOKS, a table
 from onnxfit.callbacks.callback_list import *
 from onnxfit.callbacks.csv_logger import *
 from onnxfit.callbacks.device_stats import *

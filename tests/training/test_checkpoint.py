@@ -88,7 +88,7 @@ def test_a_cut_checkpoint_is_refused_wherever_it_is_cut(
 def test_a_bit_that_flips_is_noticed_or_means_nothing(
     whole: tuple[bytes, Any], tmp_path: Path
 ) -> None:
-    """CheckpointContents are under zip's CRC-32; of headers, what is read is under a comparison, and what is
+    """Contents are under zip's CRC-32; of headers, what is read is under a comparison, and what is
     not read (times, versions) says nothing.
     """
     data, expected = whole
