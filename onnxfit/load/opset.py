@@ -38,9 +38,10 @@ MORE_TYPES = {
 }  # fmt: skip
 
 
-def empty_graph(name: str) -> GraphBuilder:
-    """Return the builder of a new graph in OPSET."""
-    return GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name))
+def empty_graph(name: str, device: str = "cpu") -> GraphBuilder:
+    """Return the builder of a new graph in OPSET; `device` is as for GraphBuilder."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
+    return GraphBuilder(graph, device=device)
 
 
 def convert_opset(model: onnx.ModelProto, *, oldest: int = OPSET) -> onnx.ModelProto:

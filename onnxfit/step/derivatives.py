@@ -31,11 +31,13 @@ class GradientGraph:
     """A graph that computes gradients, which are its outputs.
 
     `stored` are the values that the caller has from the forward pass, `source` differentiates.
+    `device` is as for GraphBuilder.
     """
 
     model: ir.Model
     stored: tuple[str, ...]
     source: GradientSource
+    device: str
 
     def depending_on(self, wrt: Iterable[str]) -> frozenset[str]:
         """Return the outputs that depend on inputs in a differentiable way."""
@@ -69,7 +71,7 @@ class GradientGraph:
             raise GradientError(f"The gradient has no derivative. {error}") from error
         input_gradients = pullback.input_gradients.values()
         pullback.model.graph.outputs[:] = outputs_of(pullback.model.graph, *input_gradients)
-        graph = GradientGraph(pullback.model, self.stored, self.source)
+        graph = GradientGraph(pullback.model, self.stored, self.source, self.device)
         return Derivative(graph, pullback.output_gradients, pullback.input_gradients)
 
     def compilable(self) -> onnx.ModelProto:
@@ -79,7 +81,9 @@ class GradientGraph:
         stored = [name for name in self.stored if name in values]
         inputs = [v.name or "" for v in graph.inputs]
         outputs = [v.name or "" for v in graph.outputs]
-        return subgraph(graph, "derivative", inputs, stored, outputs, only_read=True)
+        return subgraph(
+            graph, "derivative", inputs, stored, outputs, device=self.device, only_read=True
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def gradient_graph(joined: JoinedPasses, source: GradientSource) -> GradientGrap
     """Return the gradients of a step as a graph, which replaces the outputs of `joined`."""
     graph = joined.graph
     graph.outputs[:] = outputs_of(graph, *joined.pullback.input_gradients.values())
-    return GradientGraph(joined.pullback.model, tuple(joined.kept_results), source)
+    return GradientGraph(joined.pullback.model, tuple(joined.kept_results), source, joined.device)
 
 
 def derivative_inputs(joined: JoinedPasses) -> tuple[str, ...]:

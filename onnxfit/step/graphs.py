@@ -103,7 +103,7 @@ def counted_outputs(recipe: Recipe, batch: Batch) -> list[str]:
 
 def _with_outputs(recipe: Recipe, name: str) -> GraphBuilder:
     """Return an empty graph whose inputs and outputs are the outputs that the loss reads."""
-    op = empty_graph(name)
+    op = empty_graph(name, recipe.device)
     own = {names.read(weight): weight for weight in recipe.loss_weights}
     for output in recipe.loss_outputs:
         y = recipe.all_outputs[output]
@@ -123,7 +123,7 @@ def counts_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     model = with_loss(recipe, batch)
     counts = {names.count(output) for output in recipe.objectives}
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name in counts]
-    return finish(GraphBuilder(model.graph))
+    return finish(GraphBuilder(model.graph, device=recipe.device))
 
 
 @model_errors()
@@ -141,7 +141,7 @@ def accumulate_graph(
     if whole:
         op, gradients = gradient(recipe, batch, shared=shared)
     else:
-        op = empty_graph("accumulate")
+        op = empty_graph("accumulate", recipe.device)
     first = op.input(names.FIRST, np.bool_, ())
     for weight in gradients or recipe.weights:
         g = gradients[weight] if whole else weight_input(op, recipe, weight, names.gradient)
@@ -168,7 +168,7 @@ def update_graph(
     - `averages`: whether the graph reads the sums of a window's gradients, and updates by their
       mean.
     """
-    op = empty_graph("update")
+    op = empty_graph("update", recipe.device)
     gradients = {}
     window: Value | None = None
     for weight in recipe.weights:
@@ -229,7 +229,7 @@ def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -
         _only_tensors(model.proto, recipe)
         return model
     model = with_references(to_proto(recipe.model), arrays, compiled=True)
-    op = GraphBuilder(to_ir(model.proto).graph)
+    op = GraphBuilder(to_ir(model.proto).graph, device=recipe.device)
     keep_outputs(op, list(recipe.outputs))
     to_evaluation_form(op)
     return OnnxModel(finish(op, exact=True), model.arrays)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -94,7 +95,7 @@ class JoinedPasses:
 
     `pullback` has the sorted graph. `outputs` and `statistics` are its outputs that the forward
     pass computes, and `kept` the values that the backward pass reads but does not compute.
-    `logarithms` is as in `SplitStep`.
+    `logarithms` is as in `SplitStep`, and `device` as for GraphBuilder.
     """
 
     pullback: Pullback
@@ -102,6 +103,7 @@ class JoinedPasses:
     statistics: tuple[str, ...]
     kept: tuple[ir.Value, ...]
     logarithms: dict[str, str]
+    device: str
 
     @property
     def graph(self) -> ir.Graph:
@@ -146,12 +148,15 @@ def join_passes(
     backward_nodes = _backward_nodes(graph, results, gradients, output_gradients)
     kept = _kept_values(graph, backward_nodes, gradients, output_gradients)
     kept = [_widened(graph, v, backward_nodes) for v in kept]
-    return JoinedPasses(pullback, tuple(outputs), tuple(statistics), tuple(kept), logarithms)
+    return JoinedPasses(
+        pullback, tuple(outputs), tuple(statistics), tuple(kept), logarithms, recipe.device
+    )
 
 
 def divide(joined: JoinedPasses) -> SplitStep:
     """Divide the graph of both passes into a graph for each."""
     graph, pullback = joined.graph, joined.pullback
+    part = partial(subgraph, graph, device=joined.device)
     output_gradients = joined.output_gradients
     model_inputs = [
         _name(v) for v in graph.inputs if v not in output_gradients and v.name != names.LOSS_SCALE
@@ -160,10 +165,8 @@ def divide(joined: JoinedPasses) -> SplitStep:
     forward_outputs = dict.fromkeys([*joined.outputs, *joined.statistics, *computed])
     backward_inputs = [*joined.kept_inputs, *pullback.output_gradients.values()]
     return SplitStep(
-        forward=subgraph(graph, "forward", model_inputs, (), forward_outputs),
-        backward=subgraph(
-            graph, "backward", backward_inputs, computed, pullback.input_gradients.values()
-        ),
+        forward=part("forward", model_inputs, (), forward_outputs),
+        backward=part("backward", backward_inputs, computed, pullback.input_gradients.values()),
         outputs=joined.outputs,
         logarithms=joined.logarithms,
         kept=tuple(_name(v) for v in joined.kept),
@@ -301,7 +304,7 @@ def loss_graph(
     teacher runs in this graph, which then also reads the model's inputs. `shared` is as for
     `add_loss_outputs`.
     """
-    op = empty_graph("loss")
+    op = empty_graph("loss", recipe.device)
     for name, value in outputs.items():
         y = spec_of(value)
         assert y.shape is not None
@@ -320,7 +323,7 @@ def loss_graph(
     # The loss may stop the gradient of an output.
     reached = reachable_values(model, [loss], wrt) or wrt
     model, gradients = recipe.gradient.add_gradients(model, loss, reached)
-    op = GraphBuilder(model.graph)
+    op = GraphBuilder(model.graph, device=recipe.device)
     values = values_of(model.graph)
     outputs_of_loss = {
         source: op.output(
@@ -343,7 +346,7 @@ def _restored(op: GraphBuilder, output: str, source: Value) -> Value:
 
 def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return the penalty, and the gradients of the penalized weights with the penalty's added."""
-    op = empty_graph("penalty")
+    op = empty_graph("penalty", recipe.device)
     weights = {name: weight_input(op, recipe, name) for name in recipe.penalties}
     total: Value | None = None
     for name, penalty in recipe.penalties.items():
@@ -354,7 +357,7 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     op.output(names.PENALTY, total)
     model = complete_shapes(prune(op))
     model, gradients = recipe.gradient.add_gradients(model, names.PENALTY, list(weights))
-    op = GraphBuilder(model.graph)
+    op = GraphBuilder(model.graph, device=recipe.device)
     values = values_of(model.graph)
     for name, gradient in gradients.items():
         of_penalty = op.wrap(values[gradient])
@@ -415,12 +418,13 @@ def subgraph(
     replaced: Sequence[str],
     outputs: Iterable[str],
     *,
+    device: str,
     only_read: bool = False,
 ) -> onnx.ModelProto:
     """Return the part of the graph that computes `outputs` from `inputs`.
 
     The `replaced` values of the graph become inputs as well. `only_read` drops the inputs that this
-    part of the graph does not read.
+    part of the graph does not read. `device` is as for GraphBuilder.
     """
     copy = graph.clone()
     copy.name = name
@@ -434,7 +438,7 @@ def subgraph(
         old.name = f"{value}/before"
         copy.inputs.append(new)
     copy.outputs[:] = [values[o] for o in outputs]
-    op = GraphBuilder(copy)
+    op = GraphBuilder(copy, device=device)
     if only_read:
         prune(op)
         copy.inputs[:] = [v for v in copy.inputs if v.uses() or v.is_graph_output()]

@@ -8,9 +8,13 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from onnxfit import Trainer
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.load.opset import OPSET
+from onnxfit.step.batch_specs import batch_specs
 from onnxfit.step.finish import finish
+from onnxfit.step.split import split_step
+from tests.models import mlp
 
 
 @pytest.mark.parametrize(
@@ -129,3 +133,18 @@ def test_reductions_of_unknown_size_are_not_products() -> None:
     op = GraphBuilder(graph, device="cuda")
     op.output("y", op.ReduceSum(op.input("x", np.float32, ("N", 3, 5)), [0, 2]))
     assert [node.op_type for node in finish(op).graph.node] == ["ReduceSum"]
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+def test_both_passes_have_the_forms_of_the_device(rows: int | None) -> None:
+    operators = {}
+    for device in ("cpu", "openvino"):
+        trainer = Trainer(mlp((4, 3, 2), "Relu"), loss="cross_entropy")
+        recipe = trainer._training.recipe.for_device(device)
+        step = split_step(
+            recipe, batch_specs(recipe, rows, False), list(recipe.outputs), recipe.weights
+        )
+        graphs = (step.forward.graph, step.backward.graph)
+        operators[device] = {node.op_type for graph in graphs for node in graph.node}
+    assert "HardSigmoid" in operators["cpu"]  # the derivative of Relu
+    assert "HardSigmoid" not in operators["openvino"]
