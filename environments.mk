@@ -35,6 +35,7 @@ packages-bench = '.[cpu]' torch onnxscript keras jax lightning skorch scikit-lea
 packages-exports = '.[cpu,exports]'
 packages-federated = '.[cpu,flower]' 'flwr[simulation]'
 packages-genai = '.[genai]'  # onnxruntime-genai brings onnxruntime
+packages-plugins = '.[cpu,test]' onnxruntime-ep-openvino onnxruntime-ep-webgpu
 packages-recipes = '.[cpu,recipes]'
 packages-site = '.[cpu,site]'
 packages-steps = '.[cpu]' openvino tinygrad

@@ -33,6 +33,11 @@ stories: .venv-dev/installed
 	set -e; for story in examples/stories/*.py; do echo "$$story"; $(dev) "$$story" --out build/stories; done
 	cp build/stories/*.png docs/images
 
+# Execution providers in packages beside onnxruntime. Those that find no device here are skipped, with the reason.
+plugins: .venv-plugins/installed  ## train on the plugins of onnxruntime (1 min)
+	.venv-plugins/bin/onnxfit doctor
+	OMP_NUM_THREADS=1 .venv-plugins/bin/python -m pytest -n 0 -rs tests/runtime/test_device.py tests/runtime/test_plugins.py $(ARGS)
+
 exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's and transformers' exports (30 min)
 	CI=true .venv-exports/bin/python -m pytest tests/exports $(ARGS)
 	ONNXFIT_SLOW=1 .venv-recipes/bin/python -m pytest tests/test_exporting.py tests/exports/test_decoders.py $(ARGS)

@@ -26,6 +26,7 @@ from onnxfit.environment import (
     versions,
 )
 from onnxfit.errors import InstallationError
+from onnxfit.step.providers import PROVIDERS
 
 __all__ = ["doctor"]
 
@@ -56,6 +57,8 @@ class Diagnosis:
     - `onnxruntime`: the version, folder, providers and gradient builder of the imported module.
     - `processor`: its instruction sets, and whether the C++ operators are used.
     - `switches`: environment variables that switch something off, each "on" or "off".
+    - `plugins`: packages with an execution provider beside onnxruntime, each with the devices that
+      it reports, or the reason why it cannot be used.
     - `problems`: messages with the commands that repair the installation.
     """
 
@@ -64,6 +67,7 @@ class Diagnosis:
     onnxruntime: dict[str, str] = field(default_factory=dict)
     processor: dict[str, str] = field(default_factory=dict)
     switches: dict[str, str] = field(default_factory=dict)
+    plugins: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -73,6 +77,7 @@ class Diagnosis:
         sections = [
             _table(self.versions.items()),
             "onnxruntime\n" + _table([*installed, *self.onnxruntime.items()]),
+            *(["plugins\n" + _table(self.plugins.items())] if self.plugins else []),
             "processor\n" + _table([*self.processor.items(), *self.switches.items()]),
             *map(_wrapped, self.problems or ["No problems."]),
         ]
@@ -127,6 +132,7 @@ def diagnose() -> Diagnosis:
             "gradient_builder": "unknown" if missing else _gradient_builder(),
         }
         operators = "unknown" if missing else _operators(found.problems)
+        found.plugins = {} if missing else _plugins()
     found.processor = {"instruction_sets": instruction_sets(), "operators": operators}
     found.switches = {name: _switch(name) for name in SWITCHES}
     return found
@@ -158,6 +164,22 @@ def _gradient_builder() -> str:
     except InstallationError:
         return "no, as this is an inference build"
     return "yes"
+
+
+def _plugins() -> dict[str, str]:
+    """Return the state of each installed plugin, whose library is loaded to ask for its devices."""
+    from onnxfit.runtime.plugins import describe_device, installed_plugins  # imports onnxruntime
+
+    states = {}
+    for plugin in installed_plugins():
+        try:
+            devices = ", ".join(map(describe_device, plugin.register()))
+            state = f"reports {devices}" if devices else "reports no device that it can run on"
+        except RuntimeError as error:
+            state = f"cannot be used: {error}"
+        known = "" if plugin.kind in PROVIDERS else ", which onnxfit does not use"
+        states[str(plugin)] = f"device {plugin.kind!r}{known}; {state}"
+    return states
 
 
 def _operators(problems: list[str]) -> str:

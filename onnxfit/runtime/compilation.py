@@ -111,12 +111,8 @@ def compile_model(
         serialized = model.SerializeToString()
     try:
         with device.calls:
-            session = onnxruntime.InferenceSession(
-                serialized,
-                options,
-                providers=[(device.provider, device.options | (CAPTURING if captures else {}))],
-                enable_fallback=False,  # to the CPU, which nobody would notice
-                disabled_optimizers=useless_optimizers(model),
+            session = device.start_session(
+                serialized, options, CAPTURING if captures else {}, useless_optimizers(model)
             )
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
         raise StepError(

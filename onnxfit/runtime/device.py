@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.environment import warn_of_mixed_distributions
 from onnxfit.errors import InstallationError, SettingError
+from onnxfit.runtime.plugins import Plugin, is_built_in, plugin_of
 from onnxfit.step.providers import PROVIDERS, Provider
 
 # While one thread makes a CUDA graph, CUDA refuses most calls of all other threads.
@@ -55,7 +57,7 @@ class Device:
         device = Device(match[1], int(match[2] or 0))
         offered = onnxruntime.get_available_providers()
         try:
-            if device.provider not in offered:
+            if device.plugin is None and device.provider not in offered:
                 raise RuntimeError(f"the installed onnxruntime has only {', '.join(offered)}")
             device._try()
         except RuntimeError as error:
@@ -63,8 +65,8 @@ class Device:
             reason = re.sub(r"^\S+\.cc:\d+ .*?\) ", "", str(error).splitlines()[0]).rstrip(".")
             raise InstallationError(
                 f"device={name!r} needs onnxruntime's {provider.name}, which is not available"
-                f" here: {reason}. Install {provider.package} in place of other builds of"
-                " onnxruntime, with the libraries that it needs, or use device='cpu'."
+                f" here: {reason}. {device._advice()}, with the libraries that it needs, or use"
+                " device='cpu'."
             ) from None
         return device
 
@@ -76,11 +78,68 @@ class Device:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         try:
-            onnxruntime.InferenceSession(
-                _relu(), options, providers=[(self.provider, self.options)], enable_fallback=False
-            )
+            self.start_session(_relu(), options)
         except Exception as error:  # onnxruntime raises its own classes, all plain Exceptions
             raise RuntimeError(str(error)) from None
+
+    def start_session(
+        self,
+        model: bytes,
+        options: Any,
+        provider_options: Mapping[str, str] | None = None,
+        disabled_optimizers: Collection[str] = (),
+    ) -> Any:
+        """Return an onnxruntime session on this device. RuntimeError: it would be on the CPU.
+
+        - `provider_options`: further options of the execution provider.
+        """
+        provider_options = {**self.options, **(provider_options or {})}
+        providers: list[tuple[str, dict[str, str]]] | None = [(self.provider, provider_options)]
+        plugin = self.plugin
+        if plugin is not None:
+            # By its name, onnxruntime would not find the provider, and would use the CPU.
+            options.add_provider_for_devices([self._plugin_device(plugin)], provider_options)
+            providers = None
+        session = onnxruntime.InferenceSession(
+            model,
+            options,
+            providers=providers,
+            enable_fallback=False,  # otherwise onnxruntime silently falls back to the CPU
+            disabled_optimizers=list(disabled_optimizers),
+        )
+        if self.provider not in session.get_providers():
+            raise RuntimeError(f"the session does not use {self.provider}, only the CPU")
+        return session
+
+    @property
+    def plugin(self) -> Plugin | None:
+        """The package of the provider, if it is not part of the installed onnxruntime."""
+        if self.kind == "cpu":
+            return None
+        return None if is_built_in(self.provider) else plugin_of(self.kind)
+
+    def _plugin_device(self, plugin: Plugin) -> Any:
+        """Return the device that a plugin reports. RuntimeError: there is none."""
+        wanted = self._provider.options.get("device_type")
+        offered = plugin.register()
+        suitable = [one for one in offered if wanted in (None, one.device.type.name)]
+        if len(suitable) <= self.index:
+            kinds = f" {wanted}" if wanted else ""
+            raise RuntimeError(
+                f"{plugin} reports {len(suitable)}{kinds} devices that it can run on"
+            )
+        return suitable[self.index]
+
+    def _advice(self) -> str:
+        """Return what to install, or to check, if the provider is not available."""
+        provider, plugin = self._provider, self.plugin
+        if plugin is not None:
+            return f"{plugin} is installed: check that the machine has such a device"
+        beside = f" {provider.plugin} beside a plain onnxruntime" if provider.plugin else ""
+        if not provider.package:
+            return f"Install{beside}"
+        instead = f" {provider.package} in place of other builds of onnxruntime"
+        return f"Install{instead}{f', or{beside}' if beside else ''}"
 
     @property
     def _provider(self) -> Provider:
@@ -100,6 +159,8 @@ class Device:
     def options(self) -> dict[str, str]:
         """Options of the execution provider."""
         numbers = {"device_id": str(self.index)} if self._provider.numbered else {}
+        if self.plugin is not None:  # the device has its number, and its type
+            return dict(self._provider.plugin_options)
         rounding = {"use_tf32": str(int(self.tf32))} if self.kind == "cuda" else {}
         return {**self._provider.options, **numbers, **rounding}
 

@@ -11,9 +11,11 @@ class Provider:
     """An execution provider, which computes the nodes that it has kernels for.
 
     - `name`: onnxruntime's name of it.
-    - `package`: the package on PyPI whose onnxruntime has it.
+    - `package`: the package on PyPI whose onnxruntime has it; "" for none.
+    - `plugin`: the package on PyPI that adds it to a plain onnxruntime; "" for none.
     - `forms`: the forms of operators that a graph has for it, as for GraphBuilder.
-    - `options`: its options.
+    - `options`: its options. A `device_type` also selects among the devices that a plugin reports.
+    - `plugin_options`: the options of the plugin.
     - `numbered`: whether there may be several such devices, which have numbers.
     - `wide_integers`: whether it has integers of 64 bits. Random numbers are made of them.
     - `tested`: what was trained on it, for the page "Devices".
@@ -26,6 +28,8 @@ class Provider:
     numbered: bool = False
     wide_integers: bool = True
     tested: str = "not tried"
+    plugin: str = ""
+    plugin_options: Mapping[str, str] = field(default_factory=dict)
 
 
 # kind of device, as a user types it -> its provider
@@ -42,7 +46,9 @@ PROVIDERS = {
         "WebGpuExecutionProvider",
         "onnxruntime-webgpu",
         forms="webgpu",
-        tested="1.27, on SwiftShader, a GPU computed by the CPU: losses as on the CPU to 1e-7",
+        tested="1.27 and plugin 0.4.0, on SwiftShader, a GPU computed by the CPU: losses as on the"
+        " CPU to 2e-7",
+        plugin="onnxruntime-ep-webgpu",
     ),
     "openvino": Provider(
         "OpenVINOExecutionProvider",
@@ -50,11 +56,22 @@ PROVIDERS = {
         forms="openvino",
         options={"device_type": "CPU"},
         wide_integers=False,
-        tested="1.24, on a CPU: losses as on the CPU to 1e-7; no dropout",
+        tested="1.24 and plugin 1.8.1, on a CPU: losses as on the CPU to 1e-6; no dropout",
+        plugin="onnxruntime-ep-openvino",
+        # By default, a CPU with instructions for bfloat16 rounds to it.
+        plugin_options={"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'},
     ),
     "directml": Provider("DmlExecutionProvider", "onnxruntime-directml", numbered=True),
     "coreml": Provider("CoreMLExecutionProvider", "onnxruntime"),
     "rocm": Provider("ROCMExecutionProvider", "onnxruntime-rocm", forms="cuda", numbered=True),
+    "mlx": Provider("MLXExecutionProvider", "", plugin="onnxruntime-ep-mlx"),
+    "qnn": Provider("QNNExecutionProvider", "", plugin="onnxruntime-qnn"),
+    "nv_tensorrt_rtx": Provider(
+        "NvTensorRTRTXExecutionProvider",
+        "",
+        numbered=True,
+        plugin="onnxruntime-ep-nv-tensorrt-rtx",
+    ),
 }
 
 
