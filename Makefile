@@ -63,7 +63,7 @@ dist: .venv-dist/installed  ## build and try sdist and wheel
 	$(distributing) -m twine check --strict dist/*
 	$(distributing) scripts/try_wheel.py dist/*.whl
 
-environments: dist  ## install the wheel beside each onnxruntime (10 min)
+environments: dist  ## install the wheel beside each onnxruntime; make plugins
 	$(distributing) scripts/try_environments.py dist/*.whl
 
 # A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.

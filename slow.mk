@@ -34,7 +34,7 @@ stories: .venv-dev/installed
 	cp build/stories/*.png docs/images
 
 # Execution providers in packages beside onnxruntime. Those that find no device here are skipped, with the reason.
-plugins: .venv-plugins/installed  ## train on the plugins of onnxruntime (1 min)
+plugins: .venv-plugins/installed
 	.venv-plugins/bin/onnxfit doctor
 	OMP_NUM_THREADS=1 .venv-plugins/bin/python -m pytest -n 0 -rs tests/runtime/test_device.py tests/runtime/test_plugins.py $(ARGS)
 

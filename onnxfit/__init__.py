@@ -11,142 +11,53 @@ from typing import TYPE_CHECKING
 # import each other.
 import numpy  # noqa: F401
 
-from onnxfit.environment import versions
+from onnxfit.environment import versions as versions
 
 if TYPE_CHECKING:
     # Type checkers do not call `__getattr__` below, so they need these imports.
-    from onnxfit import (
-        callbacks,
-        ctc,
-        distributed,
-        losses,
-        metrics,
-        optimizers,
-        penalties,
-        schedules,
-    )
-    from onnxfit.adapters.lora import LoRA
-    from onnxfit.adapters.merging import merge, unmerge
-    from onnxfit.data import (
-        Bucket,
-        DataLoader,
-        ImageFolder,
-        MaskedTokens,
-        Mixup,
-        Pad,
-        ParquetLoader,
-        Prefetch,
-        TextLoader,
-    )
-    from onnxfit.drawing import draw
-    from onnxfit.editing import (
-        add_biases,
-        add_dropout,
-        dynamic_batch,
-        replace_head,
-        tie,
-        to_float32,
-        untie,
-    )
-    from onnxfit.errors import (
-        ArgumentError,
-        CheckpointError,
-        DataError,
-        DivergenceError,
-        GradientError,
-        InstallationError,
-        MissingAttributeError,
-        ModelError,
-        OnnxfitError,
-        OutOfMemoryError,
-        SettingError,
-        StepError,
-        UnknownNameError,
-        UnsupportedError,
-    )
-    from onnxfit.gradients.gradient_model import gradient_model
-    from onnxfit.graph.values import GraphBuilder, Value
-    from onnxfit.quantization import (
-        Quantization,
-        QuantizationReport,
-        dequantize,
-        quantization_report,
-        quantize,
-    )
-    from onnxfit.script import training_script
-    from onnxfit.step.distillation import Distillation
-    from onnxfit.step.graphs import add_loss
-    from onnxfit.step.per_sample import per_sample_gradient_model
-    from onnxfit.trainer import Trainer
-    from onnxfit.training.inspection import inspect
-    from onnxfit.training.lbfgs import fit_lbfgs
+    from onnxfit import callbacks as callbacks
+    from onnxfit import ctc as ctc
+    from onnxfit import distributed as distributed
+    from onnxfit import losses as losses
+    from onnxfit import metrics as metrics
+    from onnxfit import optimizers as optimizers
+    from onnxfit import penalties as penalties
+    from onnxfit import schedules as schedules
+    from onnxfit.adapters.lora import *
+    from onnxfit.adapters.merging import *
+    from onnxfit.data import Bucket as Bucket
+    from onnxfit.data import DataLoader as DataLoader
+    from onnxfit.data import ImageFolder as ImageFolder
+    from onnxfit.data import MaskedTokens as MaskedTokens
+    from onnxfit.data import Mixup as Mixup
+    from onnxfit.data import Pad as Pad
+    from onnxfit.data import ParquetLoader as ParquetLoader
+    from onnxfit.data import Prefetch as Prefetch
+    from onnxfit.data import TextLoader as TextLoader
+    from onnxfit.drawing import draw as draw
+    from onnxfit.editing import *
+    from onnxfit.errors import *
+    from onnxfit.gradients.gradient_model import gradient_model as gradient_model
+    from onnxfit.graph.values import GraphBuilder as GraphBuilder
+    from onnxfit.graph.values import Value as Value
+    from onnxfit.quantization import Quantization as Quantization
+    from onnxfit.quantization import QuantizationReport as QuantizationReport
+    from onnxfit.quantization import dequantize as dequantize
+    from onnxfit.quantization import quantization_report as quantization_report
+    from onnxfit.quantization import quantize as quantize
+    from onnxfit.script import *
+    from onnxfit.step.distillation import *
+    from onnxfit.step.graphs import add_loss as add_loss
+    from onnxfit.step.per_sample import per_sample_gradient_model as per_sample_gradient_model
+    from onnxfit.trainer import *
+    from onnxfit.training.inspection import inspect as inspect
+    from onnxfit.training.lbfgs import *
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ArgumentError",
-    "Bucket",
-    "CheckpointError",
-    "DataError",
-    "DataLoader",
-    "Distillation",
-    "DivergenceError",
-    "GradientError",
-    "GraphBuilder",
-    "ImageFolder",
-    "InstallationError",
-    "LoRA",
-    "MaskedTokens",
-    "MissingAttributeError",
-    "Mixup",
-    "ModelError",
-    "OnnxfitError",
-    "OutOfMemoryError",
-    "Pad",
-    "ParquetLoader",
-    "Prefetch",
-    "Quantization",
-    "QuantizationReport",
-    "SettingError",
-    "StepError",
-    "TextLoader",
-    "Trainer",
-    "UnknownNameError",
-    "UnsupportedError",
-    "Value",
-    "add_biases",
-    "add_dropout",
-    "add_loss",
-    "callbacks",
-    "ctc",
-    "dequantize",
-    "distributed",
-    "draw",
-    "dynamic_batch",
-    "fit_lbfgs",
-    "gradient_model",
-    "inspect",
-    "losses",
-    "merge",
-    "metrics",
-    "optimizers",
-    "penalties",
-    "per_sample_gradient_model",
-    "quantization_report",
-    "quantize",
-    "replace_head",
-    "schedules",
-    "tie",
-    "to_float32",
-    "training_script",
-    "unmerge",
-    "untie",
-    "versions",
-]
-
-# The names of `__all__` that are no modules, by the module that defines them. A module is imported
-# when one of its names is first asked for: a program that only draws a model does not wait for the
-# gradients and the training loop.
+# The public names, by the module that defines them. A module is imported when one of its names is
+# first asked for: a program that only draws a model does not wait for the gradients and the
+# training loop.
 _NAMES = {
     "adapters.lora": ("LoRA",),
     "adapters.merging": ("merge", "unmerge"),
@@ -205,6 +116,18 @@ _NAMES = {
     "training.lbfgs": ("fit_lbfgs",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = (
+    "callbacks",
+    "ctc",
+    "distributed",
+    "losses",
+    "metrics",
+    "optimizers",
+    "penalties",
+    "schedules",
+)
+
+__all__ = sorted([*_MODULES, *_MODULE_OF, "versions"])
 
 # These modules need other packages, so they are imported by their full names alone.
 _OPTIONAL = {"flower", "sklearn", "torch"}

@@ -144,12 +144,13 @@ def test_a_public_name_imports_its_module_when_it_is_asked_for() -> None:
 def test_type_checkers_and_programs_find_the_same_names() -> None:
     tree = ast.parse(Path(onnxfit.__file__).read_text(encoding="utf-8"))
     blocks = [node for node in tree.body if isinstance(node, ast.If)]
-    imported = {
-        alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
-        for node in blocks[0].body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    imported = {}
+    for node in blocks[0].body:
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            names = [alias.asname for alias in node.names]  # without one, it is not exported
+            for name in module.__all__ if node.names[0].name == "*" else names:
+                imported[name] = getattr(module, str(name))
     assert {*imported, "versions"} == set(onnxfit.__all__)
     for name, member in imported.items():
         assert getattr(onnxfit, name) is member

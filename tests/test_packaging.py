@@ -253,6 +253,7 @@ UNLISTED = {
     "gallery",
     "help",
     "memory",
+    "plugins",
     "steps",
     "stories",
     "test-all",
