@@ -1111,10 +1111,11 @@ class Trainer(CheckedAttributes):
         - `include`: the graphs to write, of "train", "evaluate" and "predict".
         - `sample_weight`: whether the losses have an input with a weight for each row.
 
-        SettingError: the trainer has no loss, `accumulate` above 1, weights in `frozen`, integer
-        weights, DoRA or PiSSA, half precision, or tensors above 2 GB. GradientError: the gradient
-        needs a `batch_size`. CheckpointError: the folder cannot be written. With several processes,
-        only rank 0 writes.
+        SettingError: the trainer has no loss, `accumulate` above 1, weights in `frozen`, integers
+        of 4 bits, with scales that change or for "webgpu", DoRA or PiSSA, half precision, or more
+        than 2 GB.
+        GradientError: the gradient needs a `batch_size`. CheckpointError: the folder cannot be
+        written. With several processes, only rank 0 writes.
 
         >>> import json, onnx.parser, tempfile
         >>> from onnxfit import Trainer

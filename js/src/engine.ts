@@ -113,6 +113,8 @@ export class LocalEngine implements Engine {
       executionProviders: [provider],
       graphOptimizationLevel: "all",
       logSeverityLevel: 3,
+      // Otherwise onnxruntime moves the rounding of integer weights, and refuses some of its own nodes.
+      extra: { session: { disable_quant_qdq: "1" } },
     };
     if (provider === "cpu" && threads !== undefined) options.intraOpNumThreads = threads;
     if (provider === "webgpu") {

@@ -131,6 +131,7 @@ def networks() -> dict[str, tuple[onnx.ModelProto, dict[str, Any], Array, dict[s
         "mlp-webgpu": (mlp(), adam, flat, {"target": "webgpu"}),
         "frozen": (mlp(), {**adam, "weights": ["w3", "b3"]}, flat, web),
         "adapters": (mlp(), {**adam, "adapters": onnxfit.LoRA(rank=2, target="w*")}, flat, web),
+        "integers": (onnxfit.quantize(cnn(), image[:64], verbose=0), adam, image, web),
         "schedule": (mlp(), {**accuracy, "optimizer": momentum}, flat, web),
         "groups": (mlp(), {**accuracy, "optimizer": groups}, flat, web),
         "lstm": (lstm(), adam, digits((8, 8), np.float32, 16), web),

@@ -23,7 +23,7 @@ from onnxfit.graph.index import tensors_of
 from onnxfit.graph.model import OnnxModel, with_references, with_tensors
 from onnxfit.graph.shared_tensors import ComputedArray, Storable, array_of
 from onnxfit.graph.tensors import nbytes
-from onnxfit.graph.values import GraphBuilder
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.completion import opset_of
 from onnxfit.load.normalize import inline_functions
 from onnxfit.load.trainable import TrainableModel
@@ -116,12 +116,13 @@ class AdaptedModel(TrainableModel):
         bases = {one.weight.name: array_of(tensors[one.weight.name]) for one in self.adapters}
         return with_references(self.file.proto, {**self.without_loss(others), **bases})
 
-    def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
+    def add_export(self, op: GraphBuilder, trained: Collection[str]) -> dict[str, Value]:
         """Write W + s A B for each weight W, as `initializer_values` computes it."""
         tensors = tensors_of(self.file.graph)
-        for one in self.adapters:
-            op.output(one.weight.name, one.add_merged(op, array_of(tensors[one.weight.name])))
-        return tuple(one.weight.name for one in self.adapters)
+        return {
+            one.weight.name: one.add_merged(op, array_of(tensors[one.weight.name]))
+            for one in self.adapters
+        }
 
     def with_adapter_inputs(self, arrays: Mapping[str, Array]) -> OnnxModel:
         """Return the file with its adapters as inputs, whose default values are zeros.

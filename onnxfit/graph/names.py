@@ -235,3 +235,8 @@ def unused(name: str, is_used: Callable[[str], bool]) -> str:
 def updated(state: str) -> str:
     """Return the name of a state's value after the step."""
     return f"{state}/next"
+
+
+def exported(initializer: str) -> str:
+    """Return the name of the value that a trained model has for an initializer of its file."""
+    return f"{initializer}/exported"

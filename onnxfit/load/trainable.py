@@ -121,9 +121,7 @@ class TrainableModel:
         """The reason for which no graph computes the file's initializers; None if one does."""
         if type(self).initializer_values is TrainableModel.initializer_values:
             return None
-        return (
-            "trains floats instead of the model's integers, and only Python can convert them back"
-        )
+        return "trains other numbers than the file has, and only Python can convert them back"
 
     def frozen_base(self, arrays: Mapping[str, npt.NDArray[Any]]) -> OnnxModel:
         """Return the file for a host that trains.
@@ -133,14 +131,15 @@ class TrainableModel:
         """
         return self.export(arrays)
 
-    def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
+    def add_export(self, op: GraphBuilder, trained: Collection[str]) -> dict[str, Value]:
         """Write the nodes that compute initializers of the file from trained weights.
 
         - `op`: an empty graph. The weights that it reads become its inputs.
+        - `trained`: the names of the trained weights.
 
-        Returns the names of its outputs, which are those of the initializers.
+        Returns the values of the initializers, by name.
         """
-        return ()
+        return {}
 
     def inference_model(self, arrays: Mapping[str, npt.NDArray[Any]]) -> OnnxModel:
         """Return a model with the inputs of `model` that computes what the exported file does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import DivergenceError
 from onnxfit.graph.shared_tensors import shared_bytes
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.quantization.operators import numbers_of
 from onnxfit.quantization.parameters import LIMITS, Array, QuantizationParameters
 
@@ -78,6 +80,28 @@ class IntegerWeight:
                 " earlier checkpoint, or train with a smaller learning rate."
             )
         return np.where(values == self.values, self.integers, self.parameters.quantized(values))
+
+    def add_rounded(self, op: GraphBuilder, values: Value) -> Value:
+        """Write the nodes of `rounded`, for numbers of 8, 16 or 32 bits.
+
+        - `values`: the real numbers. A NaN becomes any integer.
+        """
+        parameters, kind = self.parameters, ir.DataType(self.tensor.data_type).numpy()
+        scale = parameters.scale
+        if not self.is_bias:
+            # Rounding to 16 bits or fewer brings back the integers of unchanged numbers.
+            attributes: dict[str, Any] = {"axis": parameters.axis} if scale.size > 1 else {}
+            if parameters.block_size:
+                attributes["block_size"] = parameters.block_size
+            zeros = np.broadcast_to(parameters.zero_point, scale.shape).astype(kind)
+            integers: Value = op.QuantizeLinear(values, op.constant(scale), zeros, **attributes)
+            return integers
+        low, high = LIMITS[self.tensor.data_type]
+        steps = op.Round(op.cast(values, np.float32) / scale.astype(np.float32).reshape(-1))
+        # The largest float below 2**31 is 128 below it.
+        nearest = op.cast(op.Clip(steps, np.float32(low), np.float32(high - 127)), kind)
+        nearest = nearest + parameters.zero_point.astype(kind).reshape(-1)
+        return op.Where(op.Equal(values, self.values), self.integers.astype(kind), nearest)
 
 
 def with_numbers(tensor: onnx.TensorProto, numbers: Array) -> onnx.TensorProto:

@@ -23,7 +23,8 @@ from onnx import helper, numpy_helper
 
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, SettingError, listed_names
-from onnxfit.graph.model import OnnxModel
+from onnxfit.graph.index import tensors_of
+from onnxfit.graph.model import OnnxModel, with_references
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.shared_tensors import Storable, array_of
 from onnxfit.graph.subgraphs import nodes_of
@@ -32,7 +33,7 @@ from onnxfit.load.trainable import TrainableModel
 from onnxfit.quantization.biases import LayerBias, layer_biases
 from onnxfit.quantization.float_model import float_values
 from onnxfit.quantization.grids import Grid, grids, grids_to_write
-from onnxfit.quantization.integer_weight import IntegerWeight, with_numbers
+from onnxfit.quantization.integer_weight import PACKED, IntegerWeight, with_numbers
 from onnxfit.quantization.integer_weights import (
     integer_names,
     integer_weights,
@@ -109,6 +110,30 @@ class QuantizedModel(TrainableModel):
                 )
         floats = {name: array for name, array in arrays.items() if name not in tensors}
         return {**super().initializer_values(floats), **tensors}
+
+    @property
+    def why_python_only(self) -> str | None:
+        """The reason for which no graph computes the file's integers; None if one does."""
+        if self.grids:
+            return "trains scales of integers, which only Python writes into the file"
+        narrow = [w.name for w in self.integers.values() if w.tensor.data_type in PACKED]
+        if self.packed or narrow:
+            return "trains integers of 4 bits, which only Python can pack into bytes"
+        return None
+
+    def frozen_base(self, arrays: Mapping[str, Array]) -> OnnxModel:
+        """Return the file with its other trained weights, but with the integers that it had."""
+        tensors = tensors_of(self.file.graph)
+        # The tensors are written as raw data, so that a host can find their bytes in the file.
+        integers = {n: array_of(tensors[n]) for n in self.integers if n in arrays and n in tensors}
+        floats = {name: array for name, array in arrays.items() if name not in integers}
+        return with_references(self.file.proto, {**self.without_loss(floats), **integers})
+
+    def add_export(self, op: GraphBuilder, trained: Collection[str]) -> dict[str, Value]:
+        """Write the rounding of each trained weight, as `initializer_values` computes it."""
+        weights = [weight for name, weight in self.integers.items() if name in trained]
+        inputs = {w.name: op.input(w.name, w.values.dtype, tuple(w.tensor.dims)) for w in weights}
+        return {weight.name: weight.add_rounded(op, inputs[weight.name]) for weight in weights}
 
     def _frozen_values(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return a mapping from each untrained integer weight to its real numbers.

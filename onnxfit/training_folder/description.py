@@ -133,13 +133,29 @@ def _described_entry(entry: StateEntry) -> Json:
     return {"name": entry.name, "type": entry.dtype, "shape": list(entry.shape)}
 
 
+def computed_tensors(
+    export: onnx.ModelProto | None, initializers: Collection[str]
+) -> dict[str, onnx.ValueInfoProto]:
+    """Return the outputs of the graph `export`, by the initializers that they are values of.
+
+    - `export`: the graph; None if there is none.
+    - `initializers`: the names of the model's initializers.
+    """
+    outputs = {} if export is None else {value.name: value for value in export.graph.output}
+    found = {name: outputs.get(names.exported(name)) for name in initializers}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def described_model(
-    file: str, data: Buffer, tensors: Mapping[str, StateEntry], export: onnx.ModelProto | None
+    file: str,
+    data: Buffer,
+    tensors: Mapping[str, StateEntry],
+    computed: Mapping[str, onnx.ValueInfoProto],
 ) -> Json:
     """Return the places of the trained tensors in the bytes of the deployable model.
 
     - `tensors`: initializer -> the entry of the state that has its bytes.
-    - `export`: the graph that computes other initializers, if there are any.
+    - `computed`: initializer -> the output of the graph `export` that has its bytes.
     """
     places = places_of_tensors(data)
     described = []
@@ -155,11 +171,12 @@ def described_model(
                 "transposed": False,
             }
         )
-    for value in [] if export is None else export.graph.output:
-        place = places[value.name]
+    for name, value in computed.items():
+        place = places[name]
         described.append(
             {
                 **_described_value(value),
+                "name": name,
                 "state": None,
                 "output": value.name,
                 "offset": place.offset,

@@ -23,6 +23,7 @@ from onnxfit.graph.tensors import write_safetensors
 from onnxfit.load.constant_nodes import lower_constants, spread_names
 from onnxfit.load.model_file import write_message
 from onnxfit.load.training_form import to_inference_form
+from onnxfit.step.rewrites.replacement import nodes_of_type
 from onnxfit.training.position import PendingFit
 from onnxfit.training.setting_values import encode_setting
 from onnxfit.training.training import Training
@@ -69,7 +70,7 @@ def export_training(
     if target not in TARGETS:
         raise UnknownNameError("target", target, TARGETS)
     rows = None if batch_size is None else checked_batch_size(batch_size)
-    _require_exportable(training)
+    _require_exportable(training, target)
     if training.state.first_step:
         raise UnsupportedError(
             f"export_training cannot tell a host that the optimizer's slots began after update"
@@ -100,11 +101,12 @@ def _files(
     model = exported.proto
     to_inference_form(model, training.recipe.batch_norm)
     initializers = {tensor.name for tensor in model.graph.initializer}
-    own = initializers.intersection(training.recipe.state)
+    computed = description.computed_tensors(graphs.get(EXPORT), initializers)
+    own = initializers.intersection(training.recipe.state) - computed.keys()
     trained = {entry.name: entry for entry in entries if entry.name in own}
     source = description.source_hash(model, list(trained))
     # A host overwrites the bytes of one tensor for each weight.
-    lower_constants(model, own.intersection(spread_names(model)))
+    lower_constants(model, (own | computed.keys()).intersection(spread_names(model)))
 
     def write_deployable(folder: Path, file: BinaryIO) -> None:
         write_message(file, exported.proto)
@@ -119,7 +121,7 @@ def _files(
 
     def write_manifest(folder: Path, file: BinaryIO) -> None:
         with _mapped(folder / MODEL) as data:
-            places = description.described_model(MODEL, data, trained, graphs.get(EXPORT))
+            places = description.described_model(MODEL, data, trained, computed)
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -195,7 +197,7 @@ def _description(
     }
 
 
-def _require_exportable(training: Training) -> None:
+def _require_exportable(training: Training, target: str) -> None:
     """Raise SettingError for a training that the graphs of a folder cannot compute."""
     problem = None
     frozen = training.state.frozen.weights
@@ -212,6 +214,8 @@ def _require_exportable(training: Training) -> None:
         problem = f"has frozen tensors ({listed_names(frozen)}). Leave them out of weights="
     elif training.trainable.why_python_only is not None:
         problem = f"{training.trainable.why_python_only}. Train plain adapters or float weights"
+    elif target == "webgpu" and nodes_of_type(training.recipe.model.graph, "QuantizeLinear"):
+        problem = "rounds to integers, for which WebGPU has no kernels. Use target='web'"
     elif training.recipe.precision.half is not None:
         problem = (
             f"has precision={training.recipe.precision.name!r}, for which other programs have no"

@@ -83,7 +83,10 @@ def step_graphs(
     if PREDICT in include:
         graphs[PREDICT] = whole_model(predict_graph(recipe, any_rows))
     op = empty_graph(EXPORT)
-    if recipe.trainable is not None and recipe.trainable.add_export(op):
+    computed = {} if recipe.trainable is None else recipe.trainable.add_export(op, recipe.state)
+    for name, value in computed.items():
+        op.output(names.exported(name), value)
+    if computed:
         graphs[EXPORT] = finish(op)
     return graphs
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from onnxfit import DivergenceError
+from onnxfit.load.opset import empty_graph
 from onnxfit.quantization.integer_weight import IntegerWeight, with_integers, with_numbers
 from onnxfit.quantization.integer_weights import integer_weights
 from onnxfit.quantization.operators import numbers_of
+from onnxfit.step.finish import finish
 from tests.quantization import integer_files as files
 from tests.quantization.integer_files import ALL_GRAINS, ALL_KINDS, LIMITS, SYMMETRIC
 
@@ -80,3 +83,25 @@ def test_nan_has_no_integer() -> None:
     values[0, 0] = np.nan
     with pytest.raises(DivergenceError, match="'w' contains NaN, which no integer"):
         weight.rounded(values)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
+@ALL_GRAINS
+@SYMMETRIC
+def test_a_graph_rounds_as_numpy_does(kind: str, grain: str, symmetric: bool) -> None:
+    rng = np.random.default_rng(3)
+    for name in ("w", "b"):
+        weight = weight_of(files.integer_file(kind, grain, symmetric), name)
+        same = weight.values
+        size = np.abs(same).max()
+        moved = np.where(
+            rng.random(same.shape) < 0.5, same, 1.5 * rng.normal(size=same.shape) * size
+        )
+        op = empty_graph("rounding")
+        values = op.input("values", same.dtype, same.shape)
+        op.output("integers", weight.add_rounded(op, values))
+        session = onnxruntime.InferenceSession(finish(op).SerializeToString())
+        for floats in (same, moved.astype(same.dtype)):
+            (integers,) = session.run(None, {"values": floats})
+            assert integers.dtype == numpy_helper.to_array(weight.tensor).dtype
+            np.testing.assert_array_equal(integers, weight.rounded(floats))

@@ -23,6 +23,7 @@ class Host:
     def _session(self, file: str) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
         return onnxruntime.InferenceSession(self.folder / file, options)
 
     def run(self, name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

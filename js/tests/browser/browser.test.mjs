@@ -67,6 +67,7 @@ const RUNS = /** @type {[string, any, number][]} */ ([
   ["cnn", { device: "wasm", ...WORKER }, 1e-6],
   ["cnn-fixed", { device: "wasm", threads: 2 }, 1e-6],
   ["frozen", { device: "wasm" }, 1e-6],
+  ["integers", { device: "wasm" }, 1e-6],
   ["lstm", { device: "wasm" }, 1e-6],
   ["transformer", { device: "wasm" }, 1e-6],
   ["mlp-webgpu", { device: "webgpu" }, 1e-6],
