@@ -14,6 +14,7 @@ GALLERY = ROOT / "docs" / "gallery"
 # example -> what must stand in its output, and the range the figure found must lie in
 FIGURES = {
     "binary_classification": (r"^largest difference +(\S+)", 0.0, 1e-4),
+    "browser_from_nothing": (r"^int8 trained +([\d.]+)%", 97.0, 100.0),
     "custom_callback": (r"^epochs +(\d+): Settled", 3, 60),
     "custom_loss": (r"^mean\(exp\(a d\)\) +([\d.]+)", 0.999, 1.001),
     "digits": (r"^accuracy +([\d.]+)%", 97.0, 100.0),
@@ -37,6 +38,7 @@ SHARED = {"figures", "models", "voices"}  # what examples import
 ELSEWHERE = {"federated"}  # tried by `make federated`, in an environment that has Flower
 NEEDS = {
     "binary_classification": ["sklearn", "matplotlib"],
+    "browser_from_nothing": ["onnxscript.nn", "sklearn"],
     "digits": ["sklearn", "matplotlib"],
     "fine_tune_images": ["torch", "onnxscript", "PIL"],
     "fine_tune_last_layer": ["sklearn"],

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 import onnx.checker
 import onnx.shape_inference
+import onnx_ir as ir
 
 from onnxfit.errors import ModelError, listed_names, nearest_name
 from onnxfit.files import kind_of_file, require_regular_file
@@ -136,7 +137,9 @@ def _check(model: onnx.ModelProto, description: str) -> None:
     except onnx.checker.ValidationError as error:
         # Opsets 18 to 20 have a GroupNormalization that ONNX withdrew and runtimes still run.
         if "GroupNormalization is deprecated" not in str(error):
-            raise ModelError(f"{description} is not a valid ONNX model: {error}") from None
+            raise ModelError(
+                f"{description} is not a valid ONNX model: {_tensors_hint(model)}{error}"
+            ) from None
     if not has_packed_weights(model):
         return
     try:
@@ -146,6 +149,21 @@ def _check(model: onnx.ModelProto, description: str) -> None:
     work = to_ir(inferred)
     restore_initializers(work.graph, model)
     require_packed_sizes(work.graph)
+
+
+def _tensors_hint(model: onnx.ModelProto) -> str:
+    """Return a sentence about parameters without a tensor; "" if each has one."""
+    graph = model.graph
+    known = {value.name for value in graph.input} | tensors_of(graph).keys()
+    known.update(name for node in graph.node for name in node.output)
+    read = {name for node in graph.node for name in node.input}
+    missing = [v.name for v in graph.value_info if v.name in read and v.name not in known]
+    if not missing:
+        return ""
+    return (
+        f"it has no tensors for {listed_names(missing)}. In onnxscript, pass them as"
+        " nn.Parameter(shape, data=onnx_ir.tensor(array)). "
+    )
 
 
 def _require_trainable(model: onnx.ModelProto, description: str) -> None:
@@ -228,6 +246,8 @@ def _export_hint(source: object) -> str:
         return f" Export it first: {EXPORTERS['scikit-learn']}."
     if hasattr(source, "layers") and hasattr(source, "fit"):
         return f" Export it first: {EXPORTERS['Keras']}."
+    if isinstance(source, ir.Model):
+        return " Convert it first: onnx_ir.to_proto(model)."
     return ""
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from onnxfit.errors import ModelError
 from onnxfit.graph import shared_tensors, tensors
+from onnxfit.graph.model import to_ir
 from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import load_shared, read_model
 from tests.graph.graphs import linear, parse
@@ -56,11 +57,21 @@ class TestReadingModels:
             (b"not a model", r"the 11 bytes given is not an ONNX model"),
             (b"", r"not a valid ONNX model"),
             (3, r"The model must be a path, bytes or an onnx.ModelProto, got int"),
+            (to_ir(linear()), r"got Model\. Convert it first: onnx_ir.to_proto\(model\)"),
         ],
     )
     def test_what_is_no_model_is_one_clear_error(self, source, message) -> None:
         with pytest.raises(ModelError, match=message):
             read_model(source)
+
+    def test_parameters_without_a_tensor_are_named(self) -> None:
+        model = linear()
+        for tensor in model.graph.initializer:
+            declared = model.graph.value_info.add(name=tensor.name)
+            declared.type.tensor_type.elem_type = tensor.data_type
+        del model.graph.initializer[:]
+        with pytest.raises(ModelError, match=r"it has no tensors for w, b\. In onnxscript, pass"):
+            read_model(model)
 
     def test_an_empty_file_is_no_model(self, tmp_path) -> None:
         (tmp_path / "empty.onnx").touch()

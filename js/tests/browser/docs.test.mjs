@@ -14,18 +14,28 @@ import { launch } from "./chromium.mjs";
 const PYTHON = process.env["PYTHON"] ?? "python3";
 const PAGE = "../docs/browser.md";
 
-test("a reader of docs/browser.md trains in a page and goes on in Python", async () => {
-  const folder = path.resolve(FOLDERS, "docs");
+/**
+ * Make a folder with the page of docs/browser.md and what Python writes for it.
+ *
+ * @param {string} name
+ * @param {string} python
+ */
+function written(name, python) {
+  const folder = path.resolve(FOLDERS, name);
   fs.rmSync(folder, { recursive: true, force: true });
   fs.mkdirSync(path.join(folder, "node_modules"), { recursive: true });
   fs.symlinkSync(path.resolve("."), path.join(folder, "node_modules/onnxfit"));
   const runtime = path.resolve("node_modules/onnxruntime-web");
   fs.symlinkSync(runtime, path.join(folder, "node_modules/onnxruntime-web"));
-  const python = snippets(PAGE, "python");
-  const before = python.slice(0, -1).join("\n");
-  execFileSync(PYTHON, ["-c", before], { cwd: folder });
+  execFileSync(PYTHON, ["-c", python], { cwd: folder });
   fs.writeFileSync(path.join(folder, "index.html"), snippets(PAGE, "html")[0] ?? "");
   fs.writeFileSync(path.join(folder, "main.js"), snippets(PAGE, "js")[0] ?? "");
+  return folder;
+}
+
+test("a reader of docs/browser.md trains in a page and goes on in Python", async () => {
+  const python = snippets(PAGE, "python");
+  const folder = written("docs", python.slice(0, -1).join("\n"));
   const server = await serve({ "": folder });
   const browser = await launch();
   try {
@@ -61,4 +71,19 @@ test("a reader of docs/browser.md trains in a page and goes on in Python", async
     encoding: "utf-8",
   });
   assert.equal(printed.trim(), "7 True");
+});
+
+test("the page trains the integers of docs/browser-from-nothing.md", async () => {
+  const python = snippets("../docs/browser-from-nothing.md", "python").join("\n");
+  const server = await serve({ "": written("integers-docs", python) });
+  const browser = await launch();
+  try {
+    const page = await browser.newPage();
+    await page.goto(server.url);
+    await page.waitForSelector("#save:enabled");
+    assert.match((await page.textContent("output")) ?? "", /^Epoch 5: accuracy 0\.[89]/);
+  } finally {
+    await browser.close();
+    server.close();
+  }
 });
