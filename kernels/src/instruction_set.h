@@ -17,3 +17,9 @@ enum class InstructionSet { NONE, BASELINE, AVX2, AVX512 };
 
 // Return the newest instruction set that this library is compiled for and this processor has.
 InstructionSet instruction_set();
+
+// Instructions for products of pairs of bfloat16 numbers.
+enum class PairInstructions { NONE, AVX512_BF16, AMX };
+
+// Return the newest of them that this processor has, if the system lets this process use them.
+PairInstructions pair_instructions();

@@ -130,3 +130,6 @@ extern "C" EXPORTED ort::Status* ORT_CALL RegisterCustomOps(
 // Return the floats of a vector of the instruction set that products of matrices use here: 0 if there are
 // none. All operators that multiply matrices need them.
 extern "C" EXPORTED int product_lanes() { return tiles::functions_of(instruction_set()).lanes; }
+
+// Return whether this processor multiplies bfloat16 numbers by instructions of their own.
+extern "C" EXPORTED int multiplies_bfloat16() { return bfloat16::multiplier() != nullptr; }

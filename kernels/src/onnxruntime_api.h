@@ -5,7 +5,7 @@
 // one library works with every newer onnxruntime.
 //
 // The header of onnxruntime is not used: it has 200 to 400 kB of somebody else's work, of which this is
-// what 18 functions need, and no wheel of onnxruntime contains it. tests/onnxruntime_api.cpp compares the
+// what 19 functions need, and no wheel of onnxruntime contains it. tests/onnxruntime_api.cpp compares the
 // two wherever a compiler finds onnxruntime_c_api.h.
 #pragma once
 
@@ -57,6 +57,7 @@ constexpr Entry<85, Status*(const KernelInfo*, const char*, float*)> GET_ATTRIBU
 constexpr Entry<86, Status*(const KernelInfo*, const char*, int64_t*)> GET_ATTRIBUTE_INT64;
 constexpr Entry<90, Status*(const KernelContext*, size_t, const Value**)> GET_INPUT;
 constexpr Entry<91, Status*(KernelContext*, size_t, const int64_t*, size_t, Value**)> GET_OUTPUT;
+constexpr Entry<93, void(Status*)> RELEASE_STATUS;
 constexpr Entry<99, void(TensorInfo*)> RELEASE_TENSOR_TYPE_AND_SHAPE;
 constexpr Entry<163, Status*(const KernelInfo*, const char*, int64_t*, size_t*)> GET_ATTRIBUTE_ARRAY_INT64;
 constexpr Entry<230, Status*(const KernelInfo*, size_t*)> GET_INPUT_COUNT;

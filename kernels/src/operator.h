@@ -31,6 +31,16 @@ ort::Status* get_integer(const ort::KernelInfo* info, const char* name, int64_t&
   return api->call(ort::GET_ATTRIBUTE_INT64, info, name, &number);
 }
 
+// Return an attribute, or the default if the node does not have it.
+int64_t integer_or(const ort::KernelInfo* info, const char* name, int64_t default_) {
+  int64_t number = default_;
+  if (ort::Status* status = get_integer(info, name, number)) {
+    api->call(ort::RELEASE_STATUS, status);
+    return default_;
+  }
+  return number;
+}
+
 ort::Status* get_float(const ort::KernelInfo* info, const char* name, float& number) {
   return api->call(ort::GET_ATTRIBUTE_FLOAT, info, name, &number);
 }

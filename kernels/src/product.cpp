@@ -17,6 +17,7 @@ constexpr int64_t MAX_ROWS = 384, MAX_COLUMNS = 256;  // of a block, whose panel
 constexpr int64_t MIN_ROWS = 48, MIN_COLUMNS = 64;
 constexpr int64_t STEPS = 256;  // at a time: their panels stay in the cache
 constexpr int64_t IN_LINE = 16;  // numbers in a line of the cache
+constexpr int64_t MAX_LANES = 16;  // of a vector
 
 // Return the distance of arrays of a size that are written in turns: each starts at a line of the cache,
 // and their first numbers must not all have the same place in it.
@@ -56,8 +57,76 @@ struct Block {
   int64_t rows, columns;
 };
 
+// Return where the sums of a block go.
+[[maybe_unused]] Target target_of(const Work& work, const Block& block) {
+  Target to{};
+  to.y = block.y;
+  to.pitch = work.y.view.row;
+  to.alpha = work.alpha;
+  to.has_relu = work.has_relu;
+  to.addends = work.addends;
+  for (size_t i = 0; i < work.addends; ++i) {
+    to.addend[i] = block.addend[i];
+    to.addend_pitch[i] = work.addend[i].view.row;
+  }
+  return to;
+}
+
+// Return the pairs of a line of so many steps, which are filled up with zeros.
+constexpr int64_t pairs_for(int64_t steps) {
+  return tiles::round_up(tiles::divide_up(steps, 2), bfloat16::PAIRS);
+}
+
+// The memory of a task whose factors are rounded to bfloat16: rows of a, panels of b, and sums of some of
+// the steps. The factors may have a second part, what rounding takes off them.
+struct PairMemory {
+  int64_t all_rows, all_columns;  // with those that are filled up
+  int64_t pitch;                  // of rows
+  int64_t panel_size, sums_size;
+  Buffer buffer;
+
+  PairMemory(const Work& work, const Block& block, int64_t rows_of_tile) {
+    const int64_t pairs = pairs_for(std::min(STEPS, work.sizes.steps));
+    const int64_t parts = work.precision == Precision::BF16X3 ? 2 : 1;
+    pitch = padded(pairs);
+    all_rows = tiles::round_up(tiles::round_up(block.rows, rows_of_tile), MAX_LANES);
+    all_columns = tiles::round_up(block.columns, bfloat16::COLUMNS);
+    panel_size = padded(pairs * bfloat16::COLUMNS);
+    // The tiles of the last rows may be higher where sums are finished.
+    sums_size = padded((all_rows + tile_of(work.instructions).rows) * bfloat16::COLUMNS);
+    const int64_t panels = all_columns / bfloat16::COLUMNS;
+    rows_ = panels * sums_size;
+    panels_ = rows_ + parts * all_rows * pitch;
+    buffer = Buffer(panels_ + parts * panels * panel_size);
+  }
+
+  float* sums(int64_t column) const { return buffer.data() + column / bfloat16::COLUMNS * sums_size; }
+  float* row(int64_t part, int64_t row) const { return buffer.data() + rows_ + (part * all_rows + row) * pitch; }
+  float* panel(int64_t part, int64_t column) const {
+    return buffer.data() + panels_ + (part * all_columns + column) / bfloat16::COLUMNS * panel_size;
+  }
+
+ private:
+  int64_t rows_, panels_;
+};
+
 #define LOOPS "product_loops.h"
 #include "each_instruction_set.h"
+
+#ifdef HAS_LOOPS
+// Return the instructions that multiply the pairs of a product.
+const bfloat16::Multiplier& multiplier_of(const Work& work) {
+  return work.multiplier ? *work.multiplier : OF_INSTRUCTION_SET(work.instructions, MULTIPLIER);
+}
+#endif
+
+// Return the tile of a product: of sums of pairs, if its factors are rounded to bfloat16.
+Tile tile_of_work(const Work& work) {
+#ifdef HAS_LOOPS
+  if (work.precision != Precision::FLOAT32) return {multiplier_of(work).rows, bfloat16::COLUMNS};
+#endif
+  return tile_of(work.instructions);
+}
 
 #ifdef HAS_LOOPS
 // The memory of a task.
@@ -67,7 +136,7 @@ struct Memory {
 
   Memory(const Work& work, const Block& block) {
     const int64_t steps = std::min(STEPS, work.sizes.steps);
-    const Tile tile = tile_of(work.instructions);
+    const Tile tile = tile_of_work(work);
     const int64_t count = tiles::divide_up(block.columns, tile.columns);
     panels = count * padded(steps * tile.columns);
     const int64_t in_frames = std::min(block.rows, frame_rows(tile));
@@ -88,7 +157,7 @@ int64_t first_of(int64_t part, int64_t parts, int64_t size, int64_t tile) {
 // rows, as in the operators before and after a product: its processor has them in its caches.
 Block block_of(const Work& work, int64_t task) {
   const Sizes& sizes = work.sizes;
-  const Tile tile = tile_of(work.instructions);
+  const Tile tile = tile_of_work(work);
   const auto next_index = [&task](int64_t count) {
     const int64_t index = task % count;
     task /= count;
@@ -135,7 +204,7 @@ double time_of(const Work& work, const Parts& parts, int64_t threads) {
     const double copies = copy_b / rows + (work.reads_rows() ? 0 : copy_a / columns);
     return rows * columns * (double(sizes.steps) * (1 + copies) + (shares_rows ? wait : 0));
   };
-  const Tile tile = tile_of(work.instructions);
+  const Tile tile = tile_of_work(work);
   const double largest = time_of_block(
       double(largest_of(parts.rows, sizes.rows, tile.rows)),
       double(largest_of(parts.columns, sizes.columns, tile.columns)));
@@ -161,7 +230,7 @@ Tile tile_of([[maybe_unused]] InstructionSet instructions) {
 Parts fastest_parts(const Work& work) {
   static const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
   const Sizes& sizes = work.sizes;
-  const Tile tile = tile_of(work.instructions);
+  const Tile tile = tile_of_work(work);
   constexpr int64_t most = 64;  // parts of an axis beyond the fewest ones
   const int64_t rows = tiles::divide_up(sizes.rows, MAX_ROWS);
   const int64_t columns = tiles::divide_up(sizes.columns, MAX_COLUMNS);
@@ -185,6 +254,11 @@ Parts fastest_parts(const Work& work) {
 void multiply([[maybe_unused]] const Work& work, [[maybe_unused]] int64_t task) {
 #ifdef HAS_LOOPS
   const Block block = block_of(work, task);
+  if (work.precision != Precision::FLOAT32) {
+    const bfloat16::Multiplier& by = multiplier_of(work);
+    const auto multiply_pairs = OF_INSTRUCTION_SET(work.instructions, multiply_pairs);
+    return multiply_pairs(work, block, by, PairMemory(work, block, by.rows));
+  }
   // The same thread usually takes the next task.
   const Block next = task + 1 < work.tasks() ? block_of(work, task + 1) : Block{};
   const Memory memory(work, block);

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 
+#include "bfloat16.h"
 #include "buffer.h"
 #include "tiles.h"
 
@@ -60,6 +61,12 @@ struct Parts {
   int64_t rows = 0, columns = 0;
 };
 
+// The numbers of the factors: all of their bits; rounded to bfloat16; or the sum of two such numbers, of
+// whose four products the three largest count. Sums are floats. The last kind has an error of at most
+// 2^-15 of a product: 2^-16 for the fourth product, and 2^-17 for what the sums leave of each factor. An
+// infinite factor makes NaN there.
+enum class Precision { FLOAT32, BF16, BF16X3 };
+
 struct Work {
   Sizes sizes;
   float alpha;
@@ -69,6 +76,9 @@ struct Work {
   bool has_relu;
   Matrix<float> y;  // whose columns are adjacent
   InstructionSet instructions = instruction_set();
+  Precision precision = Precision::FLOAT32;
+  // For precisions with bfloat16; nullptr for the loops of the instruction set.
+  const bfloat16::Multiplier* multiplier = bfloat16::multiplier();
   Parts parts{};
 
   int64_t tasks() const { return sizes.products() * parts.rows * parts.columns; }

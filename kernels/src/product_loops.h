@@ -323,18 +323,9 @@ void multiply_block(
     const Work& work, const Block& block, const Block& next_block, float* panels, float* frames,
     float* partial) {
   const View &a = work.a.view, &b = work.b.view;
-  Target to{};
-  to.y = block.y;
-  to.pitch = work.y.view.row;
-  to.alpha = work.alpha;
-  to.has_relu = work.has_relu;
-  to.addends = work.addends;
+  Target to = target_of(work, block);
   to.partial = partial;
   to.partial_pitch = tiles::round_up(block.columns, LANES);
-  for (size_t i = 0; i < work.addends; ++i) {
-    to.addend[i] = block.addend[i];
-    to.addend_pitch[i] = work.addend[i].view.row;
-  }
   for (int64_t step = 0; step < work.sizes.steps; step += STEPS) {
     const int64_t steps = std::min(STEPS, work.sizes.steps - step);
     to.is_first = step == 0;
@@ -360,3 +351,5 @@ void multiply_block(
     multiply_panels(left, a.row, panels, steps, to, block.rows, block.columns, next);
   }
 }
+
+#include "bfloat16_loops.h"

@@ -3,7 +3,8 @@
 // The attribute `sizes` has the sizes of three axes of many products, then rows, columns and steps.
 // `views` has six numbers for each input (a, b and up to two addends): an offset, the strides of the
 // three axes, and those of rows and columns of the matrix. `strides` has those of y, whose shape is
-// `shape` and whose columns are adjacent.
+// `shape` and whose columns are adjacent. `precision` is a number of product::Precision; a node without
+// it computes in float32.
 #pragma once
 
 #include <algorithm>
@@ -35,6 +36,11 @@ struct Product {
     int64_t has_relu = 0;
     RETURN_IF_FAILED(get_integer(info, "has_relu", has_relu));
     work.has_relu = has_relu != 0;
+    const int64_t precision = integer_or(info, "precision", int64_t(product::Precision::FLOAT32));
+    if (precision < 0 || precision > int64_t(product::Precision::BF16X3)) {
+      return api->error("Product has no such precision.");
+    }
+    work.precision = product::Precision(precision);
     const bool have_counts = outputs == 1 && inputs >= 2 && inputs <= 2 + product::MAX_ADDENDS && sizes.size() == 6 &&
                              views.size() == 6 * inputs && strides.size() == 5;
     if (!have_counts || !are_positive(sizes) || !are_positive(shape)) {

@@ -77,6 +77,7 @@ CHECK(GET_ATTRIBUTE_FLOAT, KernelInfoGetAttribute_float);
 CHECK(GET_ATTRIBUTE_INT64, KernelInfoGetAttribute_int64);
 CHECK(GET_INPUT, KernelContext_GetInput);
 CHECK(GET_OUTPUT, KernelContext_GetOutput);
+CHECK(RELEASE_STATUS, ReleaseStatus);
 CHECK(RELEASE_TENSOR_TYPE_AND_SHAPE, ReleaseTensorTypeAndShapeInfo);
 CHECK(GET_ATTRIBUTE_ARRAY_INT64, KernelInfoGetAttributeArray_int64);
 CHECK(GET_INPUT_COUNT, KernelInfo_GetInputCount);

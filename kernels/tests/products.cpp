@@ -1,5 +1,8 @@
 #include <array>
 
+#include <cstring>
+
+#include "amx_loops.h"
 #include "check.h"
 #include "low_rank.h"
 #include "packed.h"
@@ -7,14 +10,67 @@
 
 namespace {
 
+// The nearest number of bfloat16.
+double nearest_bfloat16(float number) {
+  int exponent;
+  const double fraction = std::frexp(double(number), &exponent);
+  return std::ldexp(std::nearbyint(fraction * 256), exponent - 8);
+}
+
+// Eight tiles in software, with the numbers of AMX's instructions.
+class SoftwareTiles {
+ public:
+  template <int TILE>
+  void zero() { std::memset(tiles_[TILE], 0, sizeof tiles_[TILE]); }
+  template <int TILE>
+  void load(const float* from, int64_t pitch) {
+    for (int row = 0; row < 16; ++row) std::memcpy(tiles_[TILE][row], bytes(from) + row * pitch, 64);
+  }
+  template <int TILE>
+  void store(float* to, int64_t pitch) {
+    for (int row = 0; row < 16; ++row) std::memcpy(const_cast<char*>(bytes(to)) + row * pitch, tiles_[TILE][row], 64);
+  }
+  template <int SUMS, int A, int B>
+  void add_products() {
+    for (int row = 0; row < 16; ++row) {
+      for (int pair = 0; pair < 16; ++pair) {
+        for (int column = 0; column < 16; ++column) {
+          const uint32_t a = tiles_[A][row][pair], b = tiles_[B][pair][column];
+          const float sum = number(tiles_[SUMS][row][column]) + number(a << 16) * number(b << 16) +
+                            number(a & 0xffff0000) * number(b & 0xffff0000);
+          std::memcpy(&tiles_[SUMS][row][column], &sum, sizeof sum);
+        }
+      }
+    }
+  }
+
+ private:
+  uint32_t tiles_[8][16][16] = {};
+
+  static const char* bytes(const float* place) { return reinterpret_cast<const char*>(place); }
+  static float number(uint32_t bits) {
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+  }
+};
+
+constexpr bfloat16::Multiplier SOFTWARE_TILES{bfloat16::TILE_ROWS, bfloat16::add_tiles<SoftwareTiles>};
+
+using product::Precision;
+
 // Multiply matrices of random strides, in arrays that end with their last element.
-void multiply_random_matrices(int trial, InstructionSet set) {
+void multiply_random_matrices(
+    int trial, InstructionSet set, Precision precision = Precision::FLOAT32,
+    const bfloat16::Multiplier* multiplier = nullptr) {
   const auto size = [trial](int64_t most) { return 1 + number_below(trial % 7 ? 40 : most); };
   product::Work work{};
   work.sizes = {{1 + number_below(3), 1, 1 + number_below(3)}, size(450), size(300), size(300)};
   work.alpha = 0.5f;
   work.has_relu = trial % 4 == 0;
   work.instructions = set;
+  work.precision = precision;
+  work.multiplier = multiplier;
   const std::array<int64_t, product::BATCH_AXES> batch = work.sizes.batch;
   const int64_t rows = work.sizes.rows, columns = work.sizes.columns, steps = work.sizes.steps;
   Arrays<float> arrays;
@@ -45,15 +101,20 @@ void multiply_random_matrices(int trial, InstructionSet set) {
   const auto at = [&](const auto& matrix, int64_t row, int64_t column) {
     return double(matrix.of(indices)[row * matrix.view.row + column * matrix.view.column]);
   };
+  const auto factor = [&](const auto& matrix, int64_t row, int64_t column) {
+    const double number = at(matrix, row, column);
+    return precision == Precision::BF16 ? nearest_bfloat16(float(number)) : number;
+  };
+  const double of_size = precision == Precision::BF16X3 ? OF_SIZE + 0x1p-15 : OF_SIZE;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t column = 0; column < columns; ++column) {
       Sum sum;
       for (int64_t step = 0; step < steps; ++step) {
-        sum += double(work.alpha) * at(work.a, row, step) * at(work.b, step, column);
+        sum += double(work.alpha) * factor(work.a, row, step) * factor(work.b, step, column);
       }
       for (size_t i = 0; i < work.addends; ++i) sum += at(work.addend[i], row, column);
       const double expected = work.has_relu ? std::max(sum.value, 0.0) : sum.value;
-      require_near("product", at(work.y, row, column), expected, OF_SIZE * sum.size);
+      require_near("product", at(work.y, row, column), expected, of_size * sum.size);
     }
   }
 }
@@ -174,6 +235,14 @@ void differentiate_low_rank(int trial, InstructionSet set) {
 void test_product(double share) {
   for (InstructionSet set : instruction_sets()) {
     for (int trial = 0; trial < int(700 * share); ++trial) multiply_random_matrices(trial, set);
+    if (set == InstructionSet::NONE) continue;
+    for (const auto* multiplier : {static_cast<const bfloat16::Multiplier*>(nullptr), bfloat16::multiplier(), &SOFTWARE_TILES}) {
+      for (Precision precision : {Precision::BF16, Precision::BF16X3}) {
+        for (int trial = 0; trial < int(70 * share); ++trial) {
+          multiply_random_matrices(trial, set, precision, multiplier);
+        }
+      }
+    }
   }
 }
 
