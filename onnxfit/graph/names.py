@@ -37,6 +37,8 @@ PLACE = "onnxfit.constant_node/"  # the start of the output of a Constant withou
 LIFTED = "onnxfit.constant_node"
 # Note in the metadata of an Identity through which no gradient flows.
 STOP_GRADIENT = "onnxfit.stop_gradient"
+# key in the metadata of a graph: the precision of the products in the model and in its gradient
+PRODUCTS = "onnxfit.products"
 
 
 def target(output: str, label: str = "") -> str:

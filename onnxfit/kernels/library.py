@@ -91,6 +91,12 @@ def has_products(path: str) -> bool:
     return bool(lanes())
 
 
+def multiplies_bfloat16() -> bool:
+    """Return whether the library is used and has instructions for bfloat16 on this processor."""
+    path = library_path()
+    return path is not None and bool(ctypes.CDLL(path).multiplies_bfloat16())
+
+
 def _problem(path: str) -> str | None:
     """Return why a library does not work with this onnxruntime; None if it does."""
     attributes: dict[str, Any] = {

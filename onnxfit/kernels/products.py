@@ -17,6 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxfit.graph.index import attributes_of
+from onnxfit.kernels.rounding import is_rounded, precision_of
 from onnxfit.kernels.search import (
     NodeSearch,
     ResultType,
@@ -117,6 +118,7 @@ class _ProductSearch(NodeSearch):
     def kernels(self) -> Iterator[onnx.NodeProto]:
         """Yield the node of each product, in the order of the nodes."""
         self._written: set[str] = set()  # by the kernels so far
+        self._rounded = precision_of(self.graph)
         for node in self.nodes:
             kernel = self._kernel(node)
             if kernel is not None:
@@ -130,7 +132,11 @@ class _ProductSearch(NodeSearch):
         shape, left = self.shape(node.output[0]), self.shape(node.input[0])
         steps = left[:1] if attributes_of(node).get("transA") else left[-1:]
         sizes = (*shape, *steps)
-        if len(shape) < 2 or not steps or not is_faster(*sizes, is_alone=False):
+        if len(shape) < 2 or not steps:
+            return None
+        # Without a kernel, Casts would round the factors, which takes longer for all sizes.
+        precision = self._rounded if is_rounded(node) else 0
+        if not precision and not is_faster(*sizes, is_alone=False):
             return None
         factors = self._factors(node, 0), self._factors(node, 1)
         for result in self._results(node):
@@ -142,8 +148,8 @@ class _ProductSearch(NodeSearch):
                 is_alone = {a.source, b.source, result.name} <= {*node.input, *node.output}
                 if product is None or not product.has_kernel:
                     continue
-                if is_faster(*sizes, is_alone=is_alone):
-                    return product.node(node.name, result, self.shape(result.name))
+                if precision or is_faster(*sizes, is_alone=is_alone):
+                    return product.node(node.name, result, self.shape(result.name), precision)
         return None
 
     def _factors(self, node: onnx.NodeProto, index: int) -> list[View]:

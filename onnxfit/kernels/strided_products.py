@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx
 
@@ -131,10 +132,13 @@ class StridedProduct:
         has_rows = all(1 in strides for strides in (a, b))  # else it is read number by number
         return len(self.batch) <= BATCH_AXES and are_adjacent and has_rows
 
-    def node(self, name: str, result: Result, shape: Sequence[int]) -> onnx.NodeProto:
+    def node(
+        self, name: str, result: Result, shape: Sequence[int], precision: int = 0
+    ) -> onnx.NodeProto:
         """Return the node of the kernel.
 
         - `shape`: that of the result in memory.
+        - `precision`: a number of product::Precision in kernels/src/product.h; 0 is float32.
         """
         a, b, _, *addends = self.views
         none = Loop(1, (0,) * len(self.views))
@@ -149,6 +153,7 @@ class StridedProduct:
         ]
         of_result = strides.pop(2)
         inputs = (a, b, *addends)
+        optional: dict[str, Any] = {"precision": precision} if precision else {}
         return make_node(
             "Product",
             [view.source for view in inputs],
@@ -160,6 +165,7 @@ class StridedProduct:
             shape=shape,
             alpha=a.scale * b.scale * result.scale,
             has_relu=int(result.has_relu),
+            **optional,
         )
 
 

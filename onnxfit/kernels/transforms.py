@@ -21,6 +21,7 @@ from onnxfit.kernels.low_rank import replace_low_rank_gradients
 from onnxfit.kernels.max_pool import replace_pool_gradients
 from onnxfit.kernels.packed import replace_packed_products
 from onnxfit.kernels.products import replace_products
+from onnxfit.kernels.rounding import with_rounded_factors
 from onnxfit.kernels.scan import replace_scans
 from onnxfit.kernels.search import declared_types
 from onnxfit.kernels.softmax import replace_softmaxes
@@ -43,6 +44,7 @@ def use_kernels(
 # integer kernels for their layers, so their activations are not fused here.
 TRANSFORMS: Sequence[GraphTransform] = (
     use_kernels,
+    with_rounded_factors,
     with_blocked_convolutions,
     with_fused_activations,
 )

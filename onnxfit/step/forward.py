@@ -66,7 +66,9 @@ def constant_batch_norms(recipe: Recipe, batch: Batch) -> list[str]:
 def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[str, Value]]:
     """Return the forward pass of training, and the next values of the running statistics."""
     op = forward(recipe, batch, trains=True)
-    if recipe.precision.half is not None:
+    if recipe.rounds_factors:
+        op.graph.metadata_props[names.PRODUCTS] = recipe.precision.name
+    elif recipe.precision.half is not None:
         autocast(op, recipe.precision.half, (*recipe.state, *recipe.constants))
     seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
     statistics = training_form.to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)

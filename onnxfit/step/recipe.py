@@ -182,6 +182,11 @@ class Recipe:
         return tuple(name for name in large if name not in kept)
 
     @property
+    def rounds_factors(self) -> bool:
+        """Whether products on the CPU round their factors to bfloat16, and all else is float32."""
+        return self.precision.half == ir.DataType.BFLOAT16 and self.device == "cpu"
+
+    @property
     def compiles_weights(self) -> bool:
         """Whether `predict` compiles the model with its tensors inside, like an exported file."""
         return self.evaluates_file or not self._shares_constants

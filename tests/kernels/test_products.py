@@ -441,6 +441,8 @@ def test_the_operator_computes_a_product(kernels: Path) -> None:
         {"strides": [0, 0, 3, 1]},
         {"shape": [4, 4]},
         {"shape": [-4, -3]},
+        {"precision": -1},
+        {"precision": 3},
     ],
 )
 def test_attributes_out_of_range_are_refused(changed: dict[str, Any], kernels: Path) -> None:

@@ -56,6 +56,7 @@ def _fuse(graph: ir.Graph, sub: ir.Node) -> list[ir.Node]:
     # The node itself becomes the product: replacing it by another node would search all outputs of
     # the graph.
     sub.op_type = "Gemm"
+    sub.name = gemm.name  # a product of the gradient, whose precision it has
     sub.resize_inputs(3)
     for i, value in enumerate([*factors, w]):
         sub.replace_input_with(i, value)

@@ -1,0 +1,91 @@
+"""The precision of products on the CPU: in bf16, their factors are rounded to bfloat16.
+
+A graph names the precision in its metadata. The precision is that of the products in the model and
+in its gradient; losses and optimizers compute in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import onnx
+
+from onnxfit.errors import warn_user
+from onnxfit.graph import names, scopes
+from onnxfit.kernels.library import multiplies_bfloat16
+from onnxfit.kernels.search import make_node
+
+PRODUCTS = {"MatMul", "Gemm", "Einsum"}
+# By the name in the metadata: the number of product::Precision in kernels/src/product.h.
+PRECISIONS = {"bf16": 1}
+
+
+def precision_of(graph: onnx.GraphProto) -> int:
+    """Return the precision of a graph's products, a value of PRECISIONS; 0 for float32."""
+    named = [entry.value for entry in graph.metadata_props if entry.key == names.PRODUCTS]
+    return PRECISIONS[named[0]] if named else 0
+
+
+def is_rounded(node: onnx.NodeProto) -> bool:
+    """Return whether a node is a product of the model or of the model's gradient."""
+    is_product = node.op_type in PRODUCTS and not node.domain
+    return is_product and scopes.stage_of(scopes.original_of(node.name)) == scopes.MODEL
+
+
+def with_rounded_factors(model: onnx.ModelProto, device: str) -> onnx.ModelProto:
+    """Return the model with Casts before the products that no operator in C++ computes."""
+    if not precision_of(model.graph):
+        return model
+    _warn_of_speed()
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(_nodes_with_casts(model.graph))
+    return result
+
+
+def _nodes_with_casts(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph; each factor is rounded once, before its first product."""
+    others = _other_types(graph)
+    rounded: set[str] = set()
+    for node in graph.node:
+        if not is_rounded(node):
+            yield node
+            continue
+        changed = onnx.NodeProto()
+        changed.CopyFrom(node)
+        factors = len(node.input) if node.op_type == "Einsum" else 2
+        for i, name in enumerate(node.input[:factors]):
+            if name in others:
+                continue
+            narrow, wide = f"{name}/bfloat16", f"{name}/rounded"
+            if name not in rounded:
+                rounded.add(name)
+                yield _cast(name, narrow, onnx.TensorProto.BFLOAT16)
+                yield _cast(narrow, wide, onnx.TensorProto.FLOAT)
+            changed.input[i] = wide
+        yield changed
+
+
+def _cast(x: str, y: str, element: int) -> onnx.NodeProto:
+    return make_node("Cast", [x], [y], y, domain="", to=element)
+
+
+def _other_types(graph: onnx.GraphProto) -> set[str]:
+    """Return the values that are declared with another type than float32."""
+    values = (*graph.input, *graph.value_info, *graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    return {name for name, element in types.items() if element != onnx.TensorProto.FLOAT}
+
+
+@cache
+def _warn_of_speed() -> None:
+    """Warn once if bfloat16 saves no time on this processor."""
+    if not multiplies_bfloat16():
+        warn_user(
+            "precision='bf16' is not faster than 'float32' here: this processor has no AVX512-BF16"
+            " or AMX, or onnxfit's operators in C++ are not used. Factors of products are rounded"
+            " to bfloat16 and multiplied in float32. Use precision='float32' for training."
+        )
