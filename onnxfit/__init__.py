@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from onnxfit import optimizers as optimizers
     from onnxfit import penalties as penalties
     from onnxfit import schedules as schedules
-    from onnxfit.adapters.lora import *
-    from onnxfit.adapters.merging import *
     from onnxfit.data import Bucket as Bucket
     from onnxfit.data import DataLoader as DataLoader
     from onnxfit.data import ImageFolder as ImageFolder
@@ -35,20 +33,22 @@ if TYPE_CHECKING:
     from onnxfit.data import Prefetch as Prefetch
     from onnxfit.data import TextLoader as TextLoader
     from onnxfit.drawing import draw as draw
-    from onnxfit.editing import *
     from onnxfit.errors import *
     from onnxfit.gradients.gradient_model import gradient_model as gradient_model
     from onnxfit.graph.values import GraphBuilder as GraphBuilder
     from onnxfit.graph.values import Value as Value
-    from onnxfit.quantization import Quantization as Quantization
-    from onnxfit.quantization import QuantizationReport as QuantizationReport
-    from onnxfit.quantization import dequantize as dequantize
-    from onnxfit.quantization import quantization_report as quantization_report
-    from onnxfit.quantization import quantize as quantize
     from onnxfit.script import *
     from onnxfit.step.distillation import *
     from onnxfit.step.graphs import add_loss as add_loss
     from onnxfit.step.per_sample import per_sample_gradient_model as per_sample_gradient_model
+    from onnxfit.tools.editing import *
+    from onnxfit.tools.quantization import QuantizationReport as QuantizationReport
+    from onnxfit.tools.quantization import dequantize as dequantize
+    from onnxfit.tools.quantization import quantization_report as quantization_report
+    from onnxfit.tools.quantization import quantize as quantize
+    from onnxfit.trainable.adapters.lora import *
+    from onnxfit.trainable.adapters.merging import *
+    from onnxfit.trainable.quantized.settings import Quantization as Quantization
     from onnxfit.trainer import *
     from onnxfit.training.inspection import inspect as inspect
     from onnxfit.training.lbfgs import *
@@ -59,8 +59,6 @@ __version__ = "0.1.0"
 # first asked for: a program that only draws a model does not wait for the gradients and the
 # training loop.
 _NAMES = {
-    "adapters.lora": ("LoRA",),
-    "adapters.merging": ("merge", "unmerge"),
     "data": (
         "Bucket",
         "DataLoader",
@@ -73,7 +71,7 @@ _NAMES = {
         "TextLoader",
     ),
     "drawing": ("draw",),
-    "editing": (
+    "tools.editing": (
         "add_biases",
         "add_dropout",
         "dynamic_batch",
@@ -100,13 +98,15 @@ _NAMES = {
     ),
     "gradients.gradient_model": ("gradient_model",),
     "graph.values": ("GraphBuilder", "Value"),
-    "quantization": (
-        "Quantization",
+    "tools.quantization": (
         "QuantizationReport",
         "dequantize",
         "quantization_report",
         "quantize",
     ),
+    "trainable.adapters.lora": ("LoRA",),
+    "trainable.adapters.merging": ("merge", "unmerge"),
+    "trainable.quantized.settings": ("Quantization",),
     "script": ("training_script",),
     "step.distillation": ("Distillation",),
     "step.graphs": ("add_loss",),

@@ -14,7 +14,6 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
-from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.history import History
@@ -41,7 +40,6 @@ from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.metrics.functions import mode_by_name
 from onnxfit.optimizers.lookup import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.quantization.settings import Quantization
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
@@ -50,6 +48,8 @@ from onnxfit.step.objectives import Losses, LossWeights, Metrics, OutputMetric
 from onnxfit.step.recipe_builder import build_recipe
 from onnxfit.step.reuse import RECIPES
 from onnxfit.step.settings import TrainerSettings
+from onnxfit.trainable.adapters.lora import LoRA
+from onnxfit.trainable.quantized.settings import Quantization
 from onnxfit.training import checkpoint, export, forms, generation, saving
 from onnxfit.training.carried import require_order
 from onnxfit.training.epoch_iterator import EpochIterator

@@ -39,11 +39,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "step": ("step",),
     "kernels": ("kernels",),
     "runtime": ("runtime",),
-    "editing": ("editing",),
+    "trainable": ("trainable",),
     # A fit makes a History, a CallbackList and a ProgressBar itself, and no callback imports the
     # trainer. So the callbacks stand below the loop, not above the trainer.
     "callbacks": ("callbacks",),
-    "quantization and adapters": ("quantization", "adapters"),
+    "tools": ("tools",),
     "training": ("training",),
     "training without Python": ("training_folder",),
     "trainer": ("trainer",),

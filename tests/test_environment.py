@@ -280,8 +280,8 @@ TRY = """if True:
     import sys
     sys.path.append(sys.argv[1])
     import onnxfit
-    onnxfit.versions(), onnxfit.losses.Huber(), onnxfit.draw  # these need no onnxruntime
-    for name in ("Trainer", "inspect", "quantize", "dynamic_batch", "callbacks", "merge", "Trainer"):
+    onnxfit.versions(), onnxfit.losses.Huber(), onnxfit.draw, onnxfit.merge  # need no onnxruntime
+    for name in ("Trainer", "inspect", "quantize", "dynamic_batch", "callbacks", "Trainer"):
         try:
             getattr(onnxfit, name)
         except onnxfit.InstallationError as error:

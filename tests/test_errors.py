@@ -34,9 +34,9 @@ from onnxfit.optimizers import SGD
 from onnxfit.schedules import Constant
 from tests.data.test_text import bigrams
 from tests.models import linear
-from tests.quantization.integer_files import integer_file
-from tests.quantization.qdq_files import with_integers
 from tests.test_public_api import exported
+from tests.trainable.quantized.integer_files import integer_file
+from tests.trainable.quantized.qdq_files import with_integers
 
 X = np.linspace(0.1, 1, 8, dtype=np.float32)[:, None]
 Y = 2 * X

@@ -20,8 +20,8 @@ import pytest
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 MODULES = (
-    "onnxfit", "onnxfit.callbacks", "onnxfit.ctc", "onnxfit.data", "onnxfit.distributed", "onnxfit.drawing", "onnxfit.editing", "onnxfit.errors", "onnxfit.flower", "onnxfit.gradients", "onnxfit.losses", "onnxfit.metrics",
-    "onnxfit.optimizers", "onnxfit.penalties", "onnxfit.quantization", "onnxfit.schedules", "onnxfit.sklearn", "onnxfit.torch", "onnxfit.trainer",
+    "onnxfit", "onnxfit.callbacks", "onnxfit.ctc", "onnxfit.data", "onnxfit.distributed", "onnxfit.drawing", "onnxfit.errors", "onnxfit.flower", "onnxfit.gradients", "onnxfit.losses", "onnxfit.metrics",
+    "onnxfit.optimizers", "onnxfit.penalties", "onnxfit.schedules", "onnxfit.sklearn", "onnxfit.tools.editing", "onnxfit.tools.quantization", "onnxfit.torch", "onnxfit.trainer",
 )  # fmt: skip
 # root modules that are not public, with the reason
 INTERNAL = {

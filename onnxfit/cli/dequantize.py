@@ -8,7 +8,7 @@ import click
 
 from onnxfit.cli import options
 from onnxfit.cli.models import write_edited
-from onnxfit.quantization.dequantize import dequantize as dequantized
+from onnxfit.tools.quantization.dequantize import dequantize as dequantized
 
 __all__ = ["dequantize"]
 

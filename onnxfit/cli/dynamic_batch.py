@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from onnxfit.cli import options, settings
-from onnxfit.editing.dynamic_batch import dynamic_batch as with_dynamic_batch
 from onnxfit.errors import SettingError
 from onnxfit.load.model_file import write_model
+from onnxfit.tools.editing.dynamic_batch import dynamic_batch as with_dynamic_batch
 
 __all__ = ["dynamic_batch"]
 

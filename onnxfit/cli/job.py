@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
 
-from onnxfit.adapters.peft import FILES as ADAPTER_FILES
 from onnxfit.callbacks import (
     Callback,
     CSVLogger,
@@ -32,6 +31,7 @@ from onnxfit.cli.options import print_figures
 from onnxfit.errors import CheckpointError, SettingError, listed_names
 from onnxfit.files import read_regular_file, require_suffix, write_atomically
 from onnxfit.graph.class_names import ClassNames
+from onnxfit.trainable.adapters.peft import FILES as ADAPTER_FILES
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 

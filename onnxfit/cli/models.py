@@ -12,7 +12,6 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.data import DataAdapter
-from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import DataError, ModelError, SettingError
 from onnxfit.graph.model import to_ir
 from onnxfit.graph.names import LOSS
@@ -27,6 +26,7 @@ from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import join_batches
+from onnxfit.tools.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 

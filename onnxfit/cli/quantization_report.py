@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from onnxfit import quantization
 from onnxfit.cli import arrays, labels, options, settings
 from onnxfit.cli.config import config_option
 from onnxfit.graph.class_names import read_class_names
 from onnxfit.load.reading import load_model
-from onnxfit.quantization.loss_meter import LossMeter
-from onnxfit.quantization.report import RANKINGS, check_suffix
+from onnxfit.tools import quantization
+from onnxfit.tools.quantization.loss_meter import LossMeter
+from onnxfit.tools.quantization.report import RANKINGS, check_suffix
 
 __all__ = ["quantization_report"]
 

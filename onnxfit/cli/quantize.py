@@ -11,9 +11,9 @@ from onnxfit.graph.model import to_ir
 from onnxfit.graph.quantized import quantized_weights
 from onnxfit.load.model_file import write_model
 from onnxfit.load.reading import load_model
-from onnxfit.quantization.quantize import ACTIVATIONS
-from onnxfit.quantization.quantize import quantize as quantized
 from onnxfit.runtime.quantizer import INTEGER_TYPES, METHODS
+from onnxfit.tools.quantization.quantize import ACTIVATIONS
+from onnxfit.tools.quantization.quantize import quantize as quantized
 
 __all__ = ["quantize"]
 

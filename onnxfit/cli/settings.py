@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from onnxfit import losses, metrics, optimizers, penalties, schedules
-from onnxfit.adapters.lora import LoRA
 from onnxfit.data.npy import READ_ERRORS
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import registry
 from onnxfit.step.distillation import Distillation
+from onnxfit.trainable.adapters.lora import LoRA
+from onnxfit.trainable.quantized.settings import Quantization
 
 
 def parse_loss(texts: Sequence[str]) -> Any:

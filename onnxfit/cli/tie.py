@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from onnxfit import editing
 from onnxfit.cli import options
 from onnxfit.cli.models import write_edited
+from onnxfit.tools import editing
 
 __all__ = ["tie"]
 

@@ -1,6 +1,6 @@
 """Find integer weights that training does not change.
 
-Integers that can be written behind DequantizeLinear are trained: onnxfit.quantization converts them
+Integers that can be written behind DequantizeLinear are trained: trainable/quantized converts them
 to floats before a model reaches this module.
 """
 

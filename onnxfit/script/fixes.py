@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxfit.quantization.settings import Quantization
+from onnxfit.trainable.quantized.settings import Quantization
 
 # Arguments of Trainer that an error may name as its fix. A text of a file that appears in an error
 # can choose among them, and among nothing else.

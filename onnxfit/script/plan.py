@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from onnxfit.adapters.lora import LoRA
-from onnxfit.adapters.targets import match_adapters
-from onnxfit.editing.to_float32 import to_float32
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.gradients.inspection import Inspection
 from onnxfit.graph.model import OnnxModel
@@ -30,6 +27,9 @@ from onnxfit.script.placeholders import (
     input_placeholder,
     label_placeholder,
 )
+from onnxfit.tools.editing.to_float32 import to_float32
+from onnxfit.trainable.adapters.lora import LoRA
+from onnxfit.trainable.adapters.targets import match_adapters
 from onnxfit.trainer import Trainer
 from onnxfit.training.inspection import inspect_with
 from onnxfit.training.training import training_of

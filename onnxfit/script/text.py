@@ -16,10 +16,10 @@ from onnxfit.checks import check_arguments
 from onnxfit.drawing.labels import clean
 from onnxfit.drawing.tables import Table
 from onnxfit.load.facts import OutputFact
-from onnxfit.quantization.settings import Quantization
 from onnxfit.script.measure import Measurement, measure
 from onnxfit.script.placeholders import Placeholder, literal
 from onnxfit.script.plan import Plan, plan_of
+from onnxfit.trainable.quantized.settings import Quantization
 
 COLUMNS = 79
 MAX_NAMES = 4  # weights of the last layer that are listed

@@ -14,7 +14,6 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import column_or_1d
 
-from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks import Callback
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.spec import TensorSpec
@@ -22,13 +21,14 @@ from onnxfit.load.reading import ModelSource
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
 from onnxfit.optimizers.lookup import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.quantization import Quantization
 from onnxfit.schedules import LearningRate
 from onnxfit.sklearn.columns import ClassWeight, relative_weights, weights_of_classes
 from onnxfit.sklearn.estimator import OnnxEstimator
 from onnxfit.sklearn.names import checks_own_names
 from onnxfit.step.distillation import Distillation
 from onnxfit.step.objectives import Losses
+from onnxfit.trainable.adapters.lora import LoRA
+from onnxfit.trainable.quantized.settings import Quantization
 
 Array = npt.NDArray[Any]
 MULTILABEL = "multilabel-indicator"  # scikit-learn's name of such targets

@@ -17,7 +17,6 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks import Callback, EarlyStopping
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph.dense import Scaling, dense_network
@@ -30,7 +29,6 @@ from onnxfit.losses import Loss
 from onnxfit.optimizers import Adam, Optimizer, get_optimizer
 from onnxfit.optimizers.lookup import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.quantization import Quantization
 from onnxfit.schedules import LearningRate
 from onnxfit.sklearn.columns import relative_weights, standardization, validation_pair
 from onnxfit.sklearn.convergence import still_falls
@@ -39,6 +37,8 @@ from onnxfit.sklearn.names import checks_own_names, require_own_names
 from onnxfit.sklearn.trainers import base_model, continued, packed, unpacked
 from onnxfit.step.distillation import Distillation
 from onnxfit.step.objectives import Losses
+from onnxfit.trainable.adapters.lora import LoRA
+from onnxfit.trainable.quantized.settings import Quantization
 from onnxfit.trainer import Trainer
 
 Array = npt.NDArray[Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from onnxfit.adapters.adapted import AdaptedModel, with_constants
+from onnxfit.trainable.adapters.adapted import AdaptedModel, with_constants
 from onnxfit.trainer import Trainer
 from onnxfit.training.training import training_of
 

@@ -17,8 +17,8 @@ from onnxfit.step.objectives import Losses, LossWeights, Metrics
 from onnxfit.step.precision import get_precision
 
 if TYPE_CHECKING:
-    from onnxfit.adapters.lora import LoRA
-    from onnxfit.quantization.settings import Quantization
+    from onnxfit.trainable.adapters.lora import LoRA
+    from onnxfit.trainable.quantized.settings import Quantization
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import onnx
 import torch
 
-from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import (
     DataError,
     InstallationError,
@@ -34,6 +33,7 @@ from onnxfit.runtime.functional import FunctionalModel, FunctionalPasses
 from onnxfit.runtime.values import HAS_DLPACK, numpy_dtype
 from onnxfit.runtime.version import onnxruntime_version
 from onnxfit.step.settings import check_batch_norm
+from onnxfit.tools.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.torch.autograd import OnnxFunction, refuse_tangents, refuse_transforms, run
 
 __all__ = ["OnnxModule"]

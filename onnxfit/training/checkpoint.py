@@ -29,7 +29,6 @@ import onnx
 import onnx_ir as ir
 import safetensors
 
-from onnxfit.adapters.adapted import with_constants
 from onnxfit.callbacks.history import History
 from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import CheckpointError, listed_names
@@ -65,6 +64,7 @@ from onnxfit.graph.tensors import (
 from onnxfit.load.training_form import to_inference_form
 from onnxfit.load.validity import require_valid
 from onnxfit.step.tracker import SUM_TYPES
+from onnxfit.trainable.adapters.adapted import with_constants
 from onnxfit.training.contents import CheckpointContents
 from onnxfit.training.position import EVENT_TYPES, KEYS_OF_EVENT, POSITION_TYPES
 from onnxfit.training.ranks import RANKS

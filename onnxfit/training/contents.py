@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import as_checkpoint_error
 from onnxfit.graph import names
@@ -20,6 +19,7 @@ from onnxfit.load.model_file import ModelSnapshot
 from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.load.trainable import fingerprint
 from onnxfit.step.distillation import Distillation
+from onnxfit.tools.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.training.forms import trainable_form
 from onnxfit.training.setting_values import decode_setting
 

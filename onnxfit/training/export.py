@@ -12,12 +12,8 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
-from onnxfit.adapters.adapted import AdaptedModel
-from onnxfit.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
-from onnxfit.adapters.peft import require_task, write_adapters
 from onnxfit.checks import shortened
 from onnxfit.data.order import checked_batch_size
-from onnxfit.editing.add_biases import count_layers_without_bias
 from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.files import require_path, write_atomically
 from onnxfit.gradients.inspection import Inspection, inspect_working
@@ -30,6 +26,10 @@ from onnxfit.load.facts import facts_of
 from onnxfit.load.model_file import ModelSnapshot, write_model
 from onnxfit.load.training_form import to_inference_form
 from onnxfit.runtime.placement import operators_on_cpu
+from onnxfit.tools.editing.add_biases import count_layers_without_bias
+from onnxfit.trainable.adapters.adapted import AdaptedModel
+from onnxfit.trainable.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
+from onnxfit.trainable.adapters.peft import require_task, write_adapters
 from onnxfit.training.training import Training
 
 Export = Callable[[Mapping[str, Array]], OnnxModel]

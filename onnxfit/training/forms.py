@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.data.convert import as_array
-from onnxfit.editing.dynamic_batch import dynamic_batch
-from onnxfit.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.errors import SettingError
 from onnxfit.graph.index import required_inputs
 from onnxfit.graph.model import OnnxModel, share_tensors
@@ -23,9 +20,12 @@ from onnxfit.load.caches import without_caches
 from onnxfit.load.given_axes import axes_by_name
 from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.load.trainable import TrainableModel
-from onnxfit.quantization.quantized_model import to_fake_quantized
 from onnxfit.step.distillation import Distillation
 from onnxfit.step.recipe import Recipe
+from onnxfit.tools.editing.dynamic_batch import dynamic_batch
+from onnxfit.tools.editing.fixed_inputs import with_fixed_inputs
+from onnxfit.trainable.adapters.adapted import adapt, listed
+from onnxfit.trainable.quantized.quantized_model import to_fake_quantized
 from onnxfit.training.carried import with_states
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxfit.editing.add_biases import count_layers_without_bias
 from onnxfit.gradients.inspection import Inspection, inspect_model
 from onnxfit.graph.model import OnnxModel
 from onnxfit.load.facts import facts_of
 from onnxfit.load.normalize import normalize
 from onnxfit.load.reading import ModelSource, read_model
+from onnxfit.tools.editing.add_biases import count_layers_without_bias
 from onnxfit.training.forms import trainable_form
 
 

@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfit.errors import CheckpointError, SettingError
-from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import from_config, is_exported, to_config
 from onnxfit.step.distillation import Distillation
+from onnxfit.trainable.quantized.settings import Quantization
 
 REGISTRIES = tuple(
     f"onnxfit.{name}"
     for name in (
-        "losses", "penalties", "metrics", "optimizers", "schedules", "quantization.settings",
-        "adapters.lora", "step.distillation",
+        "losses", "penalties", "metrics", "optimizers", "schedules", "trainable.quantized.settings",
+        "trainable.adapters.lora", "step.distillation",
     )
 )  # fmt: skip
 

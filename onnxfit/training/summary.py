@@ -13,7 +13,6 @@ import onnx_ir as ir
 from onnxfit.drawing.labels import clean, count
 from onnxfit.drawing.notebook import TextWithHtml, paragraph, preformatted
 from onnxfit.drawing.tables import Table
-from onnxfit.editing.add_biases import count_layers_without_bias
 from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.sharing import reader_counts
@@ -25,6 +24,7 @@ from onnxfit.optimizers import Groups
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
+from onnxfit.tools.editing.add_biases import count_layers_without_bias
 from onnxfit.training.modules import ModuleRow, deepest, entries_of, modules_of
 from onnxfit.training.training import Training
 

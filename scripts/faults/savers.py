@@ -18,15 +18,15 @@ from safetensors.numpy import load as load_safetensors
 
 import onnxfit
 from onnxfit import LoRA, Trainer
-from onnxfit.adapters.onnx_adapter import read_onnx_adapter
-from onnxfit.adapters.peft import read_adapters
 from onnxfit.callbacks import PredictionWriter
 from onnxfit.cli import arrays, job, main
 from onnxfit.drawing import draw
 from onnxfit.files import write_atomically
 from onnxfit.graph import tensors
 from onnxfit.graph.tensors import write_safetensors
-from onnxfit.quantization import quantization_report
+from onnxfit.tools.quantization import quantization_report
+from onnxfit.trainable.adapters.onnx_adapter import read_onnx_adapter
+from onnxfit.trainable.adapters.peft import read_adapters
 from onnxfit.training import checkpoint
 from tests.models import mlp
 

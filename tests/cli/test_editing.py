@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from tests.cli.helpers import done, refused
-from tests.editing.graphs import array_of, fresh_network, names_of
+from tests.tools.editing.graphs import array_of, fresh_network, names_of
 
 
 @pytest.fixture(autouse=True)

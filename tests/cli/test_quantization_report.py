@@ -12,7 +12,7 @@ import pytest
 import onnxfit
 from tests.cli.helpers import done, refused
 from tests.models import mlp
-from tests.quantization.qdq_files import with_integers
+from tests.trainable.quantized.qdq_files import with_integers
 
 COMMAND = ("quantization-report", "float.onnx", "int8.onnx", "-d", "d.npz")
 LOSS = ("--loss", "cross_entropy")

@@ -10,7 +10,7 @@ import pytest
 
 import onnxfit
 from tests.cli.helpers import call, done, refused, write_csv
-from tests.quantization.graphs import network, outputs_of, parsed, relative_error, two_inputs
+from tests.trainable.quantized.graphs import network, outputs_of, parsed, relative_error, two_inputs
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import pytest
 import onnxfit
 from onnxfit.cli import job, main, wording
 from onnxfit.cli.wording import in_options, name_of, options_by_argument
-from onnxfit.quantization import Quantization
+from onnxfit.trainable.quantized.settings import Quantization
 from tests.cli.helpers import call, refused
 from tests.models import mlp, two_outputs
 

@@ -14,7 +14,8 @@ import pytest
 import onnxfit
 from onnxfit import Trainer
 from onnxfit.graph.sharing import merged_weights
-from tests.editing.graphs import (
+from tests.models import mlp
+from tests.tools.editing.graphs import (
     fresh_network,
     model_of,
     node,
@@ -23,7 +24,6 @@ from tests.editing.graphs import (
     random,
     zeros,
 )
-from tests.models import mlp
 
 
 def trainer_of(model: onnx.ModelProto, **settings) -> Trainer:

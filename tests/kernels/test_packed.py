@@ -22,7 +22,7 @@ from onnxfit.kernels.transforms import with_kernels
 from onnxfit.runtime import session
 from onnxfit.step.finish import finish
 from tests.kernels.sessions import kernel_types, layer_types, run
-from tests.quantization.packed_files import unpacked
+from tests.trainable.quantized.packed_files import unpacked
 
 Change = Callable[[onnx.NodeProto], None]
 

@@ -16,7 +16,7 @@ from onnx.numpy_helper import from_array
 from onnxfit import LoRA, ModelError, Quantization, Trainer, gradient_model
 from onnxfit.graph.model import OnnxModel
 from tests.cli.helpers import refused
-from tests.quantization.packed_files import BLOCK, BLOCKS, K, N, packed_file
+from tests.trainable.quantized.packed_files import BLOCK, BLOCKS, K, N, packed_file
 
 
 def with_tensor(model: onnx.ModelProto, name: str, array: Any) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ from onnxfit import LoRA, Trainer
 from onnxfit.graph import names
 from onnxfit.runtime import session
 from onnxfit.runtime.shared_initializers import share_packed_weights
-from tests.adapters.files import initializers, packed_file
+from tests.trainable.adapters.files import initializers, packed_file
 
 X = np.random.default_rng(0).standard_normal((6, 32)).astype(np.float32)
 Y = np.random.default_rng(1).standard_normal((6, 6)).astype(np.float32)

@@ -29,7 +29,7 @@ from onnxfit.losses import (
     TripletSemiHard,
 )
 from tests.distributed.threads import on_ranks
-from tests.quantization.packed_files import packed_file, real_numbers
+from tests.trainable.quantized.packed_files import packed_file, real_numbers
 
 RNG = np.random.default_rng(0)
 BACKENDS = ("full", "forward_backward", "in_place")

@@ -14,7 +14,7 @@ import onnxfit
 from onnxfit.optimizers import Adam
 from tests import models
 from tests.constants import batch_for, constants_of, structure, trained, with_constants
-from tests.quantization.integer_files import integer_file
+from tests.trainable.quantized.integer_files import integer_file
 
 LEARNED = onnxfit.Quantization(scales="learned")
 

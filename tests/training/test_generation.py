@@ -21,7 +21,7 @@ from tests.data.test_text import bigrams
 from tests.helpers import compiled_graphs
 from tests.load.test_caches import Decoder
 from tests.load.test_concatenated_caches import decoder
-from tests.quantization.qdq_files import with_integers
+from tests.trainable.quantized.qdq_files import with_integers
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7], [8, 9]]
 FILES: dict[str, Callable[[], onnx.ModelProto]] = {

@@ -17,8 +17,15 @@ from onnxfit import CheckpointError, LoRA, SettingError, Trainer
 from onnxfit.callbacks import BackupAndRestore, EarlyStopping, LambdaCallback, ModelCheckpoint
 from onnxfit.training import checkpoint
 from tests import models
-from tests.adapters.test_adapted import LABELS, X, fitted, mlp_trainer, trainer_of, weights_equal
 from tests.builds import every_way
+from tests.trainable.adapters.test_adapted import (
+    LABELS,
+    X,
+    fitted,
+    mlp_trainer,
+    trainer_of,
+    weights_equal,
+)
 
 SIZES = (4, 8, 8, 3)
 LORAS = {

@@ -11,7 +11,7 @@ y = s (q - z), the gradients are:
   clamped;
 - of s, if it is trained: dy times q - z - x / s in range, or times q - z where clamped, summed over
   the elements that s scales: learned step sizes (Esser et al. 2020, arXiv:1902.08153), without
-  their factor 1 / sqrt(N Q), by which `onnxfit.quantization.learning` multiplies;
+  their factor 1 / sqrt(N Q), by which `onnxfit.trainable.quantized.learning` multiplies;
 - of z, if it is trained: 0 in range, and -s dy where clamped, summed in the same way (LSQ+, Bhalgat
   et al. 2020, arXiv:2004.09576). As z is an integer, a QuantizeLinear of scale 1 computes it from a
   float. The two nodes share the gradient: QuantizeLinear adds s dy in range, and DequantizeLinear

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from onnxfit import LoRA, Trainer
-from onnxfit.adapters.peft import FILES, PICKLE, TENSORS
+from onnxfit.trainable.adapters.peft import FILES, PICKLE, TENSORS
 from scripts.fuzz.attempt import Attempt, Stage
 from scripts.fuzz.batch import train_one_batch
 from scripts.fuzz.checkpoint_mutations import mutated_entry

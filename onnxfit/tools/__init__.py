@@ -1,0 +1,1 @@
+"""Functions from a model to an edited model: of its structure, or of its integers."""
