@@ -66,10 +66,10 @@ dist: .venv-dist/installed  ## build and try sdist and wheel
 environments: dist  ## install the wheel beside each onnxruntime; make plugins
 	$(distributing) scripts/try_environments.py dist/*.whl
 
-# A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
-bench: .venv-bench/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (over 1 h)
-	.venv-bench/bin/python benchmarks/suite --write-docs $(ARGS)
-	.venv-bench/bin/python benchmarks/suite/scale.py --write-docs
+# A run that was cut off goes on where it was; ARGS=--fresh measures everything anew, ARGS="--workloads mlp gru" a part of it, and
+# ARGS=--write-docs writes docs/benchmarks.md.
+bench: .venv-bench/installed  ## chart and table of onnxfit beside PyTorch (over 1 h)
+	.venv-bench/bin/python benchmarks/suite $(ARGS)
 
 # LoRA beside a frozen base of 1 GB, in onnxfit and PyTorch (10 min). Options as in benchmarks/memory.py: ARGS="--megabytes 2600 --contender onnxfit"
 memory: .venv-dev/installed

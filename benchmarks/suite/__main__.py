@@ -1,10 +1,10 @@
-"""Everybody's training step and `fit`, side by side:
+"""The training step and the `fit` of onnxfit beside PyTorch's:
 
-`python benchmarks/suite [--quick] [--workloads mlp cnn] [--contenders onnxfit torch]`.
+`python benchmarks/suite [--quick] [--workloads mlp cnn] [--contenders onnxfit-plain torch]`.
 
-Each contender has a process of its own for one thread and for all, and in every round each takes
-its turn on the same weights, rows, batches and optimizer. Import, first step and peak memory are
-taken in processes that do nothing else. Contenders whose library is not there are named as absent.
+Prints one chart and one table. Each network is trained three times by every contender, each time in
+a new process, and the contenders take turns: on the same weights, rows, batches and optimizer. The
+first contender, onnxfit as pip installs it, is compared with the fastest of the others.
 
 Every finished part is kept in results.json in the folder. A run that was cut off goes on from there, and
 a run of other workloads adds to it; other settings, versions or sources begin it anew.
@@ -14,22 +14,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import sys
+import textwrap
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import report
-from contenders import ENTRIES
-from measure import MORE, Field, Plan, Row, once
-from processes import HERE, ROOT, export, find_pythons, run_json
+from contenders import DEFAULT, ENTRIES
+from measure import Plan, race
+from processes import ROOT, export, find_pythons, operators
 from results import Results
 from workloads import OPTIMIZERS, WORKLOADS
 
-README, PAGE = ROOT / "README.md", ROOT / "docs/benchmarks.md"
+PAGE, PICTURE = ROOT / "docs/benchmarks.md", "benchmarks/ratios.png"
 
 
 def arguments() -> argparse.Namespace:
@@ -39,12 +35,7 @@ def arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        choices=ENTRIES,
-        help="all, but on the brief workloads onnxfit and PyTorch; those named train everything",
-    )
+    parser.add_argument("--contenders", nargs="+", choices=ENTRIES, default=list(DEFAULT))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument(
         "--python",
@@ -53,121 +44,65 @@ def arguments() -> argparse.Namespace:
         metavar="ENVIRONMENT=PATH",
         help="of bench or training",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="a trial: three short rounds, no memory, no limits"
-    )
-    parser.add_argument("--rounds", type=int, help="how often each takes its turn (3; quick: 1)")
-    parser.add_argument("--seconds", type=float, help="that one turn lasts (0.1; quick: 0.03)")
-    parser.add_argument(
-        "--budget",
-        type=float,
-        help="seconds for a contender's turns on a workload, after three (1; quick: 0.3)",
-    )
-    parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, report.cores()], help="1 and all cores"
-    )
+    parser.add_argument("--quick", action="store_true", help="a trial: short measurements")
+    parser.add_argument("--repetitions", type=int, default=3, help="in new processes (3)")
+    parser.add_argument("--seconds", type=float, help="of a step's and a fit's (0.5; quick: 0.03)")
+    parser.add_argument("--threads", type=int, default=report.cores(), help="all cores")
     parser.add_argument("--fresh", action="store_true", help="forget the results in the folder")
     parser.add_argument(
         "--folder",
         type=Path,
         default=ROOT / "build/benchmarks",
-        help="for exported models, the log, results.json, tables and pictures",
+        help="for exported models, the log, results.json, the report, its picture and its CSV file",
     )
-    parser.add_argument(
-        "--write-docs",
-        action="store_true",
-        help="write docs/benchmarks.md, docs/benchmarks/ and the README's sentence too, which takes"
-        " every network with one batch size at least",
-    )
+    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md, too")
     return parser.parse_args()
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    quick = options.quick
     options.folder.mkdir(parents=True, exist_ok=True)
     return Plan(
-        options.contenders or list(ENTRIES),
-        rounds=options.rounds or (1 if quick else 3),
-        seconds=options.seconds or (0.03 if quick else 0.1),
-        budget=options.budget or (0.3 if quick else 1.0),
-        threads=sorted(set(options.threads)),
+        options.contenders,
+        repetitions=options.repetitions,
+        seconds=options.seconds or (0.03 if options.quick else 0.5),
+        threads=options.threads,
         folder=options.folder.resolve(),
         pythons=find_pythons(dict(item.split("=", 1) for item in options.python)),
-        everywhere=bool(options.contenders),
     )
-
-
-def limits_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What arithmetic allows with all threads, for a workload whose products are listed."""
-    name, optimizer = rows[0].workload, rows[0].optimizer
-    us, them = report.ours(rows, "step"), report.rival(rows, "step")
-    if not (WORKLOADS[name].products and us and them):
-        return None
-    with np.load(plan.folder / f"{WORKLOADS[name].network}.npz") as file:
-        weights = sum(file[key].size for key in file.files)
-    threads = plan.threads[-1]
-    command = [plan.pythons["bench"], str(HERE / "limits.py"), name, optimizer]
-    command += [str(weights), str(threads)]
-    limit = run_json(command, plan.environment(threads), plan.log)
-    if "limit" not in limit:
-        return None
-    times = {"ours": us.step.median, "rival": them.step.median}
-    return {"workload": name, "optimizer": optimizer, **times, **limit}
 
 
 def measure(plan: Plan, options: argparse.Namespace, results: Results) -> None:
     """Everything that was asked for and is not in the results."""
-    # Memory and first step are those of Adam. It comes first: PyTorch would find kernels compiled.
-    optimizers = sorted(options.optimizers)
-    parts = [(work, by) for work in options.workloads for by in optimizers]
+    parts = [(work, by) for work in options.workloads for by in options.optimizers]
     missing = [part for part in parts if not results.has(*part)]
-    if not missing:
-        return
     names = list(dict.fromkeys(WORKLOADS[name].network for name, _ in missing))
-    threads = plan.threads[-1]
-    export(plan.pythons["bench"], plan.folder, names, plan.environment(threads), plan.log)
-    if not options.quick:
-        # code that PyTorch compiled in an earlier run would make the first step look short
-        shutil.rmtree(plan.folder / "inductor", ignore_errors=True)
-    field = Field(plan)
+    export(plan.pythons["bench"], plan.folder, names, plan.environment, plan.log)
     for workload, optimizer in missing:
         began = time.perf_counter()
-        memory: list[dict[str, Any]] = []
-        brief = WORKLOADS[workload].brief
-        if not (options.quick or brief) and optimizer == "adam":
-            memory = once(plan, field, workload, optimizer)
-        rows = field.race(workload, optimizer)
-        limit = None if options.quick else limits_of(plan, rows)
+        rows = race(plan, workload, optimizer)
         seconds = time.perf_counter() - began
-        results.add(rows, memory, limit, seconds, os.getloadavg()[0], field.absent)
-        title = f"{WORKLOADS[workload].title}: {optimizer}"
-        print(f"\n{title}   [{seconds:.0f} s]\n\n{report.race_table(rows)}", flush=True)
-    for name, reason in field.absent.items():
-        print(f"absent: {name} ({reason})")
+        results.add(rows, seconds, os.getloadavg()[0])
+        lines = report.lines_of([rows])
+        ratios = ", ".join(f"{line.kind} {line.ratio:.2f}" for line in lines) or "no ratio"
+        print(f"{workload}, {optimizer}: {ratios} ({seconds:.0f} s)", flush=True)
 
 
 def conditions(plan: Plan, results: Results) -> list[str]:
-    lines = [
-        f"{report.machine()}; {' and '.join(map(str, plan.threads))} threads;"
-        f" load at most {results.load:.1f}; {results.seconds / 60:.0f} minutes"
+    """The machine, the versions, and how it was measured; each line in 80 columns."""
+    first, *others = (ENTRIES[name].title for name in plan.contenders)
+    python = plan.pythons["bench"]
+    missing = [n for n in WORKLOADS if not all(results.has(n, o) for o in OPTIMIZERS)]
+    found = [
+        f"{report.machine()}; {plan.threads} threads; load at most {results.load:.1f}",
+        *report.used(results.versions).values(),
+        f"{first}, compared with the fastest of: {', '.join(others)}",
+        f"onnxfit as pip installs it; its C++ operators: {operators(python, plan.environment)}",
+        f"min and median of {plan.repetitions} repetitions, each in a new process, contenders in"
+        f" turns, {plan.seconds:g} s for steps and for fits; a fit's time is that of a batch;"
+        f" mem.: peak memory, ratio; {results.seconds / 60:.0f} minutes",
     ]
-    for environment, versions in results.versions.items():
-        used = (p for p in report.PACKAGES if p in versions)
-        lines.append(f"{environment}: " + ", ".join(f"{p} {versions[p]}" for p in used))
-    lines += [f"absent: {ENTRIES[n].title} ({reason})" for n, reason in results.absent.items()]
-    missing = not_measured(results)
-    lines += [f"not measured: {', '.join(missing)}"] if missing else []
-    return [
-        *lines,
-        f"median (quartiles) of {plan.rounds} rounds of {plan.seconds:g} s; fewer, but three at"
-        f" least, where they took more than {plan.budget:g} s; {MORE} times as many for onnxfit"
-        " with and without the C++ operators, PyTorch eager and PyTorch compiled",
-    ]
-
-
-def not_measured(results: Results) -> list[str]:
-    """Workloads of which an optimizer is missing."""
-    return [n for n in WORKLOADS if not all(results.has(n, o) for o in OPTIMIZERS)]
+    found += [f"not measured: {len(missing)} of {len(WORKLOADS)} workloads"] if missing else []
+    return [line for item in found for line in textwrap.wrap(item, 80, subsequent_indent="  ")]
 
 
 def main() -> None:
@@ -179,23 +114,19 @@ def main() -> None:
         path.unlink(missing_ok=True)
     results = Results(path, plan)
     measure(plan, options, results)
-    figures = report.Figures(
-        conditions(plan, results), results.races, results.once, results.limits, results.absent
-    )
-    print("\n" + report.overall(figures.headline))
-    print(report.half_sentence(figures.headline, figures.absent))
-    print("\n" + report.network_table(figures.headline, figures.once))
-    print("\n".join(report.without_ratio(figures.races, figures.absent)))
-    print("\n" + report.summary(figures.headline, figures.once))
-    print("\n" + "\n".join(figures.conditions))
-    report.write(plan.folder / "results/benchmarks.md", figures)
+    races = results.races
+    text = report.text(races, conditions(plan, results))
+    print("\n" + text)
+    (plan.folder / "report.txt").write_text(text + "\n", encoding="utf-8")
+    folders = [plan.folder, *([PAGE.parent / "benchmarks"] if options.write_docs else [])]
+    for folder in folders:
+        report.write_csv(folder / "suite.csv", races)
+        try:
+            report.draw(folder / Path(PICTURE).name, report.lines_of(races))
+        except ImportError:
+            print("no picture: matplotlib is not installed")
     if options.write_docs:
-        measured = {WORKLOADS[n].network for n in WORKLOADS.keys() - set(not_measured(results))}
-        missing = {work.network for work in WORKLOADS.values()} - measured
-        if missing:
-            sys.exit(f"The docs are not written: {', '.join(sorted(missing))} not measured.")
-        report.write(PAGE, figures)
-        report.write_sentence(README, figures)
+        report.write_page(PAGE, PICTURE, text)
 
 
 if __name__ == "__main__":

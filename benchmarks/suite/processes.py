@@ -1,15 +1,13 @@
-"""Workers as objects: start them, ask them, end them."""
+"""Processes that measure: their environment, their answers, and what is installed for them."""
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -45,55 +43,6 @@ def surroundings(threads: int, folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-class Process:
-    """A worker that waits for requests."""
-
-    def __init__(
-        self, python: str, contender: str, environment: Mapping[str, str], log: Path
-    ) -> None:
-        self._log = log.open("a")
-        self._process = subprocess.Popen(
-            [python, str(HERE / "worker.py"), contender], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            env=dict(environment), text=True,
-        )  # fmt: skip
-
-    def ask(self, do: str, **what: Any) -> Answer:
-        """The answer; "failed" where the process ended or takes too long, and then it is no more."""
-        assert self._process.stdin
-        assert self._process.stdout
-        try:
-            self._process.stdin.write(json.dumps({"do": do, **what}) + "\n")
-            self._process.stdin.flush()
-            if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
-                self._process.kill()
-                return {"failed": f"no answer in {PATIENCE:.0f} s"}
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        answer: Answer = (
-            json.loads(line) if line else {"failed": f"the process ended ({self._process.wait()})"}
-        )
-        return answer
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        self._log.close()
-
-
 def versions(python: str) -> dict[str, str]:
     """Package -> version, and "Python" for itself, of everything that is installed there."""
     code = (
@@ -105,29 +54,34 @@ def versions(python: str) -> dict[str, str]:
     return found
 
 
+def operators(python: str, environment: Mapping[str, str]) -> str:
+    """Whether onnxfit, as it is installed there, uses its C++ operators, and if not why."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import onnxfit.kernels.library as library;"
+        " status = library.status(); print(status.state, status.detail)"
+    )
+    command = [python, "-c", code]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=dict(environment), check=True
+    )
+    return done.stdout.strip()
+
+
 def run_json(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Answer:
     """The last line that a program prints, as JSON; "failed" where it ends in another way."""
     with log.open("a") as errors:
-        done = subprocess.run(
-            list(arguments),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=dict(environment),
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                list(arguments), stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(environment), check=False,
+                timeout=PATIENCE,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"failed": f"no answer in {PATIENCE:.0f} s"}
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         return {"failed": f"the process ended with {done.returncode}; see {log}"}
     answer: Answer = json.loads(lines[-1])
     return answer
-
-
-def alone(
-    python: str, contender: str, job: str, environment: Mapping[str, str], log: Path
-) -> Answer:
-    """Import, build and one epoch in a process that does nothing else."""
-    return run_json([python, str(HERE / "worker.py"), contender, "--alone", job], environment, log)
 
 
 def export(

@@ -12,13 +12,7 @@ from measure import Plan, Row
 from processes import HERE, ROOT, versions
 from workloads import OPTIMIZERS, WORKLOADS
 
-REPORTING = (
-    "__main__.py",
-    "report.py",
-    "sentences.py",
-    "guard.py",
-    "scale.py",
-)  # these do not change a figure
+REPORTING = ("__main__.py", "report.py", "guard.py", "scale.py")  # these do not change a figure
 
 
 class Results:
@@ -44,23 +38,10 @@ class Results:
     def has(self, workload: str, optimizer: str) -> bool:
         return f"{workload} {optimizer}" in self._parts
 
-    def add(
-        self,
-        rows: Sequence[Row],
-        once: Sequence[Mapping[str, Any]],
-        limit: Mapping[str, Any] | None,
-        seconds: float,
-        load: float,
-        absent: Mapping[str, str],
-    ) -> None:
+    def add(self, rows: Sequence[Row], seconds: float, load: float) -> None:
         self._parts[f"{rows[0].workload} {rows[0].optimizer}"] = {
-            "rows": [row.to_json() for row in rows],
-            "once": list(once),
-            "limits": [limit] if limit else [],
-            "seconds": seconds,
-            "load": load,
-            "absent": dict(absent),
-        }
+            "rows": [row.to_json() for row in rows], "seconds": seconds, "load": load,
+        }  # fmt: skip
         beside = self._path.with_suffix(".tmp")
         beside.write_text(json.dumps({"state": self._state, "parts": self._parts}))
         beside.replace(self._path)
@@ -71,15 +52,7 @@ class Results:
 
     @property
     def races(self) -> list[list[Row]]:
-        return [[Row.from_json(row) for row in part["rows"]] for part in self._ordered()]
-
-    @property
-    def once(self) -> list[dict[str, Any]]:
-        return [item for part in self._ordered() for item in part["once"]]
-
-    @property
-    def limits(self) -> list[dict[str, Any]]:
-        return [item for part in self._ordered() for item in part["limits"]]
+        return [[Row(**row) for row in part["rows"]] for part in self._ordered()]
 
     @property
     def seconds(self) -> float:
@@ -89,23 +62,13 @@ class Results:
     def load(self) -> float:
         return float(max((part["load"] for part in self._ordered()), default=0.0))
 
-    @property
-    def absent(self) -> dict[str, str]:
-        return {name: why for part in self._ordered() for name, why in part["absent"].items()}
-
 
 def state_of(plan: Plan, found: Mapping[str, Mapping[str, str]]) -> str:
     """A hash of whatever a figure depends on, but for the machine."""
-    settings = [
-        list(plan.contenders),
-        plan.everywhere,
-        plan.rounds,
-        plan.seconds,
-        plan.budget,
-        list(plan.threads),
-    ]
+    settings = [list(plan.contenders), plan.repetitions, plan.seconds, plan.threads]
     state = hashlib.sha256(json.dumps([settings, found], sort_keys=True).encode())
-    for path in sorted([*(ROOT / "onnxfit").rglob("*.py"), *HERE.rglob("*.py")]):
+    package = ROOT / "onnxfit"
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.so"), *HERE.rglob("*.py")]):
         if path.parent != HERE or path.name not in REPORTING:
             state.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return state.hexdigest()

@@ -1,11 +1,9 @@
-"""One contender in a process of its own: answers JSON lines with JSON lines.
+"""One repetition: a contender trains a network in a process of its own.
 
-    python benchmarks/suite/worker.py CONTENDER [--alone JOB]
+    python benchmarks/suite/worker.py CONTENDER JOB SECONDS
 
-Requests have "do": "load", "build" (with the job), "losses", "step" and "fit" (with the seconds to
-spend), "quit". Every answer has what was asked for, "refused" with a reason, "absent" or "failed".
-`--alone` does one thing and ends: import, build, fit one epoch, and say how long each took and how
-much memory the process ever had.
+prints one line of JSON: the seconds of a batch of `fit` and of a bare step, the peak memory after
+`fit`, the first losses and a remark; or "refused", "absent" or "failed" with the reason.
 """
 
 from __future__ import annotations
@@ -24,6 +22,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
+
+from contenders import ENTRIES  # noqa: E402
+from contenders.contender import Contender, Refused, nothing  # noqa: E402
+from workloads import Job  # noqa: E402
 
 
 def peak_memory() -> int:
@@ -51,145 +53,59 @@ def reason(error: BaseException) -> str:
     return text if len(text) < 200 else text[:197] + "..."
 
 
-class Worker:
-    def __init__(self, contender: Any) -> None:
-        self.contender = contender
-        self.run_step: Callable[[], object] | None = None
-        self.counts: dict[str, int] = {}  # how many steps or epochs fill the asked time
+def timed(run: Callable[[int], object], seconds: float) -> float:
+    """Seconds of one run, from as many as fill `seconds`.
 
-    def load(self) -> dict[str, Any]:
+    The trials that find how many these are also warm up.
+    """
+    run(1)
+    count, took = 1, 0.0
+    while took <= 0.3 * seconds:
+        count *= min(10, math.ceil(seconds / took)) if took else 1
         began = time.perf_counter()
-        self.contender.load()
-        return {
-            "import_seconds": time.perf_counter() - began,
-        }
+        run(count)
+        took = time.perf_counter() - began
+    count = max(1, round(count * seconds / took))
+    gc.collect()
+    began = time.perf_counter()
+    run(count)
+    return (time.perf_counter() - began) / count
 
-    def build(self, job: str) -> dict[str, Any]:
-        from workloads import Job
 
-        self.run_step, self.counts = None, {}
-        gc.collect()
-        self.batches = Job.from_json(job).workload.batches
-        began = time.perf_counter()
-        self.contender.build(Job.from_json(job))
-        return {"build_seconds": time.perf_counter() - began}
-
-    def losses(self) -> dict[str, Any]:
-        began = time.perf_counter()
-        losses = self.contender.losses()
-        self.run_step = self.contender.step()
-        return {
-            "losses": losses,
-            "losses_seconds": time.perf_counter() - began,
-            "steps": self.run_step is not None,
-            "remark": self.contender.remark,
-        }
-
-    def step(self, seconds: float) -> dict[str, Any]:
-        run = self.run_step
-        assert run is not None
+def measure(contender: Contender, job: Job, seconds: float) -> dict[str, Any]:
+    """A whole `fit` comes first, so that the memory is that of a program that only fits."""
+    contender.load()
+    contender.build(job)
+    fit = timed(lambda epochs: contender.fit(epochs, nothing), seconds) / job.workload.batches
+    memory = peak_memory()
+    contender.build(job)
+    losses, step = contender.losses(), contender.step()
+    found = {"fit": fit, "memory": memory, "losses": losses, "remark": contender.remark}
+    if step is not None:
 
         def steps(count: int) -> None:
             for _ in range(count):
-                run()
+                step()
 
-        return self._timed("step", steps, seconds, 1)
-
-    def fit(self, seconds: float) -> dict[str, Any]:
-        from contenders.contender import nothing
-
-        return self._timed(
-            "fit", lambda epochs: self.contender.fit(epochs, nothing), seconds, self.batches
-        )
-
-    def _timed(
-        self, what: str, run: Callable[[int], None], seconds: float, per: int
-    ) -> dict[str, Any]:
-        """Seconds for each batch.
-
-        The first time finds out how often to run, and warms up with that.
-        """
-        if what not in self.counts:
-            if what == "fit":  # of steps the first were made for their losses
-                run(1)
-            count = 1
-            while True:
-                began = time.perf_counter()
-                run(count)
-                took = time.perf_counter() - began
-                if took > 0.3 * seconds:
-                    break
-                count *= min(10, math.ceil(seconds / max(took, 1e-9)))
-            wanted = self.counts[what] = max(1, round(count * seconds / took))
-            if wanted == count:  # a slow one: this run will do
-                return {"seconds": took / count / per, "took": took}
-        gc.collect()
-        began = time.perf_counter()
-        run(self.counts[what])
-        took = time.perf_counter() - began
-        return {"seconds": took / self.counts[what] / per, "took": took}
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        from contenders.contender import Refused
-
-        do = request.pop("do")
-        try:
-            result: dict[str, Any] = getattr(self, do)(**request)
-            return result
-        except Refused as error:
-            return {"refused": reason(error)}
-        except ImportError as error:
-            return {"absent": reason(error)} if do == "load" else {"failed": reason(error)}
-        except Exception as error:
-            traceback.print_exc()
-            return {"failed": f"{type(error).__name__}: {reason(error)}"}
+        found["step"] = timed(steps, seconds)
+    return found
 
 
-def alone(worker: Worker, job: str) -> dict[str, Any]:
-    first: list[float] = []
-
-    def on_batch() -> None:
-        if not first:
-            first.append(time.perf_counter())
-
-    loaded = worker.load()
-    began = time.perf_counter()
-    built = worker.build(job)
-    worker.contender.fit(1, on_batch)
-    ended = time.perf_counter()
-    return {
-        "import_seconds": loaded["import_seconds"], **built, "first_step_seconds": (first[0] if first else ended) - began,
-        "epoch_seconds": ended - began, "peak_memory": peak_memory(),
-    }  # fmt: skip
-
-
-def main() -> None:
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not get between the answers
-    from contenders import ENTRIES
-
-    worker = Worker(ENTRIES[sys.argv[1]].make())
-
-    def say(answer: dict[str, Any]) -> None:
-        output.write(json.dumps(answer) + "\n")
-        output.flush()
-
-    if "--alone" in sys.argv:
-        from contenders.contender import Refused
-
-        try:
-            say(alone(worker, sys.argv[3]))
-        except (Refused, ImportError) as error:
-            say({"refused": reason(error)})
-        return
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["do"] == "quit":
-            break
-        say(worker.answer(request))
-    output.flush()
-    os._exit(0)  # no library's farewell takes time or prints
+def answer(name: str, job: str, seconds: float) -> dict[str, Any]:
+    contender = ENTRIES[name].make()
+    try:
+        return measure(contender, Job.from_json(job), seconds)
+    except Refused as error:
+        return {"refused": reason(error)}
+    except ModuleNotFoundError as error:
+        return {"absent": reason(error)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {reason(error)}"}
 
 
 if __name__ == "__main__":
-    main()
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not get between the answers
+    print(json.dumps(answer(sys.argv[1], sys.argv[2], float(sys.argv[3]))), file=output, flush=True)
+    os._exit(0)  # no library's farewell takes time or prints

@@ -1,4 +1,4 @@
-"""What is trained: data, sizes, and the bars.
+"""What is trained: data and sizes.
 
 Nothing here needs more than numpy, so that every process can read it.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,7 @@ class Workload:
     # of the learning rate: smaller where rounding alone would lead the contenders apart in a few
     # steps
     pace: float = 1.0
-    bar: float = 1.0  # of onnxfit's step, as a part of the faster PyTorch's
     network: str = ""  # of networks.py, and its exported file; that of its name unless said
-    brief: bool = False  # by default, onnxfit and PyTorch alone train it
-    products: tuple[tuple[int, int, int, int], ...] = field(default=(), repr=False)
-    """Matrix products of the forward pass: (how many, m, k, n); the first needs no gradient of its input."""
 
     def __post_init__(self) -> None:
         if not self.network:
@@ -53,11 +48,6 @@ class Workload:
     @property
     def classifies(self) -> bool:
         return self.loss == "cross_entropy"
-
-    @property
-    def small(self) -> bool:
-        """Whether the time of a step is that of calls rather than of arithmetic."""
-        return 0 < max(self.sizes, default=0) <= 100
 
     @property
     def rows(self) -> int:
@@ -92,22 +82,7 @@ def _drawn(workload: Workload) -> tuple[Array, Array]:
     return x, rng.integers(0, workload.outputs[-1], (rows, *workload.outputs[:-1]))
 
 
-def dense_products(batch: int, sizes: tuple[int, ...]) -> tuple[tuple[int, int, int, int], ...]:
-    return tuple((1, batch, before, after) for before, after in pairwise(sizes))
-
-
-def transformer_products(
-    batch: int, tokens: int, width: int, layers: int, heads: int
-) -> tuple[tuple[int, int, int, int], ...]:
-    rows, part = batch * tokens, width // heads
-    layer = (
-        (1, rows, width, 3 * width), (batch * heads, tokens, part, tokens), (batch * heads, tokens, tokens, part),
-        (1, rows, width, width), (1, rows, width, 4 * width), (1, rows, 4 * width, width),
-    )  # fmt: skip
-    return layer * layers
-
-
-def brief(workload: Workload, batch_size: int) -> list[Workload]:
+def two_sizes(workload: Workload, batch_size: int) -> list[Workload]:
     """A network with its own batch size and with another one."""
     title = workload.title.rpartition(", batch ")[0]
     other = replace(
@@ -117,40 +92,33 @@ def brief(workload: Workload, batch_size: int) -> list[Workload]:
         batch_size=batch_size,
         network=workload.network,
     )
-    return [replace(workload, brief=True), replace(other, brief=True)]
+    return [workload, other]
 
 
 MLP = (784, 256, 128, 10)
 ALL = [
-    Workload("linear", "linear regression, 10 features, batch 64", "mse", 64, 200, (10,), (1,), sizes=(10, 1), bar=0.10),
-    Workload("tabular", "MLP 100-50-10-1, batch 15", "mse", 15, 200, (100,), (1,), sizes=(100, 50, 10, 1), bar=0.15),
-    Workload(
-        "mlp", "MLP 784-256-128-10, batch 128", "cross_entropy", 128, 40, (784,), (10,), sizes=MLP, bar=0.65,
-        products=dense_products(128, MLP),
-    ),
-    Workload("cnn", "CNN of LeNet's size, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,), bar=0.90),
-    Workload("convnet", "CNN with 16 and 32 channels and max pooling, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,), bar=0.85),
+    Workload("linear", "linear regression, 10 features, batch 64", "mse", 64, 200, (10,), (1,), sizes=(10, 1)),
+    Workload("tabular", "MLP 100-50-10-1, batch 15", "mse", 15, 200, (100,), (1,), sizes=(100, 50, 10, 1)),
+    Workload("mlp", "MLP 784-256-128-10, batch 128", "cross_entropy", 128, 40, (784,), (10,), sizes=MLP),
+    Workload("cnn", "CNN of LeNet's size, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,)),
+    Workload("convnet", "CNN with 16 and 32 channels and max pooling, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,)),
     Workload("resnet", "ResNet-18, 32×32, batch 16", "cross_entropy", 16, 2, (3, 32, 32), (10,), pace=0.1),
     Workload("mobilenet", "MobileNetV2 blocks (depthwise convolutions), 32×32, batch 16", "cross_entropy", 16, 4, (3, 32, 32), (10,), pace=0.1),
-    Workload(
-        "transformer", "transformer encoder, d 128, 2 layers, 64 tokens, batch 16", "cross_entropy", 16, 10, (64,), (10,), 1000, bar=0.90,
-        products=transformer_products(16, 64, 128, 2, 4),
-    ),
+    Workload("transformer", "transformer encoder, d 128, 2 layers, 64 tokens, batch 16", "cross_entropy", 16, 10, (64,), (10,), 1000),
     Workload("decoder", "GPT-2-style decoder, d 256, 4 layers, 128 tokens, batch 4", "cross_entropy", 4, 6, (128,), (128, 1000), 1000),
     Workload("lstm", "LSTM classifier, hidden 128, 50 steps, batch 32", "cross_entropy", 32, 10, (50, 32), (10,)),
-    # What follows has two batch sizes each.
-    *brief(Workload("vgg", "VGG-like, three max poolings, 32×32, batch 32", "cross_entropy", 32, 4, (3, 32, 32), (10,), bar=0.85), 8),
-    *brief(Workload("separable", "MobileNetV1 blocks (depthwise convolutions), 32×32, batch 32", "cross_entropy", 32, 4, (3, 32, 32), (10,), pace=0.1), 8),
-    *brief(Workload("unet", "U-Net of three sizes, 64×64, batch 8", "mse", 8, 4, (3, 64, 64), (3, 64, 64), pace=0.1), 2),
-    *brief(Workload("signals", "1-D CNN, 9 channels, 128 steps, batch 64", "cross_entropy", 64, 8, (9, 128), (6,), pace=0.1), 16),
-    *brief(Workload("gru", "GRU classifier, hidden 128, 50 steps, batch 32", "cross_entropy", 32, 10, (50, 32), (10,)), 8),
-    *brief(Workload("wide-deep", "wide and deep, 8 embeddings, 5 counts, batch 256", "cross_entropy", 256, 20, (13,), (2,), 1000), 64),
-    *brief(Workload("autoencoder", "convolutional autoencoder, 28×28, batch 64", "mse", 64, 10, (1, 28, 28), (1, 28, 28)), 16),
-    *brief(Workload("vit", "ViT-tiny, 12 layers, 32×32 in patches of 4×4, batch 16", "cross_entropy", 16, 2, (3, 32, 32), (10,)), 4),
-    *brief(Workload("bert", "BERT-tiny classifier, 128 tokens, batch 16", "cross_entropy", 16, 5, (128,), (2,), 30522), 4),
-    *brief(Workload("gpt", "GPT of 6 layers, d 384, 256 tokens, batch 4", "cross_entropy", 4, 2, (256,), (256, 65), 65), 1),
-    *brief(Workload("factorisation", "matrix factorisation, 4,000 × 4,000, rank 32, batch 1024", "mse", 1024, 20, (2,), (1,), 4000), 128),
-    *brief(Workload("siamese", "siamese pair of CNNs, 28×28, batch 64", "cross_entropy", 64, 10, (2, 1, 28, 28), (2,)), 16),
+    *two_sizes(Workload("vgg", "VGG-like, three max poolings, 32×32, batch 32", "cross_entropy", 32, 4, (3, 32, 32), (10,)), 8),
+    *two_sizes(Workload("separable", "MobileNetV1 blocks (depthwise convolutions), 32×32, batch 32", "cross_entropy", 32, 4, (3, 32, 32), (10,), pace=0.1), 8),
+    *two_sizes(Workload("unet", "U-Net of three sizes, 64×64, batch 8", "mse", 8, 4, (3, 64, 64), (3, 64, 64), pace=0.1), 2),
+    *two_sizes(Workload("signals", "1-D CNN, 9 channels, 128 steps, batch 64", "cross_entropy", 64, 8, (9, 128), (6,), pace=0.1), 16),
+    *two_sizes(Workload("gru", "GRU classifier, hidden 128, 50 steps, batch 32", "cross_entropy", 32, 10, (50, 32), (10,)), 8),
+    *two_sizes(Workload("wide-deep", "wide and deep, 8 embeddings, 5 counts, batch 256", "cross_entropy", 256, 20, (13,), (2,), 1000), 64),
+    *two_sizes(Workload("autoencoder", "convolutional autoencoder, 28×28, batch 64", "mse", 64, 10, (1, 28, 28), (1, 28, 28)), 16),
+    *two_sizes(Workload("vit", "ViT-tiny, 12 layers, 32×32 in patches of 4×4, batch 16", "cross_entropy", 16, 2, (3, 32, 32), (10,)), 4),
+    *two_sizes(Workload("bert", "BERT-tiny classifier, 128 tokens, batch 16", "cross_entropy", 16, 5, (128,), (2,), 30522), 4),
+    *two_sizes(Workload("gpt", "GPT of 6 layers, d 384, 256 tokens, batch 4", "cross_entropy", 4, 2, (256,), (256, 65), 65), 1),
+    *two_sizes(Workload("factorisation", "matrix factorisation, 4,000 × 4,000, rank 32, batch 1024", "mse", 1024, 20, (2,), (1,), 4000), 128),
+    *two_sizes(Workload("siamese", "siamese pair of CNNs, 28×28, batch 64", "cross_entropy", 64, 10, (2, 1, 28, 28), (2,)), 16),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in ALL}
 

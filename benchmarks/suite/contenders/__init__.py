@@ -20,12 +20,8 @@ class Entry:
     place: str  # module.Class
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: str = "bench"
-    measures_memory: bool = False  # on every workload; the others on one
-    precision: str = "float32"  # others stand beside the ratios, in none of them
-
-    @property
-    def ours(self) -> bool:
-        return self.place.startswith("with_onnxfit.")
+    precision: str = "float32"
+    mark: str = "*"  # in the table, where it is the fastest
 
     def make(self) -> Contender:
         module, name = self.place.split(".")
@@ -36,27 +32,24 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {
-    "onnxfit": Entry("onnxfit", "with_onnxfit.Onnxfit", measures_memory=True),
+    "onnxfit": Entry("onnxfit", "with_onnxfit.Onnxfit"),
     "onnxfit-plain": Entry(
         "onnxfit, without C++ operators",
         "with_onnxfit.Onnxfit",
         {"kernels": False},
-        measures_memory=True,
     ),
     "onnxfit-fb": Entry(
         "onnxfit, forward_backward", "with_onnxfit.Onnxfit", {"backend": "forward_backward"}
     ),
-    "onnxfit-in-place": Entry(
-        "onnxfit, in_place", "with_onnxfit.Onnxfit", {"backend": "in_place"}, measures_memory=True
-    ),
+    "onnxfit-in-place": Entry("onnxfit, in_place", "with_onnxfit.Onnxfit", {"backend": "in_place"}),
     "onnxfit-ort": Entry(
         "onnxfit, onnxruntime's gradients",
         "with_onnxfit.Onnxfit",
         {"gradient": "onnxruntime"},
         environment="training",
     ),
-    "torch": Entry("PyTorch eager", "with_torch.Eager", measures_memory=True),
-    "torch-compile": Entry("PyTorch compiled", "with_torch.Compiled", measures_memory=True),
+    "torch": Entry("PyTorch eager (e)", "with_torch.Eager", mark="e"),
+    "torch-compile": Entry("PyTorch compiled (c)", "with_torch.Compiled", mark="c"),
     "torch-bf16": Entry(
         "PyTorch eager, bf16 autocast", "with_torch.Autocast", precision="bfloat16"
     ),
@@ -70,10 +63,5 @@ ENTRIES: dict[str, Entry] = {
     "sklearn": Entry("scikit-learn MLP", "with_sklearn.Perceptron"),
     "sklearn-sgd": Entry("scikit-learn SGDRegressor", "with_sklearn.Linear"),
 }
-DEFAULT = "onnxfit"  # what an installation gives, which the headline begins with
-PLAIN = "onnxfit-plain"  # ONNX's operators alone: a further column with a ratio of its own
-IN_PLACE = "onnxfit-in-place"  # its memory is compared, too
-HALF = "torch-bf16"  # a further column, too: fewer bits, on the processors that multiply them
-RIVALS = ("torch", "torch-compile")  # the headline compares with the faster of them
-DECIDING = (DEFAULT, PLAIN, *RIVALS)  # these take more turns than the others
-BRIEF = (*DECIDING, HALF)  # these train the brief workloads, too
+RIVALS = ("torch", "torch-compile")  # their losses are the right ones
+DEFAULT = ("onnxfit", *RIVALS)  # what `pip install` gives is compared with the faster PyTorch

@@ -16,7 +16,8 @@ class Onnxfit(Contender):
         self.backend, self.gradient, self.kernels = backend, gradient, kernels
 
     def load(self) -> None:
-        os.environ["ONNXFIT_KERNELS"] = "on" if self.kernels else "off"
+        if not self.kernels:
+            os.environ["ONNXFIT_KERNELS"] = "off"
         import onnxfit
 
         self.library = onnxfit
