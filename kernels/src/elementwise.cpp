@@ -17,7 +17,9 @@ constexpr Signature SIGNATURES[CODES] = {
     {"??"},  {"??"},  {"??"},   {"??"},   {"??"},     // ADD, SUB, MUL, DIV, MAX
     {"??"},  {"?"},   {"?"},    {"?"},    {"?"},      // MIN, SQRT, NEG, ABS, RECIPROCAL
     {"?"},   {"?"},   {"?"},    {"?"},    {"vss"},    // EXP, ERF, TANH, SIGMOID, HARD_SIGMOID
+    {"?"},   {"vss"},                                 // ROUND, CLIP
     {"svv"}, {"vsv"}, {"svsv"}, {"svsv"}, {"vsvvs"},  // SCALE_ADD to NORMALIZED_STEP
+    {"v?sss"}, {"vv???ss"},                           // ROUNDED, STRAIGHT_THROUGH
 };
 
 }  // namespace
@@ -41,8 +43,21 @@ bool read(const std::vector<int64_t>& numbers, std::vector<Instruction>& instruc
   return true;
 }
 
+bool Program::may_be_scalar(size_t operand) const {
+  for (const Instruction& i : instructions) {
+    for (size_t j = 0; j < signature(i.code).operands(); ++j) {
+      if (size_t(i.operands[j]) == operand && signature(i.code).text[j] == 'v') return false;
+    }
+  }
+  return true;
+}
+
 const char* Program::problem() const {
   if (temporaries > MAX_TEMPORARIES) return "The program has too many temporaries.";
+  if (spread.size() > MAX_SPREAD) return "The program has too many spread inputs.";
+  for (const Spread& each : spread) {
+    if (each.run < 1 || each.repeats < 1) return "A spread input has no elements to repeat.";
+  }
   const size_t numbers = inputs + outputs + temporaries;
   std::vector<bool> written(numbers, false);
   std::fill_n(written.begin(), inputs, true);
@@ -94,6 +109,21 @@ bool apply_fused(
 #endif
 }
 
+// NaN if x is.
+template <typename T>
+ALWAYS_INLINE T clipped(T x, T low, T high) {
+  const T y = x < low ? low : x;
+  return y > high ? high : y;
+}
+
+// Return a number that the compiler does not know. GCC makes branches of comparisons with constants,
+// which take 2.6 times as long.
+template <typename T>
+ALWAYS_INLINE T hidden(T number) {
+  const volatile T unknown = number;
+  return unknown;
+}
+
 // One loop for each combination of rows and scalars, so that the compiler vectorizes all of them. The
 // result may be an operand: each element is read before it is written.
 template <typename T, typename F>
@@ -134,6 +164,16 @@ ALWAYS_INLINE void apply_each(Make make, const Rows<T>* of, Rows<T> result, Size
   }
 }
 
+// Call `run` with a function that returns the operand of a row for an element: a scalar, or a block.
+template <typename T, typename F>
+ALWAYS_INLINE void with_operand(const Rows<T>& operand, F run) {
+  if (operand.is_scalar) {
+    run([value = *operand.data](auto) INLINE { return [value](int64_t) INLINE { return value; }; });
+  } else {
+    run([](const T* x) INLINE { return [x](int64_t j) INLINE { return x[j]; }; });
+  }
+}
+
 template <typename T>
 ALWAYS_INLINE void run_instruction(
     int64_t code, const Rows<T>* of, const Rows<T>& r, Size n) {
@@ -158,12 +198,13 @@ ALWAYS_INLINE void run_instruction(
     case TANH: return apply([](T x) INLINE { return functions::hyperbolic_tangent(x); }, a, r, n);
     case SIGMOID: return apply([](T x) INLINE { return functions::sigmoid(x); }, a, r, n);
     case HARD_SIGMOID: {
+      const T s = scalar(1), t = scalar(2), low = hidden(T(0)), high = hidden(T(1));
+      return apply([=](T x) INLINE { return clipped(s * x + t, low, high); }, a, r, n);
+    }
+    case ROUND: return apply([](T x) INLINE { return std::nearbyint(x); }, a, r, n);
+    case CLIP: {
       const T s = scalar(1), t = scalar(2);
-      const auto f = [s, t](T x) INLINE {
-        const T y = s * x + t, low = y < T(0) ? T(0) : y;
-        return low > T(1) ? T(1) : low;
-      };
-      return apply(f, a, r, n);
+      return apply([s, t](T x) INLINE { return clipped(x, s, t); }, a, r, n);
     }
     case SCALE_ADD: {
       const T s = scalar(0);
@@ -204,6 +245,35 @@ ALWAYS_INLINE void run_instruction(
       };
       return apply_each(make, of, r, n);
     }
+    case ROUNDED: {
+      const T low = scalar(2), high = scalar(3), t = scalar(4);
+      return with_operand(of[1], [=](auto scale_of) INLINE {
+        const auto make = [=](auto row) INLINE {
+          return [=, x = row(0), scale = scale_of(row(1))](int64_t j) INLINE {
+            const T s = scale(j);
+            return s * (clipped(std::nearbyint(x[j] / s), low, high) + t);
+          };
+        };
+        apply_each(make, of, r, n);
+      });
+    }
+    case STRAIGHT_THROUGH: {
+      const T s = scalar(5), t = scalar(6), zero = hidden(T(0)), one = hidden(T(1));
+      return with_operand(of[2], [=](auto scale_of) INLINE {
+        with_operand(of[3], [=](auto low_of) INLINE {
+          with_operand(of[4], [=](auto high_of) INLINE {
+            const auto make = [=](auto row) INLINE {
+              return [=, a = row(0), b = row(1), scale = scale_of(row(2)), low = low_of(row(3)),
+                      high = high_of(row(4))](int64_t j) INLINE {
+                const T c = scale(j), x = b[j], outside = std::abs(clipped(x, low(j), high(j)) - x);
+                return a[j] * c * clipped(s * outside + t, zero, one) / c;
+              };
+            };
+            apply_each(make, of, r, n);
+          });
+        });
+      });
+    }
   }
 }
 
@@ -228,15 +298,73 @@ class Reader {
   const T* here = nullptr;
 };
 
+// A spread input, as large as the tensors in the block where a task is.
+template <typename T>
+class Spreader {
+ public:
+  void start(const T* data, size_t size, Spread by, bool may_be_scalar) {
+    all = data;
+    elements = size;
+    run = size_t(by.run);
+    repeats = size_t(by.repeats);
+    is_scalar = may_be_scalar && run == 1 && repeats >= BLOCK;
+  }
+
+  // Return how many of n elements, from number `begin` of the tensors on, can be read at once.
+  size_t fitting(size_t begin, size_t n) const {
+    return is_scalar ? std::min(n, repeats - begin % repeats) : n;
+  }
+
+  ALWAYS_INLINE void read(size_t begin, size_t n) {
+    if (is_scalar) {
+      here = all + begin / repeats % elements;
+      return;
+    }
+    here = block;
+    for (size_t done = 0; done < n;) {
+      const size_t at = begin + done, in_run = at % run;
+      const T* from = all + (at / (run * repeats) * run + in_run) % elements;
+      const bool is_filling = run == 1 && repeats > 1;
+      size_t count = size_t(all + elements - from);
+      if (is_filling) count = repeats - at % repeats;
+      else if (repeats > 1) count = std::min(count, run - in_run);
+      if (done == 0 && count >= n && !is_filling) {
+        here = from;
+        return;
+      }
+      count = std::min(count, n - done);
+      if (is_filling) std::fill_n(block + done, count, *from);
+      else std::copy_n(from, count, block + done);
+      done += count;
+    }
+  }
+
+  // Return the elements that were read last.
+  Rows<T> rows() const { return {const_cast<T*>(here), 0, is_scalar}; }
+
+ private:
+  const T *all = nullptr, *here = nullptr;
+  size_t elements = 0, run = 1, repeats = 1;
+  bool is_scalar = false;
+  alignas(64) T block[BLOCK];
+};
+
 template <typename T>
 ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
   const Program& program = *work.program;
   alignas(64) T temporaries[MAX_TEMPORARIES][BLOCK];
+  Spreader<T> spread[MAX_SPREAD];
+  const size_t spread_inputs = program.spread.size();
+  for (size_t i = 0; i < spread_inputs; ++i) {
+    const size_t input = program.tensors + i;
+    spread[i].start(work.inputs[input], work.sizes[i], program.spread[i], program.may_be_scalar(input));
+  }
   Reader<T> reader(work.pieces);
   const size_t in_pieces = work.pieces.empty() ? program.inputs : program.tensors - 1;
   const auto operand = [&](int64_t number, size_t begin) INLINE -> Rows<T> {
     size_t i = static_cast<size_t>(number);
     if (i == in_pieces && i < program.inputs) return {const_cast<T*>(reader.data()), 0, false};
+    if (program.is_spread(i)) return spread[i - program.tensors].rows();
     if (i < program.inputs) {
       T* data = const_cast<T*>(work.inputs[i]);
       return program.is_scalar(i) ? Rows<T>{data, 0, true} : Rows<T>{data + begin, 0, false};
@@ -247,7 +375,9 @@ ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
   };
   const size_t end = std::min((task + 1) * ELEMENTS_PER_TASK, work.elements);
   for (size_t begin = task * ELEMENTS_PER_TASK; begin < end;) {
-    const size_t n = reader.move_to(begin, std::min(BLOCK, end - begin));
+    size_t n = reader.move_to(begin, std::min(BLOCK, end - begin));
+    for (size_t i = 0; i < spread_inputs; ++i) n = spread[i].fitting(begin, n);
+    for (size_t i = 0; i < spread_inputs; ++i) spread[i].read(begin, n);
     for (const Instruction& i : program.instructions) {
       Rows<T> operands[MAX_OPERANDS] = {};
       const size_t count = signature(i.code).operands();

@@ -13,8 +13,9 @@
 
 namespace elementwise {
 
-constexpr size_t BLOCK = 512;              // elements
+constexpr size_t BLOCK = 256;              // elements
 constexpr size_t MAX_TEMPORARIES = 16;     // blocks of a thread, on its stack
+constexpr size_t MAX_SPREAD = 8;           // the same for spread inputs
 constexpr size_t ELEMENTS_PER_TASK = 8192; // of a thread at a time
 
 // In the comments, a, b, ... are the operands in their order. Those called s and t are scalars.
@@ -34,16 +35,20 @@ enum Code : int64_t {
   TANH,
   SIGMOID,
   HARD_SIGMOID,        // s a + t, at least 0 and at most 1
+  ROUND,               // to the nearest whole number, half to even
+  CLIP,                // at least s and at most t; NaN if a is
   // Several operators, each of which rounds its result.
   SCALE_ADD,           // s a + b
   SUB_SCALED,          // a - s b
   AVERAGE,             // s a + t b
   AVERAGE_OF_SQUARES,  // s a + t (b b)
   NORMALIZED_STEP,     // a - s b / (sqrt(c) + t)
+  ROUNDED,             // b (clip(round(a / b), c, d) + s), where c and d are scalars, too
+  STRAIGHT_THROUGH,    // a c clip(s |b - clip(b, d, e)| + t, 0, 1) / c
   CODES
 };
 
-constexpr size_t MAX_OPERANDS = 5;
+constexpr size_t MAX_OPERANDS = 7;
 
 struct Signature {
   const char* text;  // one letter for each operand: s for a scalar, v for a block, ? for either
@@ -61,13 +66,27 @@ struct Instruction {
 // Read instructions from one list of numbers: code, result, operands. Return false if it is none.
 bool read(const std::vector<int64_t>& numbers, std::vector<Instruction>& instructions);
 
+// How a smaller input becomes as large as the tensors: `repeats` times the first `run` elements, then
+// as often the next ones, and so on; the whole begins again at its end. The scales of the rows of a
+// matrix have run 1 and repeats = columns; those of its columns have run 1 and repeats 1.
+struct Spread {
+  int64_t run, repeats;
+};
+
+// The inputs are tensors, then spread inputs, then scalars.
 struct Program {
-  size_t tensors;  // of the inputs; the others, which come last, are scalars
+  size_t tensors;
   size_t inputs, outputs, temporaries;
   std::vector<Instruction> instructions;
   size_t pieces = 1;  // of the last tensor, which need not lie in one place
+  std::vector<Spread> spread{};
 
-  bool is_scalar(size_t operand) const { return operand >= tensors && operand < inputs; }
+  bool is_spread(size_t operand) const { return operand >= tensors && operand < tensors + spread.size(); }
+  bool is_scalar(size_t operand) const { return operand >= tensors + spread.size() && operand < inputs; }
+
+  // Return whether no instruction needs a block of a spread input, so that an element of a longer run
+  // of equal ones may be a scalar.
+  bool may_be_scalar(size_t operand) const;
 
   // Return a text that says what is wrong with the program; nullptr for nothing. Each operand must
   // be written before it is read, each output must be written, and scalars must be in their places.
@@ -88,6 +107,7 @@ struct Work {
   std::vector<const T*> inputs;  // nullptr for a tensor in pieces
   std::vector<T*> outputs;
   std::vector<Piece<T>> pieces{};  // of the last tensor, if it has several
+  std::vector<size_t> sizes{};     // of the spread inputs
 
   size_t tasks() const { return (elements + ELEMENTS_PER_TASK - 1) / ELEMENTS_PER_TASK; }
 };

@@ -1,8 +1,9 @@
 // Elementwise: y[0], ..., y[m-1] = program(x[0], ..., x[n-1])
 //
-// The first inputs, as many as the attribute `tensors` says, have the shape of the outputs; the
-// others have one element. The last of the tensors may consist of several inputs, as many as
-// `pieces` says, which are joined in the order of their elements.
+// The first inputs, as many as the attribute `tensors` says, have the shape of the outputs. The last
+// of them may consist of several inputs, as many as `pieces` says, which are joined in the order of
+// their elements. The next inputs are spread, as the attribute `spread` says: two numbers for each, see
+// elementwise.h. The others have one element.
 #pragma once
 
 #include "elementwise.h"
@@ -22,17 +23,21 @@ struct Elementwise {
     RETURN_IF_FAILED(get_integer(info, "temporaries", temporaries));
     RETURN_IF_FAILED(get_integer(info, "tensors", count));
     RETURN_IF_FAILED(get_integer(info, "pieces", pieces));
-    std::vector<int64_t> numbers;
+    std::vector<int64_t> numbers, spread;
     RETURN_IF_FAILED(get_integers(info, "program", numbers));
+    RETURN_IF_FAILED(get_integers(info, "spread", spread));
     std::vector<elementwise::Instruction> instructions;
     const int64_t most = int64_t(inputs);
     const bool has_tensors = count > 0 && count <= most && pieces > 0 && pieces - 1 <= most - count;
     const bool has_whole = pieces == 1 || count > 1;  // whose shape is that of the outputs
-    if (!has_tensors || !has_whole || temporaries < 0 || !elementwise::read(numbers, instructions)) {
+    const bool has_spread = spread.size() % 2 == 0 && has_tensors &&
+                            int64_t(spread.size() / 2) <= most - count - (pieces - 1);
+    if (!has_spread || !has_whole || temporaries < 0 || !elementwise::read(numbers, instructions)) {
       return api->error("The attributes of Elementwise are out of range.");
     }
     inputs -= size_t(pieces) - 1;
     program = {size_t(count), inputs, outputs, size_t(temporaries), instructions, size_t(pieces)};
+    for (size_t i = 0; i < spread.size(); i += 2) program.spread.push_back({spread[i], spread[i + 1]});
     const char* problem = program.problem();
     return problem ? api->error(problem) : nullptr;
   }
@@ -53,7 +58,10 @@ struct Elementwise {
         shape = tensor.shape;
         work.elements = elements;
       }
-      if (i < program.tensors ? tensor.shape != shape : elements != 1) {
+      if (program.is_spread(i)) {
+        if (elements == 0 && work.elements > 0) return api->error("A spread input is empty.");
+        work.sizes.push_back(elements);
+      } else if (i < program.tensors ? tensor.shape != shape : elements != 1) {
         return api->error("Elementwise has an input of another shape than the first.");
       }
       work.inputs.push_back(static_cast<const T*>(tensor.data));

@@ -159,6 +159,14 @@ template <typename T>
 Bounded<T> minimum(const Bounded<T>& a, const Bounded<T>& b) {
   return -maximum(-a, -b);
 }
+// The nearest whole number, if every number within the error has the same one.
+template <typename T>
+Bounded<T> rounded(const Bounded<T>& a) {
+  const auto result = std::nearbyint(a.value);
+  const bool is_known =
+      std::nearbyint(a.value - a.error) == result && std::nearbyint(a.value + a.error) == result;
+  return {result, is_known ? 0 : std::numeric_limits<long double>::infinity(), 0};
+}
 template <typename T>
 Bounded<T> square_root(const Bounded<T>& a) {
   const auto least = std::sqrt(a.value - a.error), result = std::sqrt(a.value);

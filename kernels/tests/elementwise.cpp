@@ -6,16 +6,18 @@ namespace {
 
 // A program of random numbers; most are refused.
 elementwise::Program random_program() {
-  elementwise::Program program{2, 3, 2, 2, {}};
+  // Two tensors, a spread input and a scalar.
+  elementwise::Program program{2, 4, 2, 2, {}};
+  program.spread.push_back({1 + number_below(40), 1 + number_below(600)});
   std::vector<int64_t> numbers;
   const int64_t instructions = 2 + number_below(5);
   for (int64_t i = 0; i < instructions; ++i) {
     const int64_t code = number_below(elementwise::CODES);
     numbers.push_back(code);
-    numbers.push_back(3 + number_below(5) - (number_below(50) == 0 ? 5 : 0));
+    numbers.push_back(4 + number_below(5) - (number_below(50) == 0 ? 5 : 0));
     for (size_t j = 0; j < elementwise::signature(code).operands(); ++j) {
       const char kind = elementwise::signature(code).text[j];
-      numbers.push_back(kind == 's' ? 2 : number_below(7));
+      numbers.push_back(kind == 's' ? 3 : number_below(8));
     }
   }
   require(elementwise::read(numbers, program.instructions), "a program is not read");
@@ -45,8 +47,11 @@ void run_program(const elementwise::Program& program, size_t n, int64_t longest_
   Arrays<T> arrays;
   elementwise::Work<T> work{&program, n, {}, {}};
   std::vector<const T*> inputs;
+  const int64_t small = 1 + number_below(1000);  // elements of a spread input
   for (size_t i = 0; i < program.inputs; ++i) {
-    inputs.push_back(arrays.make(program.is_scalar(i) ? 1 : int64_t(n)));
+    inputs.push_back(
+        arrays.make(program.is_scalar(i) ? 1 : program.is_spread(i) ? small : int64_t(n)));
+    if (program.is_spread(i)) work.sizes.push_back(size_t(small));
     const bool is_in_pieces = longest_piece && i + 1 == program.tensors;
     for (size_t end = 0; is_in_pieces && end < n;) {
       const size_t size = std::min(n - end, size_t(number_below(longest_piece)));
@@ -61,7 +66,13 @@ void run_program(const elementwise::Program& program, size_t n, int64_t longest_
   for (size_t at = 0; at < n; ++at) {
     std::vector<Bounded<T>> numbers;
     for (size_t i = 0; i < program.inputs; ++i) {
-      numbers.emplace_back(inputs[i][program.is_scalar(i) ? 0 : at]);
+      size_t place = program.is_scalar(i) ? 0 : at;
+      if (program.is_spread(i)) {
+        const elementwise::Spread& by = program.spread[i - program.tensors];
+        const size_t run = size_t(by.run);
+        place = (at / (run * size_t(by.repeats)) * run + at % run) % size_t(small);
+      }
+      numbers.emplace_back(inputs[i][place]);
     }
     numbers = run_element(program, numbers);
     for (size_t i = 0; i < program.outputs; ++i) {

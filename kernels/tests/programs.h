@@ -26,11 +26,19 @@ Bounded<T> expected_result(int64_t code, const Bounded<T>* of) {
     case TANH: return hyperbolic_tangent(a);
     case SIGMOID: return sigmoid(a);
     case HARD_SIGMOID: return minimum(maximum(b * a + c, zero), one);
+    case ROUND: return rounded(a);
+    case CLIP: return minimum(maximum(a, b), c);
     case SCALE_ADD: return a * b + c;
     case SUB_SCALED: return a - b * c;
     case AVERAGE: return a * b + c * d;
     case AVERAGE_OF_SQUARES: return a * b + c * (d * d);
     case NORMALIZED_STEP: return a - b * c / (square_root(d) + e);
+    case ROUNDED: return b * (minimum(maximum(rounded(a / b), c), d) + e);
+    case STRAIGHT_THROUGH: {
+      const Bounded<T> outside = minimum(maximum(b, d), e) - b;
+      const Bounded<T> mask = minimum(maximum(of[5] * maximum(outside, -outside) + of[6], zero), one);
+      return a * c * mask / c;
+    }
     default: require(false, "an instruction has no expected result"); return zero;
   }
 }

@@ -15,15 +15,9 @@ from onnx import helper
 
 from onnxfit.graph import scopes
 from onnxfit.graph.subgraphs import read_by
-from onnxfit.kernels.program import OPERATORS, Program, compile_program
-from onnxfit.kernels.search import (
-    NodeSearch,
-    ResultType,
-    make_node,
-    needed_nodes,
-    sort_nodes,
-    trains,
-)
+from onnxfit.kernels.program import OPERATORS, compile_program
+from onnxfit.kernels.search import ResultType, make_node, needed_nodes, sort_nodes, trains
+from onnxfit.kernels.spread import Spread, SpreadSearch
 
 KERNELS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "Elementwise",
@@ -32,6 +26,7 @@ KERNELS: dict[int, str] = {
 # No update has this many operators. A longer chain becomes several programs.
 MAX_OPERATORS = 64
 MAX_TEMPORARIES = 16  # of a program, as in kernels/src/elementwise.h
+MAX_SPREAD = 8  # inputs of a program that are repeated, as there
 # These take longer to compute than to write and read. They are computed once.
 SLOW = {"Erf", "Exp", "Tanh", "Sigmoid"}
 
@@ -41,7 +36,8 @@ class Group:
     """Nodes of one result type that become one node. Groups with higher numbers run earlier.
 
     All are of one stage of the step: operators of the forward pass do not wait for the backward
-    pass, during which their inputs would have to stay in memory.
+    pass, during which their inputs would have to stay in memory. But a group of the update may have
+    the last operators of a gradient that nothing else reads, in place of their result.
     """
 
     number: int
@@ -50,9 +46,11 @@ class Group:
     nodes: list[int] = field(default_factory=list)  # positions in the graph, the last one first
     recomputed: list[int] = field(default_factory=list)  # nodes of other groups that run here, too
 
-    def takes(self, stage: str, result: ResultType) -> bool:
-        """Return whether one more node may join."""
-        return (self.stage, self.type) == (stage, result) and len(self.nodes) < MAX_OPERATORS
+    def takes(self, stage: str, result: ResultType, only_here: bool) -> bool:
+        """Return whether one more node may join; `only_here`: the group alone reads its result."""
+        ends = only_here and (stage, self.stage) == (scopes.GRADIENT, scopes.OPTIMIZER)
+        fits = self.type == result and (self.stage == stage or ends)
+        return fits and len(self.nodes) < MAX_OPERATORS
 
     @property
     def positions(self) -> list[int]:
@@ -78,9 +76,9 @@ def fuse_elementwise(
     # those of a LayerNormalization or a convolution with its activation.
     if not trains(nodes):
         return nodes
-    search = NodeSearch(graph, nodes, types)
+    search = SpreadSearch(graph, nodes, types)
     groups = _groups(search)
-    groups = [group for group in groups if _is_small(group.in_order(nodes), types)]
+    groups = [group for group in groups if _is_small(group.in_order(nodes), search)]
     _recompute(groups, search)
     groups = [group for group in groups if len(group.positions) > 1]
     if not groups:
@@ -90,7 +88,7 @@ def fuse_elementwise(
         fitting = [
             group
             for group in groups
-            if _is_small(group.in_order(nodes), types, outputs_of[group.number])
+            if _is_small(group.in_order(nodes), search, outputs_of[group.number])
         ]
         if len(fitting) == len(groups):
             break
@@ -103,7 +101,7 @@ def fuse_elementwise(
         replaced.update((i, []) for i in group.nodes)
         needed = needed_nodes(group.in_order(nodes), outputs)
         pieces = _pieces(needed, group, search)
-        replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, types, pieces)
+        replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, search, pieces)
     return sort_nodes([new for i, node in enumerate(nodes) for new in replaced.get(i, [node])])
 
 
@@ -123,7 +121,7 @@ def _outputs(
 def _pieces(
     needed: Sequence[onnx.NodeProto],
     group: Group,
-    search: NodeSearch,
+    search: SpreadSearch,
 ) -> dict[str, list[str]]:
     """Return {vector: the values that a Concat joins to it} for an input that only this group
     reads; else {}.
@@ -134,7 +132,7 @@ def _pieces(
     - `needed`: the nodes of the group that its kernel computes.
     """
     inputs = {n for node in needed for n in node.input} - {node.output[0] for node in needed}
-    tensors = sorted(name for name in inputs if not search.types[name].is_scalar)
+    tensors = sorted(name for name in inputs if search.types[name].shape == group.type.shape)
     for name in tensors:
         concat = search.producers.get(name)
         if concat is None or concat.op_type != "Concat" or concat.domain:
@@ -148,7 +146,7 @@ def _pieces(
     return {}
 
 
-def _groups(search: NodeSearch) -> list[Group]:
+def _groups(search: SpreadSearch) -> list[Group]:
     """Return groups of nodes, between which values flow from higher to lower numbers alone.
 
     Nodes are visited from the last to the first. A node joins the group with the highest number
@@ -160,13 +158,16 @@ def _groups(search: NodeSearch) -> list[Group]:
     for i in reversed(range(len(search.nodes))):
         node = search.nodes[i]
         deepest = max((depths[j] for j in search.followers[i]), default=0)
-        result = _result_type(node, search.types)
+        result = _result_type(node, search)
         if result is None:
             depths[i] = deepest | 1 if deepest else 0
             continue
         stage = scopes.stage_of(node.name)
         group = groups[deepest // 2 - 1] if deepest and deepest % 2 == 0 else None
-        if group is None or not group.takes(stage, result):
+        only_here = search.outputs.isdisjoint(node.output) and all(
+            depths[j] == deepest for j in search.followers[i]
+        )
+        if group is None or not group.takes(stage, result, only_here):
             group = Group(len(groups) + 1, stage, result)
             groups.append(group)
         group.nodes.append(i)
@@ -174,7 +175,7 @@ def _groups(search: NodeSearch) -> list[Group]:
     return groups
 
 
-def _recompute(groups: Sequence[Group], search: NodeSearch) -> None:
+def _recompute(groups: Sequence[Group], search: SpreadSearch) -> None:
     """Let a group compute results of other groups again where it then reads no more than before.
 
     The gradient of Gelu(x) reads a multiple of x. With x in its place, it takes no longer, and the
@@ -184,20 +185,21 @@ def _recompute(groups: Sequence[Group], search: NodeSearch) -> None:
     owners = {i: group for group in groups for i in group.nodes}
     producers = {name: i for i in owners for name in nodes[i].output}
     for group in groups:
-        tensors = {name for name in group.reads(nodes) if not types[name].is_scalar}
+        shape = group.type.shape
+        tensors = {name for name in group.reads(nodes) if types[name].shape == shape}
         for name in sorted(tensors & producers.keys(), key=producers.__getitem__, reverse=True):
             tensors.remove(name)
             last = producers[name]
             again, needed = _inputs_within(owners[last], last, nodes, producers, tensors)
             # An update may overwrite a tensor of the state after its last reader.
             is_state = any(map(search.is_state, needed))
-            needed = {each for each in needed if not types[each].is_scalar} - tensors
+            needed = {each for each in needed if types[each].shape == shape} - tensors
             only_here = {*group.nodes, *owners[last].nodes}.issuperset(search.reading[name])
             more = sorted({*group.recomputed, *again})
             program = [nodes[i] for i in sorted({*group.nodes, *more})]
             is_slow = any(nodes[i].op_type in SLOW for i in again)
             allowed = not (is_slow or is_state) and len(needed) <= only_here
-            if allowed and _is_small(program, types):
+            if allowed and _is_small(program, search):
                 group.recomputed = more
                 tensors |= needed
             else:
@@ -228,79 +230,142 @@ def _inputs_within(
 
 
 def _is_small(
-    nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType], outputs: Sequence[str] = ()
+    nodes: Sequence[onnx.NodeProto], search: SpreadSearch, outputs: Sequence[str] = ()
 ) -> bool:
-    """Return whether a program of these nodes has room for its temporaries."""
-    if len(nodes) <= MAX_TEMPORARIES:  # each node has one result
+    """Return whether a program of these nodes has room for its temporaries and spread inputs."""
+    # Each node has one result, and at most one input that is spread.
+    if len(nodes) <= min(MAX_TEMPORARIES, MAX_SPREAD):
         return True
-    ends = outputs or [nodes[-1].output[0]]
-    return _program(nodes, ends, types)[1].temporaries <= MAX_TEMPORARIES
+    program = _program(nodes, outputs or [nodes[-1].output[0]], search)
+    return program.temporaries <= MAX_TEMPORARIES and len(program.spread) <= MAX_SPREAD
 
 
-def _result_type(node: onnx.NodeProto, types: Mapping[str, ResultType]) -> ResultType | None:
+def _result_type(node: onnx.NodeProto, search: SpreadSearch) -> ResultType | None:
     """Return the type of the result of a node that may be in a group, else None."""
     if node.domain or OPERATORS.get(node.op_type) != len(node.input):
         return None
-    result = types.get(node.output[0])
+    result = search.types.get(node.output[0])
     if result is None or result.element not in KERNELS or result.is_scalar:
         return None
-    operands = [types.get(name) for name in node.input]
+    operands = [search.types.get(name) for name in node.input]
+    if not any(v is not None and v.shape == result.shape for v in operands):
+        return None
     fits = all(
-        v is not None and v.element == result.element and (v.shape == result.shape or v.is_scalar)
-        for v in operands
+        v is not None
+        and v.element == result.element
+        and (v.shape == result.shape or v.is_scalar or search.spread(name, result))
+        for name, v in zip(node.input, operands)
     )
-    return result if fits else None
+    has_bounds = node.op_type != "Clip" or all(v and v.is_scalar for v in operands[1:])
+    return result if fits and has_bounds else None
 
 
 def _fused(
     nodes: Sequence[onnx.NodeProto],
     outputs: Sequence[str],
-    types: Mapping[str, ResultType],
+    search: SpreadSearch,
     pieces: Mapping[str, Sequence[str]],
 ) -> list[onnx.NodeProto]:
     """Return the node that computes these outputs of the nodes, after its constants.
 
     - `pieces`: an input -> the values that are read in its place; {} for none.
     """
-    inputs, program, constants = _program(nodes, outputs, types, pieces)
+    program = _program(nodes, outputs, search, pieces)
     fused = make_node(
-        KERNELS[types[outputs[0]].element],
-        [piece for name in inputs for piece in pieces.get(name, [name])],
+        KERNELS[search.types[outputs[0]].element],
+        [piece for name in program.inputs for piece in pieces.get(name, [name])],
         outputs,
         nodes[-1].name,
         program=program.numbers,
         temporaries=program.temporaries,
-        tensors=sum(name not in constants and not types[name].is_scalar for name in inputs),
+        tensors=program.tensors,
         pieces=max([1, *map(len, pieces.values())]),
     )
-    return [*constants.values(), fused]
+    spread = [number for each in program.spread for number in each[1:]]
+    ints = onnx.AttributeProto.INTS
+    fused.attribute.append(helper.make_attribute("spread", spread, attr_type=ints))
+    return [*program.constants.values(), fused]
+
+
+@dataclass(frozen=True)
+class GroupProgram:
+    """The program of a group.
+
+    - `inputs`: tensors, then spread values, then scalars.
+    - `tensors`: the number of tensors, the last of which may be in pieces.
+    - `constants`: the nodes of constants that only the program reads, by name.
+    """
+
+    inputs: Sequence[str]
+    tensors: int
+    spread: Sequence[Spread]
+    constants: Mapping[str, onnx.NodeProto]
+    numbers: Sequence[int]
+    temporaries: int
 
 
 def _program(
     nodes: Sequence[onnx.NodeProto],
     outputs: Sequence[str],
-    types: Mapping[str, ResultType],
+    search: SpreadSearch,
     pieces: Collection[str] = (),
-) -> tuple[list[str], Program, dict[str, onnx.NodeProto]]:
-    """Return the inputs of a program, the program, and the constants among its inputs.
-
-    The inputs are tensors, then those in pieces, then scalars.
-    """
+) -> GroupProgram:
+    """Return the program that computes these outputs of the nodes."""
     constants: dict[str, onnx.NodeProto] = {}
     # Another group may compute the same again, with constants of its own.
     prefix = nodes[-1].output[0]
-    element = types[prefix].element
+    result = search.types[prefix]
     # A node may be here only for a group that computes its result again.
     nodes = needed_nodes(nodes, outputs)
-    nodes = [_with_attributes_as_inputs(node, prefix, element, constants) for node in nodes]
+    nodes = [_with_attributes_as_inputs(n, prefix, result.element, constants) for n in nodes]
 
     def is_scalar(name: str) -> bool:
-        return name in constants or types[name].is_scalar
+        return name in constants or search.types[name].is_scalar
 
     results = {node.output[0] for node in nodes}
     inputs = list(dict.fromkeys(n for node in nodes for n in node.input if n not in results))
-    inputs.sort(key=lambda name: (is_scalar(name), name in pieces))
-    return inputs, compile_program(nodes, inputs, outputs, is_scalar), constants
+    spread = _spread_inputs(inputs, result, search, constants)
+    nodes = [_with_inputs(node, {n: str(each) for n, each in spread.items()}) for node in nodes]
+    tensors = [n for n in inputs if n not in spread and not is_scalar(n)]
+    tensors.sort(key=lambda name: name in pieces)
+    scalars = [n for n in inputs if n not in spread and is_scalar(n)]
+    repeated = list(dict.fromkeys(spread.values()))
+    operands = [*tensors, *map(str, repeated), *scalars]
+    scalar = {*scalars}
+    program = compile_program(nodes, operands, outputs, scalar.__contains__)
+    return GroupProgram(
+        inputs=[*tensors, *(each.source for each in repeated), *scalars],
+        tensors=len(tensors),
+        spread=repeated,
+        constants=constants,
+        numbers=program.numbers,
+        temporaries=program.temporaries,
+    )
+
+
+def _spread_inputs(
+    inputs: Sequence[str], result: ResultType, search: SpreadSearch, constants: Collection[str]
+) -> dict[str, Spread]:
+    """Return the inputs of a program that are spread. At least one has the shape of its results."""
+    found = {}
+    for name in inputs:
+        by = None if name in constants else search.spread(name, result)
+        if by is not None:
+            found[name] = by
+    whole = [n for n in inputs if n not in constants and search.types[n].shape == result.shape]
+    if found.keys() >= {*whole}:
+        found = {name: by for name, by in found.items() if name not in whole}
+    return found
+
+
+def _with_inputs(node: onnx.NodeProto, renamed: Mapping[str, str]) -> onnx.NodeProto:
+    """Return a node that reads other values in the place of some; itself if it reads none."""
+    if renamed.keys().isdisjoint(node.input):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:] = [renamed.get(name, name) for name in node.input]
+    return copy
 
 
 def _with_attributes_as_inputs(

@@ -19,6 +19,7 @@ from onnx import helper
 
 from onnxfit.environment import is_switched_off
 from onnxfit.errors import warn_user
+from onnxfit.kernels.program import CODES
 
 Array = npt.NDArray[Any]
 DOMAIN = "onnxfit.kernels"
@@ -99,18 +100,16 @@ def multiplies_bfloat16() -> bool:
 
 def _problem(path: str) -> str | None:
     """Return why a library does not work with this onnxruntime; None if it does."""
-    attributes: dict[str, Any] = {
-        "program": [0, 1, 0, 0],
-        "temporaries": 0,
-        "tensors": 1,
-        "pieces": 1,
-    }
+    # A library of an older onnxfit numbers the instructions otherwise.
+    program = [CODES["Round"], 1, 0]
+    attributes: dict[str, Any] = {"program": program, "temporaries": 0, "tensors": 1, "pieces": 1}
     node = helper.make_node("Elementwise", ["x"], ["y"], domain=DOMAIN, **attributes)
+    node.attribute.append(helper.make_attribute("spread", [], attr_type=onnx.AttributeProto.INTS))
     try:
-        y = run_node(node, np.array([1, 2], np.float32), path)
+        y = run_node(node, np.array([0.6, 2.4], np.float32), path)
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
         return str(error).splitlines()[0] if str(error) else type(error).__name__
-    return None if y.tolist() == [2, 4] else "its results are wrong"
+    return None if y.tolist() == [1, 2] else "its results are wrong"
 
 
 def run_node(node: onnx.NodeProto, x: Array, library: str = "") -> Array:

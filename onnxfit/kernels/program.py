@@ -2,7 +2,7 @@
 
 kernels/src/elementwise.h describes the instructions. A program is one list of integers: for each
 instruction its code, the number of its result and those of its operands. Inputs have the first
-numbers, then come outputs, then temporary blocks.
+numbers, then come outputs, then temporary blocks. Inputs are tensors, spread inputs, scalars.
 """
 
 from __future__ import annotations
@@ -32,20 +32,53 @@ OPERATORS = {
     "Tanh": 1,
     "Sigmoid": 1,
     "HardSigmoid": 1,  # its instruction reads the two attributes as scalars
+    "Round": 1,
+    "Clip": 3,
 }
-# Several operators that are one instruction: their tree, and the operands of the instruction. The
-# variables s and t are scalars. A larger tree comes first.
-PATTERNS: dict[str, tuple[Pattern, str]] = {
-    "NORMALIZED_STEP": (
+# Several operators that are one instruction: its name, their tree, and the operands of the
+# instruction. The variables s, t and u are scalars; p, q and r may be. A larger tree comes first.
+PATTERNS: Sequence[tuple[str, Pattern, str]] = (
+    (
+        "NORMALIZED_STEP",
         ("Sub", "a", ("Div", ("Mul", "s", "b"), ("Add", ("Sqrt", "c"), "t"))),
         "asbct",
     ),
-    "AVERAGE_OF_SQUARES": (("Add", ("Mul", "s", "a"), ("Mul", "t", ("Mul", "b", "b"))), "satb"),
-    "AVERAGE": (("Add", ("Mul", "s", "a"), ("Mul", "t", "b")), "satb"),
-    "SUB_SCALED": (("Sub", "a", ("Mul", "s", "b")), "asb"),
-    "SCALE_ADD": (("Add", ("Mul", "s", "a"), "b"), "sab"),
-}
-_NAMES = (*OPERATORS, "SCALE_ADD", "SUB_SCALED", "AVERAGE", "AVERAGE_OF_SQUARES", "NORMALIZED_STEP")
+    *(
+        (
+            "STRAIGHT_THROUGH",
+            (
+                "Div",
+                (
+                    "Mul",
+                    ("Mul", "a", "p"),
+                    ("HardSigmoid", ("Abs", ("Sub", inside, "b")), "s", "t"),
+                ),
+                "p",
+            ),
+            "abpqrst",
+        )
+        for inside in (("Clip", "b", "q", "r"), ("Min", ("Max", "b", "q"), "r"))
+    ),
+    (
+        "ROUNDED",
+        ("Mul", ("Add", ("Clip", ("Round", ("Div", "a", "p")), "s", "t"), "u"), "p"),
+        "apstu",
+    ),
+    ("AVERAGE_OF_SQUARES", ("Add", ("Mul", "s", "a"), ("Mul", "t", ("Mul", "b", "b"))), "satb"),
+    ("AVERAGE", ("Add", ("Mul", "s", "a"), ("Mul", "t", "b")), "satb"),
+    ("SUB_SCALED", ("Sub", "a", ("Mul", "s", "b")), "asb"),
+    ("SCALE_ADD", ("Add", ("Mul", "s", "a"), "b"), "sab"),
+)
+_NAMES = (
+    *OPERATORS,
+    "SCALE_ADD",
+    "SUB_SCALED",
+    "AVERAGE",
+    "AVERAGE_OF_SQUARES",
+    "NORMALIZED_STEP",
+    "ROUNDED",
+    "STRAIGHT_THROUGH",
+)
 CODES = {name: code for code, name in enumerate(_NAMES)}
 
 
@@ -107,7 +140,7 @@ def _select(
         return (inner[name].op_type, inner[name].input) if name in inner else None
 
     def fits(variable: str, name: str) -> bool:
-        return is_scalar(name) == (variable in "st")
+        return variable in "pqr" or is_scalar(name) == (variable in "stu")
 
     matcher = Matcher(look, fits)
     contained: set[str] = set()
@@ -117,7 +150,7 @@ def _select(
         if result in contained:
             continue
         instruction = Instruction(node.op_type, result, node.input)
-        for name, (pattern, variables) in PATTERNS.items():
+        for name, pattern, variables in PATTERNS:
             match = next(matcher.node(pattern, node.op_type, node.input), None)
             if match is not None:
                 operands = [match.values[variable] for variable in variables]

@@ -254,8 +254,9 @@ def _states(scan: onnx.NodeProto) -> int:
 def is_elementwise(node: onnx.NodeProto) -> bool:
     """Return whether a node is one elementwise instruction of the kernel."""
     has_inputs = OPERATORS.get(node.op_type) == len(node.input)
-    # The instruction of a HardSigmoid reads its attributes, which may be missing, as scalars.
-    return has_inputs and not node.attribute and node.op_type != "HardSigmoid"
+    # The instruction of a HardSigmoid reads its attributes, which may be missing, as scalars; that
+    # of a Clip, its bounds.
+    return has_inputs and not node.attribute and node.op_type not in ("HardSigmoid", "Clip")
 
 
 def is_plain_product(given: Mapping[str, float]) -> bool:

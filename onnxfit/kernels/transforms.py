@@ -13,6 +13,7 @@ from onnxfit.kernels.batch_norm import replace_batch_norms
 from onnxfit.kernels.blocked_convolutions import with_blocked_convolutions
 from onnxfit.kernels.dense import replace_convolutions
 from onnxfit.kernels.elementwise import fuse_elementwise
+from onnxfit.kernels.fake_quantize import replace_roundings
 from onnxfit.kernels.fused_activations import with_fused_activations
 from onnxfit.kernels.gather import replace_gather_gradients
 from onnxfit.kernels.layer_norm import replace_layer_norms
@@ -80,6 +81,7 @@ def with_kernels(
     nodes = replace_layer_norms(model.graph, nodes, types)
     nodes = replace_softmaxes(model.graph, nodes, types)
     nodes = replace_products(model.graph, nodes, types) if products else nodes
+    nodes = replace_roundings(model.graph, nodes, types)
     nodes = fuse_elementwise(model.graph, nodes, types)
     if nodes is original:
         return model

@@ -19,7 +19,7 @@ from onnxfit.kernels.transforms import with_kernels
 from onnxfit.optimizers import SGD, Adam, Optimizer
 from onnxfit.optimizers.base import WeightInfo
 from onnxfit.registry import registry
-from tests.kernels.sessions import kernel_types, parsed, run
+from tests.kernels.sessions import assert_same, kernel_types, parsed, run
 
 OPTIMIZERS = {
     **{name: kind() for name, kind in registry("onnxfit.optimizers", Optimizer).items()},
@@ -103,6 +103,17 @@ def test_a_group_is_of_one_stage() -> None:
     for node, name in zip(model.graph.node, ("fc/1", "fc/2", "gradient/1", "gradient/2")):
         node.name = name
     assert kernel_types(model) == ["Elementwise", "Elementwise"]
+
+
+def test_an_update_has_the_last_operators_of_a_gradient_that_nothing_else_reads() -> None:
+    text = "g (float[3] a, float[3] b) => ({}) {{ u = Neg(a)  v = Mul(u, b)  z = Sub(v, b) }}"
+    found = []
+    for outputs in ("float[3] z", "float[3] z, float[3] v"):
+        model = parsed(text.format(outputs))
+        for node, name in zip(model.graph.node, ("gradient/1", "gradient/2", "optimizer/1")):
+            node.name = name
+        found.append([list(node.output) for node in with_kernels(model).graph.node])
+    assert found == [[["z"]], [["v"], ["z"]]]
 
 
 GELU = """g (float[3, 5] x, float[5, 5] w, float c) => (float[3, 5] dx) {
@@ -318,6 +329,46 @@ def test_wrong_pieces_are_refused(kernels: Path) -> None:
         pieces.i = number
         with pytest.raises(Exception, match="out of range"):
             run(faster, vectors(faster), kernels)
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize(
+    ("shape", "small"),
+    [
+        ((6, 700), (6, 1)),
+        ((6, 700), (700,)),
+        ((6, 700), (1, 700)),
+        ((5, 7, 60), (7, 1)),
+        ((5, 7, 60), (5, 1, 1)),
+        ((5, 7, 60), (7, 60)),
+        ((3, 257, 3), (257, 1)),
+    ],
+)
+def test_a_parameter_is_repeated_along_axes(
+    kind: str, shape: tuple[int, ...], small: tuple[int, ...], kernels: Path
+) -> None:
+    model = parsed(f"""g ({kind}{[*shape]} a, {kind}{[*small]} s, {kind}{[*shape]} b)
+        => ({kind}{[*shape]} y) {{ u = Mul(a, s)  v = Sub(b, s)  y = Div(u, v) }}""")
+    assert kernel_types(model) == [{"float": "Elementwise", "double": "Elementwise64"}[kind]]
+    rng = np.random.default_rng(0)
+    dtype = {"float": np.float32, "double": np.float64}[kind]
+    feeds = {
+        name: rng.standard_normal(sizes).astype(dtype)
+        for name, sizes in (("a", shape), ("s", small), ("b", shape))
+    }
+    for threads in (1, 3):
+        assert_same(model, feeds, kernels, threads)
+
+
+@pytest.mark.parametrize(
+    ("small", "line"), [([2, 1, 4], "s = Identity(t)"), ([1, 3, 1], "s = Softmax(t)")]
+)
+def test_other_values_are_not_repeated(small: list[int], line: str) -> None:
+    """A value that is repeated along an axis between its own, and one that the graph computes."""
+    model = parsed(f"""g (float[2, 3, 4] a, float{small} t) => (float[2, 3, 4] y)
+        {{ {line}  u = Mul(a, s)  v = Neg(u)  y = Add(u, v) }}""")
+    (node,) = (n for n in with_kernels(model).graph.node if n.op_type == "Elementwise")
+    assert list(node.input) == ["u"]
 
 
 UNARY = ("Softmax", "Neg", "Sqrt", "Erf", "HardSigmoid")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def test_an_operator_has_the_bits_of_onnx(op_type: str, kind: str, kernels: Path
     operands = {
         1: ["a"],
         2: ["a, b", "a, s", "s, a"],
+        3: ["a, s, s"],
     }[OPERATORS[op_type]]
     for operand in operands:
         # a second operator, since one alone stays as it is
@@ -84,38 +85,67 @@ def test_a_function_is_that_of_numpy(name: str, kind: str, kernels: Path) -> Non
 
 
 TREES = {
-    "SCALE_ADD": "u = Mul(s, a)  y = Add(u, b)",
-    "SUB_SCALED": "u = Mul(b, s)  y = Sub(a, u)",
-    "AVERAGE": "u = Mul(s, a)  v = Mul(t, b)  y = Add(v, u)",
-    "AVERAGE_OF_SQUARES": "q = Mul(b, b)  u = Mul(s, a)  v = Mul(t, q)  y = Add(u, v)",
-    "NORMALIZED_STEP": "r = Sqrt(c)  d = Add(r, t)  u = Mul(s, b)  q = Div(u, d)  y = Sub(a, q)",
+    "SCALE_ADD": ["v = Mul(s, a)  y = Add(v, b)"],
+    "SUB_SCALED": ["v = Mul(b, s)  y = Sub(a, v)"],
+    "AVERAGE": ["v = Mul(s, a)  w = Mul(t, b)  y = Add(w, v)"],
+    "AVERAGE_OF_SQUARES": ["q = Mul(b, b)  v = Mul(s, a)  w = Mul(t, q)  y = Add(v, w)"],
+    "NORMALIZED_STEP": ["r = Sqrt(c)  d = Add(r, t)  v = Mul(s, b)  q = Div(v, d)  y = Sub(a, q)"],
+    "ROUNDED": [
+        f"d = Div(a, {scale})  r = Round(d)  i = Clip(r, s, t)  z = Add(i, u)  y = Mul(z, {scale})"
+        for scale in ("b", "u")
+    ],
+    "STRAIGHT_THROUGH": [
+        f"{inside}  d = Sub(i, b)  e = Abs(d)  h = HardSigmoid<alpha=-0.7, beta=0.9>(e)"
+        f"  x = Mul(a, {scale})  z = Mul(h, x)  y = Div(z, {scale})"
+        for inside in (
+            "i = Clip(b, s, t)",
+            "m = Max(b, s)  i = Min(m, c)",
+            "m = Max(b, c)  i = Min(m, a)",
+        )
+        for scale in ("c", "u")
+    ],
 }
+FUSED = [(name, tree) for name, trees in TREES.items() for tree in trees]
 
 
 def test_every_pattern_has_a_tree() -> None:
-    assert TREES.keys() == PATTERNS.keys()
+    assert TREES.keys() == {name for name, *_ in PATTERNS}
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("name", TREES)
-def test_several_operators_are_one_instruction(name: str, kind: str, kernels: Path) -> None:
-    text = "g (T[n] a, T[n] b, T[n] c, T s, T t) => (T[n] y) { tree }"
-    model = parsed(text.replace("T", kind).replace("tree", TREES[name]))
-    (node,) = with_kernels(model).graph.node
+# onnxruntime has no HardSigmoid of float64.
+@pytest.mark.parametrize(
+    ("name", "tree", "kind"),
+    [
+        (*each, kind)
+        for each in FUSED
+        for kind in TYPES
+        if (each[0], kind) != ("STRAIGHT_THROUGH", "double")
+    ],
+)
+def test_several_operators_are_one_instruction(
+    name: str, tree: str, kind: str, kernels: Path
+) -> None:
+    text = "g (T[n] a, T[n] b, T[n] c, T s, T t, T u) => (T[n] y) { tree }"
+    model = parsed(text.replace("T", kind).replace("tree", tree))
+    node = with_kernels(model).graph.node[-1]  # after its constants
     assert attributes_of(node)["program"][0] == CODES[name]
-    assert len(attributes_of(node)["program"]) == 2 + len(PATTERNS[name][1])
+    (operands,) = {len(operands) for other, _, operands in PATTERNS if other == name}
+    assert len(attributes_of(node)["program"]) == 2 + operands
     rng = np.random.default_rng(0)
     for n in (1, 2, 511, 512, 513, 8193, 20001):
         feeds = {k: rng.standard_normal(n).astype(TYPES[kind]) for k in "abc"}
-        feeds |= {k: np.array(rng.random(), TYPES[kind]) for k in "st"}
+        feeds |= {k: np.array(rng.random(), TYPES[kind]) for k in "stu"}
         feeds["c"] = abs(feeds["c"])
         if name == "NORMALIZED_STEP":  # of terms of one sign, the rounding of Sqrt stays small
             feeds = {k: abs(v) for k, v in feeds.items()} | {"a": -abs(feeds["a"])}
+        if name == "ROUNDED":
+            feeds |= {"a": 9 * feeds["a"], "s": feeds["s"] - 5, "t": feeds["t"] + 4}
         assert_same(model, feeds, kernels)
     a, b = special_pairs(TYPES[kind])
     for s in SPECIAL:
-        feeds = {"a": a, "b": b, "c": b[::-1].copy(), "s": TYPES[kind](s), "t": TYPES[kind](2)}
-        if name != "NORMALIZED_STEP":
+        feeds = {"a": a, "b": b, "c": b[::-1].copy()}
+        feeds |= {k: TYPES[kind](v) for k, v in (("s", s), ("t", 2), ("u", s))}
+        if name not in ("NORMALIZED_STEP", "ROUNDED", "STRAIGHT_THROUGH"):
             assert_same(model, {k: np.asarray(v) for k, v in feeds.items()}, kernels)
 
 
@@ -168,14 +198,37 @@ def test_a_wrong_program_is_refused(
         run(elementwise(program, temporaries), {"a": x, "b": x}, kernels)
 
 
+@pytest.mark.parametrize(
+    ("spread", "message"),
+    [
+        ([1], "out of range"),
+        ([1, 1, 1, 1], "out of range"),  # of more inputs than there are
+        ([0, 1], "no elements to repeat"),
+        ([1, 0], "no elements to repeat"),
+    ],
+)
+def test_wrong_spread_inputs_are_refused(spread: list[int], message: str, kernels: Path) -> None:
+    x = np.arange(3, dtype=np.float32)
+    model = elementwise([CODES["Add"], 2, 0, 1], 0, spread)
+    with pytest.raises(Exception, match=message):
+        run(model, {"a": x, "b": x}, kernels)
+    good = elementwise([CODES["Add"], 2, 0, 1], 0, [1, 2])
+    with pytest.raises(Exception, match="spread input is empty"):
+        run(good, {"a": x, "b": x[:0]}, kernels)
+    (y,) = run(good, {"a": x, "b": x[1:]}, kernels)
+    assert y.tolist() == [1, 2, 4]
+
+
 def test_inputs_of_other_sizes_are_refused(kernels: Path) -> None:
     feeds = {"a": np.zeros(3, np.float32), "b": np.zeros(4, np.float32)}
     with pytest.raises(Exception, match="another shape than the first"):
         run(elementwise([0, 2, 0, 1], 0), feeds, kernels)
 
 
-def elementwise(program: list[int], temporaries: int) -> onnx.ModelProto:
-    """y = program(a, b)"""
+def elementwise(
+    program: list[int], temporaries: int, spread: Sequence[int] = ()
+) -> onnx.ModelProto:
+    """y = program(a, b), where b may be spread."""
     a, b, y = (helper.make_tensor_value_info(k, onnx.TensorProto.FLOAT, [None]) for k in "aby")
     node = helper.make_node(
         "Elementwise",
@@ -184,11 +237,11 @@ def elementwise(program: list[int], temporaries: int) -> onnx.ModelProto:
         domain=DOMAIN,
         temporaries=temporaries,
         pieces=1,
-        tensors=2,
+        tensors=1 if spread else 2,
     )
-    node.attribute.append(
-        helper.make_attribute("program", program, attr_type=onnx.AttributeProto.INTS)
-    )
+    for name, numbers in (("program", program), ("spread", spread)):
+        ints = onnx.AttributeProto.INTS
+        node.attribute.append(helper.make_attribute(name, numbers, attr_type=ints))
     graph = helper.make_graph([node], "g", [a, b], [y])
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

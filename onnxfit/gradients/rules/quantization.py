@@ -193,9 +193,11 @@ def _constant_range(
     if "int" not in dtype.name:
         return None
     limits = [limit - zero.astype(np.float64) for limit in _limits(dtype)]
-    ends = [_last_rounded_to(limit, s, sign) for limit, sign in zip(limits, (-1, 1))]
-    if not all(np.isfinite(end).all() for end in ends) or not (s > SMALLEST_SCALE).all():
+    ends = [_last_rounded_to(limit, abs(s), sign) for limit, sign in zip(limits, (-1, 1))]
+    if not all(np.isfinite(end).all() for end in ends) or not (abs(s) > SMALLEST_SCALE).all():
         return None
+    # The scale of a block is negative if its largest number becomes the least integer.
+    ends = [np.where(s < 0, -other, end) for end, other in zip(ends, ends[::-1])]
     low, high = (_expand_scale(op, op.constant(end), x, axis, block_size) for end in ends)
     inside = op.Min(op.Max(x, low), high) if low.rank else op.Clip(x, low, high)
     return equality_mask(op, inside, x)
