@@ -28,6 +28,21 @@ ALWAYS_INLINE float total(float* sums) {
   return sums[0];
 }
 
+// Add up rows of numbers, `pitch` apart, in their order and in double: the parts that tasks have in sums,
+// so that threads do not change these.
+ALWAYS_INLINE void add_rows(
+    const float* rows, int64_t pitch, int64_t count, int64_t columns, float* sums) {
+  for (int64_t first = 0; first < columns; first += LANES) {
+    const int64_t n = std::min(LANES, columns - first);
+    double total[LANES] = {};
+    for (int64_t row = 0; row < count; ++row) {
+      const float* numbers = rows + row * pitch + first;
+      INDEPENDENT for (int64_t i = 0; i < n; ++i) total[i] += double(numbers[i]);
+    }
+    INDEPENDENT for (int64_t i = 0; i < n; ++i) sums[first + i] = float(total[i]);
+  }
+}
+
 // Rows with `columns` elements each. A task has LEAST of them, or as many as are worth a thread's start.
 template <int64_t LEAST>
 struct Rows {

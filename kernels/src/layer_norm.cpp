@@ -87,16 +87,9 @@ void differentiate(const Gradient& work, int64_t task) {
 }
 
 void add_parts(const Gradient& work, float* dscale, float* dbias) {
-  for (int64_t i = 0; i < work.columns; ++i) {
-    double of_scale = 0, of_bias = 0;
-    for (int64_t task = 0; task < work.tasks(); ++task) {
-      const float* part = work.parts + task * 2 * work.columns;
-      of_scale += double(part[i]);
-      of_bias += double(part[work.columns + i]);
-    }
-    dscale[i] = float(of_scale);
-    dbias[i] = float(of_bias);
-  }
+  const int64_t columns = work.columns;
+  vectorized<lanes::add_rows>(work.parts, 2 * columns, work.tasks(), columns, dscale);
+  vectorized<lanes::add_rows>(work.parts + columns, 2 * columns, work.tasks(), columns, dbias);
 }
 
 }  // namespace layer_norm

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "batch_norm_operators.h"
+#include "column_sums_operator.h"
 #include "convolution_operators.h"
 #include "elementwise_operator.h"
 #include "gather_operator.h"
@@ -94,6 +95,7 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<Scan, float>([](const CustomOp*) { return "Scan"; }),
       describe<LayerNorm, float>([](const CustomOp*) { return "LayerNorm"; }),
       describe<LayerNormGradient, float>([](const CustomOp*) { return "LayerNormGradient"; }),
+      describe<ColumnSums, float>([](const CustomOp*) { return "ColumnSums"; }),
       describe<MaskedSoftmax, float>([](const CustomOp*) { return "MaskedSoftmax"; }),
       describe<SoftmaxGradient, float>([](const CustomOp*) { return "SoftmaxGradient"; }),
       describe<PackedProduct<true>, float, void>([](const CustomOp*) { return "PackedProduct"; }),

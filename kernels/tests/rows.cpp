@@ -1,5 +1,6 @@
 #include "batch_norm.h"
 #include "check.h"
+#include "column_sums.h"
 #include "gather.h"
 #include "layer_norm.h"
 #include "softmax.h"
@@ -207,6 +208,18 @@ void check_softmax(int64_t rows, int64_t columns, bool is_masked) {
   }
 }
 
+void check_column_sums(int64_t rows, int64_t columns) {
+  Arrays<float> arrays;
+  column_sums::Work work{rows, columns, arrays.make(rows * columns), nullptr};
+  work.parts = arrays.make(work.row_parts() * columns);
+  for (int64_t task = work.tasks(); task--;) column_sums::add_rows(work, task);
+  float* results = arrays.make(columns);
+  column_sums::add_parts(work, results);
+  std::vector<Sum> sums(static_cast<size_t>(columns));
+  for (int64_t i = 0; i < rows * columns; ++i) sums[size_t(i % columns)] += double(work.x[i]);
+  require_sums("sums of columns", results, sums);
+}
+
 template <typename Index>
 void gather_rows(int trial) {
   gather::Gradient<Index> work{};
@@ -258,6 +271,7 @@ void test_rows(double share) {
     norm.check_gradient(trial % 3);
     norm.check_forward(trial % 2, trial % 3);
     check_softmax(rows, columns, trial % 2);
+    check_column_sums(rows, columns);
   }
 }
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
-from onnx import numpy_helper
 
 from onnxfit.graph.index import attributes_of
 from onnxfit.graph.match import Equation, Pattern
@@ -149,7 +148,7 @@ def _bias_gradient(graph: NodeSearch, found: Mapping[str, str]) -> str:
             ("result", ("MatMul", "ones", "matrix")),
         ]
         for each in graph.matcher.solutions(equations, found):
-            if _has_all_rows(graph, found, each["matrix"]) and _is_row_of_ones(graph, each["ones"]):
+            if _has_all_rows(graph, found, each["matrix"]) and graph.is_row_of_ones(each["ones"]):
                 return each["result"]
     for result in graph.results(found["dy"], "ReduceSum"):
         operand, axes = graph.axes(result, "ReduceSum")
@@ -164,10 +163,3 @@ def _has_all_rows(graph: NodeSearch, found: Mapping[str, str], matrix: str) -> b
     """Return whether a matrix has the rows of x."""
     shape = graph.shape(found["x"])
     return graph.shape(matrix) == (math.prod(shape[:-1]), shape[-1])
-
-
-def _is_row_of_ones(graph: NodeSearch, name: str) -> bool:
-    tensor = graph.tensors.get(name)
-    if tensor is None or len(tensor.dims) != 1:
-        return False
-    return bool((numpy_helper.to_array(tensor) == 1).all())

@@ -198,6 +198,13 @@ class NodeSearch(GraphIndex):
             return None
         return float(numpy_helper.to_array(tensor).item())
 
+    def is_row_of_ones(self, name: str) -> bool:
+        """Return whether a value is a constant vector of ones."""
+        tensor = self.tensors.get(name)
+        if tensor is None or len(tensor.dims) != 1:
+            return False
+        return bool((numpy_helper.to_array(tensor) == 1).all())
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a float32 value; () if a size is unknown."""
         known = self.types.get(name)

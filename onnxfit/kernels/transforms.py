@@ -11,6 +11,7 @@ from onnx import helper
 from onnxfit.graph.subgraphs import remove_unused_nodes
 from onnxfit.kernels.batch_norm import replace_batch_norms
 from onnxfit.kernels.blocked_convolutions import with_blocked_convolutions
+from onnxfit.kernels.column_sums import replace_column_sums
 from onnxfit.kernels.dense import replace_convolutions
 from onnxfit.kernels.elementwise import fuse_elementwise
 from onnxfit.kernels.fake_quantize import replace_roundings
@@ -79,6 +80,7 @@ def with_kernels(
     nodes = replace_gather_gradients(model.graph, nodes, types)
     nodes = replace_batch_norms(model.graph, nodes, types)
     nodes = replace_layer_norms(model.graph, nodes, types)
+    nodes = replace_column_sums(model.graph, nodes, types)
     nodes = replace_softmaxes(model.graph, nodes, types)
     nodes = replace_products(model.graph, nodes, types) if products else nodes
     nodes = replace_roundings(model.graph, nodes, types)
