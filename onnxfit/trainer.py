@@ -127,7 +127,8 @@ class Trainer(CheckedAttributes):
       predictions and exports, where the file does (`training_mode=1`).
     - `precision`: "float32"; or "bf16" or "fp16" to compute the products of a training step in half
       precision, with weights, losses and the update in float32; or, on CUDA alone, "tf32" to round
-      the factors of products to 10 bits after the point. Keras's names work too.
+      the factors of products to 10 bits after the point; or, on the CPU alone, "bf16x3" to compute
+      each matrix product as three products of bfloat16. Keras's names work too.
     - `clip_norm`, `clip_value`: bounds > 0 for the global L2 norm of the gradients, and for each
       element of a gradient; None and infinity clip nothing.
     - `clip_adaptive`: a bound > 0, such as 0.01, for the L2 norm of a unit's gradient relative to

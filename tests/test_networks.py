@@ -246,9 +246,9 @@ LOSSES = {
 
 
 def loss_curves(
-    name: str, folder: Path, precision: str = "float32", *, autocast: bool = False
+    name: str, folder: Path, precision: str = "float32", *, autocast: bool = False, steps: int = 20
 ) -> tuple[list[float], list[float]]:
-    """The losses of 20 steps by a Trainer, and by PyTorch in float32 or with bfloat16 autocast."""
+    """The losses of some steps by a Trainer, and by PyTorch in float32 or with bfloat16 autocast."""
     torch.manual_seed(0)
     make, inputs, kind = NETWORKS[name]
     x, model = inputs(), make()
@@ -278,7 +278,7 @@ def loss_curves(
     )
     optimizer = torch.optim.Adam(theirs.train().parameters(), 0.01)
     ours, expected = [], []
-    for _ in range(20):
+    for _ in range(steps):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             output = theirs(x)
@@ -296,6 +296,18 @@ def test_the_loss_curve_is_that_of_torch(name: str, tmp_path: Path) -> None:
     ours, expected = loss_curves(name, tmp_path)
     np.testing.assert_allclose(ours, expected, rtol=1e-4)
     assert expected[-1] < 0.97 * expected[0]
+
+
+def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[onnx.GraphProto]:
+    """The graphs that onnxruntime gets from now on."""
+    graphs: list[onnx.GraphProto] = []
+
+    def keep(model: onnx.ModelProto, device: str) -> onnx.ModelProto:
+        graphs.append(model.graph)
+        return model
+
+    monkeypatch.setattr(compilation, "TRANSFORMS", (*compilation.TRANSFORMS, keep))
+    return graphs
 
 
 def assert_products_are_rounded(graph: onnx.GraphProto) -> None:
@@ -316,14 +328,7 @@ def assert_products_are_rounded(graph: onnx.GraphProto) -> None:
 def test_bf16_follows_autocast_of_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled: list[onnx.ModelProto] = []
-
-    def keep(model: onnx.ModelProto, device: str) -> onnx.ModelProto:
-        compiled.append(model)
-        return model
-
-    transforms = (*compilation.TRANSFORMS, keep)
-    monkeypatch.setattr(compilation, "TRANSFORMS", transforms)
+    compiled = compiled_graphs(monkeypatch)
     try:
         ours, expected = loss_curves(name, tmp_path, "bf16", autocast=True)
     except RuntimeError as error:  # of PyTorch: not every processor has an LSTM of bfloat16
@@ -333,9 +338,20 @@ def test_bf16_follows_autocast_of_torch(
     np.testing.assert_allclose(ours, expected, rtol=2.0**-6, atol=2.0**-8 * expected[0])
     assert expected[-1] < 0.97 * expected[0]
     (step,) = compiled
-    assert_products_are_rounded(step.graph)
+    assert_products_are_rounded(step)
     exact, _ = loss_curves(name, tmp_path)
     assert ours != exact
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("name", NETWORKS)
+def test_bf16x3_follows_float32(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = compiled_graphs(monkeypatch)
+    ours, _ = loss_curves(name, tmp_path, "bf16x3", steps=50)
+    exact, _ = loss_curves(name, tmp_path, steps=50)
+    np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-6 * exact[0])
+    products = [attributes_of(node) for node in compiled[0].node if node.op_type == "Product"]
+    assert (ours != exact) == any(given.get("precision") == 2 for given in products)
 
 
 @pytest.mark.parametrize("name", ["perceptron", "residual block", "lstm", "encoder"])

@@ -133,5 +133,7 @@ extern "C" EXPORTED ort::Status* ORT_CALL RegisterCustomOps(
 // none. All operators that multiply matrices need them.
 extern "C" EXPORTED int product_lanes() { return tiles::functions_of(instruction_set()).lanes; }
 
-// Return whether this processor multiplies bfloat16 numbers by instructions of their own.
-extern "C" EXPORTED int multiplies_bfloat16() { return bfloat16::multiplier() != nullptr; }
+// Return the PairInstructions that products of bfloat16 numbers use here.
+extern "C" EXPORTED int pair_instructions_used() {
+  return int(bfloat16::multiplier() ? pair_instructions() : PairInstructions::NONE);
+}

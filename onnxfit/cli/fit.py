@@ -181,11 +181,11 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, because the options are saved a
 )
 @click.option(
     "--precision",
-    type=click.Choice(["float32", "tf32", "bf16", "fp16"]),
+    type=click.Choice(["float32", "tf32", "bf16x3", "bf16", "fp16"]),
     default="float32",
     show_default=True,
     help="Compute matrix products and convolutions of a training step in half precision, or on CUDA"
-    " in TF32; weights stay float32.",
+    " in TF32, or matrix products on the CPU as three of bfloat16; weights stay float32.",
 )
 @click.option(
     "--quantization",

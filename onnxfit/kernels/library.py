@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -92,10 +93,18 @@ def has_products(path: str) -> bool:
     return bool(lanes())
 
 
-def multiplies_bfloat16() -> bool:
-    """Return whether the library is used and has instructions for bfloat16 on this processor."""
+class PairInstructions(IntEnum):
+    """Instructions that multiply numbers of bfloat16, as in kernels/src/instruction_set.h."""
+
+    NONE = 0
+    AVX512_BF16 = 1
+    AMX = 2
+
+
+def pair_instructions() -> PairInstructions:
+    """Return the instructions for bfloat16 of the library on this processor; NONE without it."""
     path = library_path()
-    return path is not None and bool(ctypes.CDLL(path).multiplies_bfloat16())
+    return PairInstructions(ctypes.CDLL(path).pair_instructions_used() if path is not None else 0)
 
 
 def _problem(path: str) -> str | None:

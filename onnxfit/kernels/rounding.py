@@ -1,5 +1,10 @@
 """The precision of products on the CPU: in bf16, their factors are rounded to bfloat16.
 
+In bf16x3, each factor is the sum of two numbers of bfloat16: the factor rounded, and what rounding
+takes off it, rounded. The product adds three of the four products of these numbers (Henry, Tang and
+Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision
+computations", 2019).
+
 A graph names the precision in its metadata. The precision is that of the products in the model and
 in its gradient; losses and optimizers compute in float32.
 """
@@ -13,18 +18,27 @@ import onnx
 
 from onnxfit.errors import warn_user
 from onnxfit.graph import names, scopes
-from onnxfit.kernels.library import multiplies_bfloat16
+from onnxfit.kernels.library import PairInstructions, pair_instructions
 from onnxfit.kernels.search import make_node
 
 PRODUCTS = {"MatMul", "Gemm", "Einsum"}
 # By the name in the metadata: the number of product::Precision in kernels/src/product.h.
-PRECISIONS = {"bf16": 1}
+PRECISIONS = {"bf16": 1, "bf16x3": 2}
 
 
 def precision_of(graph: onnx.GraphProto) -> int:
-    """Return the precision of a graph's products, a value of PRECISIONS; 0 for float32."""
-    named = [entry.value for entry in graph.metadata_props if entry.key == names.PRODUCTS]
-    return PRECISIONS[named[0]] if named else 0
+    """Return the precision of a graph's products, a value of PRECISIONS; 0 for float32.
+
+    Products in bf16x3 are float32 without instructions for bfloat16: this is faster and more exact.
+    """
+    named = _name_of(graph)
+    if named == "bf16x3" and not pair_instructions():
+        return 0
+    return PRECISIONS[named] if named else 0
+
+
+def _name_of(graph: onnx.GraphProto) -> str | None:
+    return next((e.value for e in graph.metadata_props if e.key == names.PRODUCTS), None)
 
 
 def is_rounded(node: onnx.NodeProto) -> bool:
@@ -34,10 +48,15 @@ def is_rounded(node: onnx.NodeProto) -> bool:
 
 
 def with_rounded_factors(model: onnx.ModelProto, device: str) -> onnx.ModelProto:
-    """Return the model with Casts before the products that no operator in C++ computes."""
-    if not precision_of(model.graph):
+    """Return the model with Casts before the products that no operator in C++ computes.
+
+    In bf16x3, these products stay float32.
+    """
+    precision = _name_of(model.graph)
+    if precision is not None:
+        _warn_of_speed(precision)
+    if precision != "bf16":
         return model
-    _warn_of_speed()
     result = onnx.ModelProto()
     result.CopyFrom(model)
     del result.graph.node[:]
@@ -81,11 +100,22 @@ def _other_types(graph: onnx.GraphProto) -> set[str]:
 
 
 @cache
-def _warn_of_speed() -> None:
-    """Warn once if bfloat16 saves no time on this processor."""
-    if not multiplies_bfloat16():
+def _warn_of_speed(precision: str) -> None:
+    """Warn once if a precision saves no time on this processor."""
+    found = pair_instructions()
+    if not found:
+        happens = {
+            "bf16": "Factors of products are rounded to bfloat16 and multiplied in float32.",
+            "bf16x3": "Products are computed in float32, which is more exact.",
+        }
         warn_user(
-            "precision='bf16' is not faster than 'float32' here: this processor has no AVX512-BF16"
-            " or AMX, or onnxfit's operators in C++ are not used. Factors of products are rounded"
-            " to bfloat16 and multiplied in float32. Use precision='float32' for training."
+            f"precision={precision!r} is not faster than 'float32' here: this processor has no"
+            " AVX512-BF16 or AMX, or onnxfit's operators in C++ are not used."
+            f" {happens[precision]} Use precision='float32' for training."
+        )
+    elif precision == "bf16x3" and found < PairInstructions.AMX:
+        warn_user(
+            "precision='bf16x3' is slower than 'float32' here: three products with AVX512-BF16 take"
+            " longer than one in float32. Use it on processors with AMX, and precision='float32'"
+            " or 'bf16' on this one."
         )

@@ -35,18 +35,22 @@ class StepPrecision:
     - `scales_loss`: whether gradients of the narrow type may leave its range, so that the loss is
       multiplied before they are computed.
     - `tf32`: whether a GPU rounds the factors of products to TF32, with 10 bits after the point.
+    - `splits`: whether each factor of a product becomes the sum of two numbers of bfloat16, on the
+      CPU.
     """
 
     name: str
     half: ir.DataType | None = None
     scales_loss: bool = False
     tf32: bool = False
+    splits: bool = False
 
 
 FLOAT32 = StepPrecision("float32")
 PRECISIONS = (
     FLOAT32,
     StepPrecision("tf32", tf32=True),
+    StepPrecision("bf16x3", splits=True),
     StepPrecision("bf16", ir.DataType.BFLOAT16),
     StepPrecision("fp16", ir.DataType.FLOAT16, scales_loss=True),
 )

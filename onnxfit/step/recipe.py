@@ -183,8 +183,9 @@ class Recipe:
 
     @property
     def rounds_factors(self) -> bool:
-        """Whether products on the CPU round their factors to bfloat16, and all else is float32."""
-        return self.precision.half == ir.DataType.BFLOAT16 and self.device == "cpu"
+        """Whether products on the CPU multiply numbers of bfloat16, and all else is float32."""
+        is_bfloat16 = self.precision.half == ir.DataType.BFLOAT16 or self.precision.splits
+        return is_bfloat16 and self.device == "cpu"
 
     @property
     def compiles_weights(self) -> bool:

@@ -186,7 +186,12 @@ def _gradient_source(settings: TrainerSettings, precision: StepPrecision) -> Gra
             f"precision={precision.name!r} is for CUDA, got device={settings.device!r}. Use"
             " precision='float32'."
         )
-    if precision.half is not None:
+    if precision.splits and kind_of_device(settings.device) != "cpu":
+        raise SettingError(
+            f"precision={precision.name!r} is for the CPU, got device={settings.device!r}. Use"
+            " precision='float32', or on CUDA precision='tf32'."
+        )
+    if precision.half is not None or precision.splits:
         if forms not in ("cpu", "cuda"):
             raise SettingError(
                 f"precision={precision.name!r} is for the CPU and CUDA, got"

@@ -21,6 +21,7 @@ from onnxfit.step.batch_specs import batch_specs
 from onnxfit.step.finish import finish
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
 from onnxfit.step.host_scalars import cut_host_scalars
+from onnxfit.step.precision import FLOAT32
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, limits_of
 from onnxfit.training_folder.manifest import EVALUATE, EXPORT, PREDICT, SCALARS, TRAIN
@@ -51,7 +52,8 @@ def step_graphs(
     GradientError: the gradient needs the number of rows. SettingError: other sizes are missing.
     """
     graphs: dict[str, onnx.ModelProto] = {}
-    recipe = replace(recipe, sums_metrics=False)  # the host computes its own metrics
+    # The host computes its own metrics, and its products in float32.
+    recipe = replace(recipe, sums_metrics=False, precision=FLOAT32, built=None)
     device = DEVICES[target]
     if device is not None:
         recipe = recipe.for_device(device)

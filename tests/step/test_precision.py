@@ -247,6 +247,26 @@ def test_cuda_rounds_to_tf32_where_it_may(
     assert tf32 == {"train": used, "evaluate": "0"}  # an evaluation is that of the exported file
 
 
+@pytest.mark.parametrize("device", ["cuda", "webgpu"])
+def test_bf16x3_needs_the_cpu(device: str) -> None:
+    settings = TrainerSettings(loss="mse", precision="bf16x3", device=device)
+    with pytest.raises(SettingError, match=f"'bf16x3' is for the CPU, got device='{device}'"):
+        build_recipe(TrainableModel.of(OnnxModel(mlp())), settings)
+
+
+def test_bf16x3_needs_our_gradients() -> None:
+    with pytest.raises(SettingError, match=r"precision='bf16x3'.*gradient='onnxruntime'"):
+        Trainer(BODY, loss="mse", precision="bf16x3", gradient="onnxruntime")
+
+
+def test_an_exported_step_of_bf16x3_is_in_float32(tmp_path: Path) -> None:
+    for precision in ("float32", "bf16x3"):
+        trainer = Trainer(mlp(), loss="cross_entropy", precision=precision)
+        trainer.export_training(tmp_path / precision)
+    written = [(tmp_path / p / "train.onnx").read_bytes() for p in ("float32", "bf16x3")]
+    assert written[0] == written[1]
+
+
 @pytest.mark.parametrize("device", ["cpu", "rocm", "webgpu"])
 def test_tf32_needs_cuda(device: str) -> None:
     with pytest.raises(SettingError, match=f"'tf32' is for CUDA, got device='{device}'"):
