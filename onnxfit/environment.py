@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,16 @@ DISTRIBUTIONS = (
     "onnxruntime-training-cpu", "ort-nightly-gpu", "ort-nightly-directml", "ort-nightly-qnn",
     "ort-nightly", "onnxruntime",
 )  # fmt: skip
+
+SYSCTL = "/usr/sbin/sysctl"  # of macOS
+# Instruction set -> the flags of a processor that has it, on Linux and macOS
+INSTRUCTION_SETS = {
+    "AVX2": {"avx2"},
+    "AVX-512": {"avx512f"},
+    "AVX512-BF16": {"avx512_bf16"},
+    "AMX": {"amx_tile"},
+    "NEON": {"neon", "asimd"},
+}
 
 _first_use = threading.Lock()  # held as soon as `warn_of_mixed_distributions` was called
 
@@ -115,6 +126,36 @@ def versions() -> dict[str, str]:
     for one in installed_distributions():
         versions.setdefault(one.name, one.version)
     return versions
+
+
+def instruction_sets() -> str:
+    """Return the instruction sets of the processor that matter here; "unknown" on Windows x86."""
+    try:
+        if platform.system() == "Linux":
+            return known_instruction_sets(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if platform.machine().lower() == "arm64":  # has NEON by definition
+            return known_instruction_sets("neon")
+        if platform.system() == "Darwin":
+            keys = ("machdep.cpu.features", "machdep.cpu.leaf7_features")
+            command = [SYSCTL, "-n", *keys]
+            return known_instruction_sets(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            )
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return "unknown"
+
+
+def known_instruction_sets(flags: str) -> str:
+    """Return the instruction sets in a list of a processor's flags.
+
+    >>> known_instruction_sets("flags : fpu avx2 avx512f amx_tile")
+    'AVX2, AVX-512, AMX'
+    """
+    present = set(flags.lower().split())
+    return ", ".join(name for name, any_of in INSTRUCTION_SETS.items() if any_of & present) or (
+        f"none of {', '.join(INSTRUCTION_SETS)}"
+    )
 
 
 def require_onnxruntime() -> Any:

@@ -55,6 +55,7 @@ from onnxfit.training.carried import require_order
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.evaluation import Evaluator, as_keras, check_steps, refuse_number
 from onnxfit.training.hints import CheckedAttributes, Delegate
+from onnxfit.training.lineage import lineage_of
 from onnxfit.training.loop import (
     TOO_LATE_FOR_BATCH_SIZE,
     FitLoop,
@@ -269,7 +270,7 @@ class Trainer(CheckedAttributes):
             ),
         )
         arrays = recipe.initial_arrays(trainable.model)
-        settings = forms.stored_settings(settings)
+        given, settings = settings, forms.stored_settings(settings)
         world = world_of(distribute)
         verify_identical_trainers(world, trainable.file.proto, arrays, settings, distillation)
         require_rows_to_share(world, recipe)
@@ -289,6 +290,7 @@ class Trainer(CheckedAttributes):
         excluded = [f"!{name}" for name in recipe.loss_weights if name not in recipe.state]
         settings = {**settings, "weights": [*recipe.weights, *excluded]}
         self._training = Training(trainable, settings, recipe, runtime)
+        self._training.lineage = lineage_of(given, settings, distillation)
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
         self.settings = settings
         self.loss = loss
@@ -363,10 +365,8 @@ class Trainer(CheckedAttributes):
             class_weight = balanced_class_weight(class_weight, y)
         training, evaluator = self._training, self._evaluator
         with training.guard.fitting(), training.world.collective("fit"), ExitStack() as stack:
-            source = training.source(
-                x, y, sample_weight, batch_size, "training", shuffle, class_weight
-            )
-            source = stack.enter_context(source)
+            given = x, y, sample_weight, batch_size, "training", shuffle, class_weight
+            source = stack.enter_context(training.source(*given))
             validation, validation_source = None, None
             if validation_data is not None:
                 arrays = split_validation_data(validation_data)
@@ -401,7 +401,13 @@ class Trainer(CheckedAttributes):
                 self, [*callbacks, *bars], params, pending.callbacks, training.world
             )
             loop = FitLoop(training, evaluator, batches, validation, called, pending)
-            return loop.run(epochs, history)
+            recorded = {
+                "initial_epoch": initial_epoch,
+                "steps_per_epoch": steps_per_epoch,
+                "validation_split": validation_split,
+                "class_weight": class_weight,
+            }
+            return loop.run(epochs, history, recorded)
 
     def train_on_batch(
         self,
@@ -424,6 +430,7 @@ class Trainer(CheckedAttributes):
             class_weight = balanced_class_weight(class_weight, y)
         training = self._training
         tracker = training.batch_tracker
+        training.lineage.mark(training, "train_on_batch")
         with (
             training.guard,
             training.world.collective("train_on_batch"),
@@ -624,6 +631,7 @@ class Trainer(CheckedAttributes):
         """
         training, manual = self._training, self._require_manual()
         state = training.state
+        training.lineage.mark(training, "apply_gradients")
         with training.guard, training.world.collective("apply_gradients"), training.guard.advancing:
             training.world.barrier("apply_gradients")
             with training.backend.lock, state.frozen.kept():
@@ -823,7 +831,10 @@ class Trainer(CheckedAttributes):
           them before the next step, which may overwrite them. Tensors of another device than the
           CPU are copied in any case.
         """
-        return self._training.state.get_weights(copy=copy)
+        weights = self._training.state.get_weights(copy=copy)
+        if copy and self._training.thread.callbacks is not None:
+            self._training.lineage.take(self._training, weights)
+        return weights
 
     @check_arguments
     def set_weights(self, weights: Mapping[str, Any]) -> None:
@@ -833,7 +844,10 @@ class Trainer(CheckedAttributes):
         DataError: a shape or type is wrong, or a number is outside the range of the weight's type.
         NaN and infinities in the arrays are accepted.
         """
-        self._training.state.set_weights(weights)
+        training = self._training
+        training.lineage.begin(training)
+        training.state.set_weights(weights)
+        training.lineage.set(training)
 
     @out_of_memory_errors("get_state()", NO_COPY)
     @check_arguments
@@ -985,6 +999,7 @@ class Trainer(CheckedAttributes):
         *,
         averaged: bool = False,
         adapters: str = "merged",
+        lineage: bool = True,
     ) -> onnx.ModelProto:
         """Return the original model with the trained weights, for inference; write it to `path`.
 
@@ -1007,8 +1022,14 @@ class Trainer(CheckedAttributes):
         default the file computes the same as the base model. Other values come from an
         `.onnx_adapter` file of `export_adapter`, of any rank, or from arrays. The file has the
         trained values of weights that were trained in addition to the adapters.
+
+        With `lineage`, the metadata of a trained model says what made the weights: the hashes of
+        the given model, the data and the result, the settings, and each fit. `onnxfit.verify`
+        trains again and compares; the page "Verifying" in docs describes it. False leaves it out.
         """
-        return export.export(self._training, path, averaged=averaged, adapters=adapters)
+        return export.export(
+            self._training, path, averaged=averaged, adapters=adapters, lineage=lineage
+        )
 
     @out_of_memory_errors("model_snapshot()", BY_CALLBACKS)
     @check_arguments

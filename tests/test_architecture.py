@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "training": ("training",),
     "training without Python": ("training_folder",),
     "trainer": ("trainer",),
-    "entry points": ("cli", "script", "sklearn", "torch", "flower"),
+    "entry points": ("cli", "script", "sklearn", "torch", "flower", "verification"),
     "package": ("__init__", "__main__"),
 }
 # `build_onnx_function` of a loss, a penalty or an optimizer differentiates that formula. Only a

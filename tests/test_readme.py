@@ -43,6 +43,7 @@ PAGES = [
     "docs/text.md",
     "docs/training-folder.md",
     "docs/troubleshooting.md",
+    "docs/verify.md",
 ]
 WITH_TORCH = ["docs/pytorch.md", "docs/start.md"]
 MAX_README_LINES = 120

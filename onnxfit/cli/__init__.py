@@ -35,6 +35,7 @@ COMMAND_ORDER = (
     "predict",
     "export",
     "export-training",
+    "verify",
     "inspect",
     "untie",
     "tie",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +18,7 @@ from onnxfit.environment import (
     OnnxruntimeDistribution,
     in_folder_of,
     installed_distributions,
+    instruction_sets,
     is_switched_off,
     mixed_distributions,
     require_onnxruntime,
@@ -31,21 +30,12 @@ from onnxfit.step.providers import PROVIDERS
 __all__ = ["doctor"]
 
 COLUMNS = 80
-SYSCTL = "/usr/sbin/sysctl"  # of macOS
 LABELS = {
     "gradient_builder": "gradient builder",
     "instruction_sets": "instruction sets",
     "operators": "C++ operators",
 }
 SWITCHES = ("ONNXFIT_KERNELS", "ONNXFIT_CUDA_GRAPHS")
-# Instruction set -> the flags of a processor that has it, on Linux and macOS
-INSTRUCTION_SETS = {
-    "AVX2": {"avx2"},
-    "AVX-512": {"avx512f"},
-    "AVX512-BF16": {"avx512_bf16"},
-    "AMX": {"amx_tile"},
-    "NEON": {"neon", "asimd"},
-}
 
 
 @dataclass
@@ -201,36 +191,6 @@ def _switch(variable: str) -> str:
     if is_switched_off(variable):
         return "off"
     return "on" if value.lower() in ("", "on") else f"on ({value!r} is ignored; use 'off')"
-
-
-def instruction_sets() -> str:
-    """Return the instruction sets of the processor that matter here; "unknown" on Windows x86."""
-    try:
-        if platform.system() == "Linux":
-            return known_instruction_sets(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if platform.machine().lower() == "arm64":  # has NEON by definition
-            return known_instruction_sets("neon")
-        if platform.system() == "Darwin":
-            keys = ("machdep.cpu.features", "machdep.cpu.leaf7_features")
-            command = [SYSCTL, "-n", *keys]
-            return known_instruction_sets(
-                subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            )
-    except (OSError, subprocess.SubprocessError):
-        pass
-    return "unknown"
-
-
-def known_instruction_sets(flags: str) -> str:
-    """Return the instruction sets in a list of a processor's flags.
-
-    >>> known_instruction_sets("flags : fpu avx2 avx512f amx_tile")
-    'AVX2, AVX-512, AMX'
-    """
-    present = set(flags.lower().split())
-    return ", ".join(name for name, any_of in INSTRUCTION_SETS.items() if any_of & present) or (
-        f"none of {', '.join(INSTRUCTION_SETS)}"
-    )
 
 
 def _short(path: Path) -> str:

@@ -59,7 +59,6 @@ TRAINER_OPTIONS = (
     "clip_adaptive",
     "accumulate",
     "dynamic_batch",
-    "stop_gradients",
 )
 
 
@@ -273,6 +272,7 @@ def trainer_settings(fit_options: Options) -> dict[str, Any]:
     """Return the arguments of Trainer. UnknownNameError: a name or setting does not exist."""
     return {
         "weights": list(fit_options["weights"]) or None,
+        "stop_gradients": list(fit_options["stop_gradients"]) or None,
         "loss": settings.parse_loss(fit_options["loss"]),
         "penalty": settings.parse_penalty(fit_options["penalty"]),
         "optimizer": settings.parse_optimizer(

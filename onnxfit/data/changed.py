@@ -12,6 +12,7 @@ import numpy as np
 from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Array
+from onnxfit.data.content import Content
 from onnxfit.data.corpus import IGNORED
 from onnxfit.data.loader import Loader
 from onnxfit.data.padding import MASK, TOKENS
@@ -71,6 +72,9 @@ class ChangedLoader(Loader):
 
     def fingerprint(self) -> dict[str, Any]:
         return self._loader.fingerprint()
+
+    def content(self) -> Content | None:
+        return self._loader.content()
 
     def batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
         return self._inner().batch_rows(epoch, skip, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import os
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.augmentation import MODES, augmented, get_augmentation, to_picture
 from onnxfit.data.batch import Array
+from onnxfit.data.content import MAX_HASHED_BYTES, Content, content_of
 from onnxfit.data.fingerprint import checksum
 from onnxfit.data.loader import Loader
 from onnxfit.data.memory import count_training_rows
@@ -22,7 +24,7 @@ from onnxfit.data.optional import import_optional
 from onnxfit.data.order import permutation
 from onnxfit.data.source import Splittable
 from onnxfit.errors import DataError, SettingError, listed_names
-from onnxfit.files import require_path, require_regular_file
+from onnxfit.files import read_regular_file, require_path, require_regular_file
 
 __all__ = ["ImageFolder"]
 
@@ -152,6 +154,22 @@ class ImageFolder(Loader, Splittable):
         root = os.fspath(self.root)  # left out, because it may differ among machines
         names = [os.fspath(path).removeprefix(root) for path in self.files]
         return {"files": checksum(*names), "classes": checksum(*self.classes)}
+
+    def content(self) -> Content | None:
+        """Return the hash of the names and bytes of all files; see `Loader.content`."""
+        try:
+            if sum(path.stat().st_size for path in self.files) > MAX_HASHED_BYTES:
+                return None
+            digests = np.stack([self._digest(path) for path in self.files])
+        except OSError:  # the batch that reads the file reports the error
+            return None
+        return content_of(len(digests), lambda index: ((("files", digests[index]),), ()))
+
+    def _digest(self, path: Path) -> Array:
+        """Return the SHA-256 of a file and of its name below the root."""
+        digest = hashlib.sha256(f"{path.relative_to(self.root).as_posix()}\0".encode())
+        digest.update(read_regular_file(path))
+        return np.frombuffer(digest.digest(), np.uint8)
 
     def bind(self, adapter: DataAdapter) -> ImageFolder:
         loader = copy(self)

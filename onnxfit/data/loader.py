@@ -14,6 +14,7 @@ import numpy as np
 from onnxfit.checks import check_arguments, shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Array
+from onnxfit.data.content import Content, given_content
 from onnxfit.data.convert import as_array
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.mapped import open_paths
@@ -170,6 +171,13 @@ class Loader(ABC):
         """
         return {}
 
+    def content(self) -> Content | None:
+        """Return the hashes of all data, by which an exported file identifies it; None without any.
+
+        By default, the attribute `content_hash` is the hash, a text that differs for other data.
+        """
+        return given_content(self)
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         return count_steps(self.rows, self.batch_size, self.drop_last)
@@ -286,6 +294,9 @@ class LoaderSource(RowSource, StreamSource):
     def fingerprint(self) -> dict[str, Any]:
         own = {"kind": type(self._loader).__name__, **self._loader.fingerprint()}
         return super().fingerprint() | own
+
+    def content(self) -> Content | None:
+        return self._loader.content()
 
     def items(self, epoch: int, skip: int) -> Iterator[tuple[Any, ...]]:
         return self._loader.batches(epoch, skip, self._batching.seed)

@@ -7,13 +7,15 @@ import mmap
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeGuard
 
 import numpy as np
 
 from onnxfit.data.adapter import DataAdapter, MatchedData
-from onnxfit.data.batch import Array, Batch
+from onnxfit.data.batch import Array, Batch, Columns
+from onnxfit.data.content import MAX_HASHED_BYTES, Content, content_of
 from onnxfit.data.convert import as_array
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.npy import READ_ERRORS, read_header
@@ -60,6 +62,24 @@ class MappedSource(RowSource, StreamSource):
 
     def fingerprint(self) -> dict[str, Any]:
         return super().fingerprint() | fingerprint_of(self._matched.named_values())
+
+    def content(self) -> Content | None:
+        """Return the hashes of all rows, converted as for a batch; see `Source.content`."""
+        adapter = copy(self.adapter)
+        adapter._warned = True  # the batches of training warn
+
+        def block(index: slice) -> tuple[Columns, Columns]:
+            data = adapter.convert(self._select(index))
+            return data.columns, data.scalars
+
+        columns, scalars = block(slice(0, 1))
+        row_bytes = sum(array.nbytes for _, array in columns)
+        if row_bytes * self.rows + sum(a.nbytes for _, a in scalars) > MAX_HASHED_BYTES:
+            return None
+        try:
+            return content_of(self.rows, block)
+        except DataError:  # rows with NaN, which the batch that reads them reports
+            return None
 
     def _select(self, index: slice | Array) -> MatchedData:
         return self.adapter.selected(self._matched, lambda value: select_rows(value, index))

@@ -13,6 +13,7 @@ import numpy as np
 from onnxfit.checks import is_number, shortened
 from onnxfit.data.adapter import ConvertedData, DataAdapter
 from onnxfit.data.batch import Batch
+from onnxfit.data.content import MAX_HASHED_BYTES, Content, content_of
 from onnxfit.data.convert import rows_first
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.mapped import MappedSource, is_mapped, is_path, open_paths
@@ -77,6 +78,15 @@ class ArraySource(RowSource):
     def fingerprint(self) -> dict[str, Any]:
         columns = self._data.columns + self._data.scalars
         return super().fingerprint() | fingerprint_of(columns)
+
+    def content(self) -> Content | None:
+        columns, scalars = self._data.columns, self._data.scalars
+        if sum(array.nbytes for _, array in columns + scalars) > MAX_HASHED_BYTES:
+            return None
+        return content_of(
+            self.rows,
+            lambda index: (tuple((name, array[index]) for name, array in columns), scalars),
+        )
 
 
 def array_source(

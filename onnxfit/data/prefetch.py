@@ -14,6 +14,7 @@ import numpy as np
 from onnxfit.checks import check_arguments
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch
+from onnxfit.data.content import Content
 from onnxfit.data.share import Share
 from onnxfit.data.source import Batching, Source, closing_generator
 from onnxfit.data.structure import holds_arrays
@@ -186,6 +187,9 @@ class PrefetchedSource(Source):
 
     def fingerprint(self) -> dict[str, Any]:
         return self._inner.fingerprint()
+
+    def content(self) -> Content | None:
+        return self._inner.content()
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         batches = _copied_batches(self._inner.batches(epoch, skip))

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from onnxfit.data.batch import Array, Batch
+from onnxfit.data.content import Content
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.order import batch_indices, check_fixed, checked_batch_size, count_steps
 from onnxfit.data.share import WHOLE, Share, checked_share, refusal, without_rows
@@ -161,6 +162,14 @@ class Source(ABC):
             "batch_size": self.batch_size,
         }
 
+    def content(self) -> Content | None:
+        """Return the hashes of all data, or None if this kind of data cannot be hashed.
+
+        The data is read once. Data above 1 GB is not hashed. A sharded source describes the data of
+        all ranks.
+        """
+        return None
+
     def require_re_iterable(self, epochs: int) -> None:
         """Raise DataError if data that can be iterated only once is needed for `epochs` > 1."""
         if epochs > 1 and not self.re_iterable:
@@ -231,6 +240,9 @@ class ShardedSource(Source):
 
     def fingerprint(self) -> dict[str, Any]:
         return self._inner.fingerprint()
+
+    def content(self) -> Content | None:
+        return self._inner.content()
 
     def close(self) -> None:
         self._inner.close()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from onnxfit.checks import shortened
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch
+from onnxfit.data.content import Content, given_content
 from onnxfit.data.order import permutation
 from onnxfit.data.share import Share, data_of_rank
 from onnxfit.data.source import Batching, ShardedSource, Source, closing_generator
@@ -142,6 +143,9 @@ class ProtocolSource(StreamSource):
 
     def fingerprint(self) -> dict[str, Any]:
         return super().fingerprint() | {"kind": type(self.data).__name__, "seed": self.seed}
+
+    def content(self) -> Content | None:
+        return given_content(self.data)
 
 
 class IndexedSource(ProtocolSource):

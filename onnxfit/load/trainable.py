@@ -165,13 +165,20 @@ def fingerprint(model: onnx.ModelProto) -> str:
         _add(digest, part.SerializeToString(deterministic=True))
     for tensor in graph.initializer:
         _add(digest, f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
-        _add(digest, np.ascontiguousarray(array_of(tensor)).tobytes())
+        _add(digest, _bytes_of(array_of(tensor)))
     for sparse in graph.sparse_initializer:
         _add(digest, sparse.SerializeToString(deterministic=True))
     return digest.hexdigest()
 
 
-def _add(digest: hashlib._Hash, data: bytes) -> None:
+def _bytes_of(array: npt.NDArray[Any]) -> bytes | memoryview:
+    """Return the bytes of an array, without a copy unless it has text or is not contiguous."""
+    if array.dtype == object:
+        return b"\0".join(str(text).encode() for text in array.flat)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _add(digest: hashlib._Hash, data: bytes | memoryview) -> None:
     """Add bytes after their length, which separates them from their neighbours."""
     digest.update(len(data).to_bytes(8, "little"))
     digest.update(data)

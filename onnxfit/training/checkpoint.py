@@ -99,6 +99,7 @@ FIELD_TYPES = {
     "tracker": MAPPING,
     "ended": MAPPING,
     "callbacks": mapping_of(MAPPING),
+    "lineage": optional(MAPPING),
 }
 
 
@@ -143,6 +144,7 @@ class Snapshot:
             "tracker": self._without_arrays(contents.tracker),
             "ended": dict(contents.missed_event),
             "callbacks": self._without_arrays(contents.callbacks),
+            "lineage": contents.lineage,
         }
         self._info = json.dumps(info).encode()
 
@@ -258,6 +260,7 @@ def load(
             callbacks=_with_arrays(info["callbacks"], arrays),
             constants=constants,
             base=info["base"],
+            lineage=info["lineage"],
             replaced={key: value for key, value in info["settings"].items() if key not in saved},
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
@@ -341,6 +344,7 @@ def _check_description(info: dict[str, Any], name: str) -> None:
     info.setdefault("masters", {})  # absent in format 1
     info.setdefault("constants", {})  # absent in format 2 of earlier versions
     info.setdefault("base", None)
+    info.setdefault("lineage", None)  # absent in earlier versions
     require_types(repr(name), info, FIELD_TYPES)
     if "distribute" in info["settings"]:  # a file does not decide which processes train
         raise CheckpointError(

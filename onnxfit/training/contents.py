@@ -21,6 +21,7 @@ from onnxfit.load.trainable import fingerprint
 from onnxfit.step.distillation import Distillation
 from onnxfit.tools.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.training.forms import trainable_form
+from onnxfit.training.lineage import add_lineage
 from onnxfit.training.setting_values import decode_setting
 
 
@@ -32,8 +33,8 @@ class CheckpointContents:
     fields of a `Position`. `tracker` is the `Tracker.state_dict` of the running epoch.
     `missed_event` is the event that the loggers have missed. `constants` are the constants of the
     trainable form. `model` is None if the checkpoint has only the adapters; `base` is then the
-    fingerprint of the model. `replaced` are the settings of the checkpoint in whose place others
-    were passed, as JSON.
+    fingerprint of the model. `lineage` is what made the weights, as JSON. `replaced` are the
+    settings of the checkpoint in whose place others were passed, as JSON.
     """
 
     model: OnnxModel | None
@@ -47,6 +48,7 @@ class CheckpointContents:
     callbacks: Mapping[str, dict[str, Any]]
     constants: Mapping[str, Sequence[np.ndarray[Any, Any]]]
     base: str | None = None
+    lineage: Mapping[str, Any] | None = None
     replaced: Mapping[str, Any] = field(default_factory=dict)
 
     def require_base(self, path: str | os.PathLike[str], found: str) -> None:
@@ -132,10 +134,13 @@ class CheckpointContents:
         trainable = trainable_form(model, {**self.settings, "seed": 0})
         weights = self.state["weights"]
         if trainable.is_file:
-            return ModelSnapshot(OnnxModel(with_constant_nodes(model.proto), model.arrays), weights)
-        with as_checkpoint_error(
-            "The checkpoint is damaged: its weights are not those of its model"
-        ):
-            exported = trainable.export(weights)
-        lower_constants(exported.proto)
+            exported = OnnxModel(with_constant_nodes(model.proto), model.arrays)
+        else:
+            with as_checkpoint_error(
+                "The checkpoint is damaged: its weights are not those of its model"
+            ):
+                exported = trainable.export(weights)
+            lower_constants(exported.proto)
+        if self.lineage is not None:
+            add_lineage(exported.proto, self.lineage, averaged=False, adapters="merged")
         return ModelSnapshot(exported, weights)

@@ -18,7 +18,7 @@ from onnxfit.errors import SettingError, listed_names, warn_user
 from onnxfit.files import require_path, write_atomically
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
-from onnxfit.graph.model import OnnxModel, with_references
+from onnxfit.graph.model import OnnxModel
 from onnxfit.graph.shared_tensors import Array, whole_model
 from onnxfit.graph.tensors import MAX_INLINE_BYTES, nbytes, without_numbers, write_safetensors
 from onnxfit.load.constant_nodes import lower_constants
@@ -30,6 +30,8 @@ from onnxfit.tools.editing.add_biases import count_layers_without_bias
 from onnxfit.trainable.adapters.adapted import AdaptedModel
 from onnxfit.trainable.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
 from onnxfit.trainable.adapters.peft import require_task, write_adapters
+from onnxfit.training.forms import given_file
+from onnxfit.training.lineage import add_lineage
 from onnxfit.training.training import Training
 
 Export = Callable[[Mapping[str, Array]], OnnxModel]
@@ -37,12 +39,7 @@ Export = Callable[[Mapping[str, Array]], OnnxModel]
 
 def given_model(training: Training) -> ModelSnapshot:
     """Return `Trainer.model`, which refers to the memory of the training."""
-    form = training.trainable
-    if not form.is_file:
-        model = with_references(form.file.proto, {})
-    else:
-        model = form.export(training.state.get_weights(copy=False))
-    lower_constants(model.proto)
+    model = given_file(training.trainable, training.state.get_weights(copy=False))
     return ModelSnapshot(model, training.recipe.state)
 
 
@@ -59,18 +56,26 @@ def export(
     *,
     averaged: bool = False,
     adapters: str = "merged",
+    lineage: bool = True,
 ) -> onnx.ModelProto:
     """Return the trained model and write it from the memory of the training; see `Trainer.export`.
 
     Meanwhile no other thread can change or use the state.
     """
     with training.backend.lock:
-        model = exported(training, averaged=averaged, adapters=adapters, copy=False)
+        model = exported(
+            training, averaged=averaged, adapters=adapters, lineage=lineage, copy=False
+        )
         return model.whole() if path is None else model.written(path)
 
 
 def exported(
-    training: Training, *, averaged: bool = False, adapters: str = "merged", copy: bool = True
+    training: Training,
+    *,
+    averaged: bool = False,
+    adapters: str = "merged",
+    lineage: bool = True,
+    copy: bool = True,
 ) -> ModelSnapshot:
     """Return the model of `Trainer.export`; `copy` is as for `Trainer.get_weights`."""
     averages = {
@@ -101,6 +106,9 @@ def exported(
     model = exported(arrays)
     to_inference_form(model.proto, training.recipe.batch_norm)
     lower_constants(model.proto)
+    if training.world.is_main and not training.lineage.is_empty:
+        value = training.lineage.as_json(training) if lineage else None
+        add_lineage(model.proto, value, averaged=averaged, adapters=adapters)
     return ModelSnapshot(model, training.recipe.state, training.world.is_main, unchanged)
 
 

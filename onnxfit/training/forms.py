@@ -11,12 +11,13 @@ import numpy as np
 from onnxfit.data.convert import as_array
 from onnxfit.errors import SettingError
 from onnxfit.graph.index import required_inputs
-from onnxfit.graph.model import OnnxModel, share_tensors
+from onnxfit.graph.model import OnnxModel, share_tensors, with_references
 from onnxfit.graph.shared_tensors import shared_arrays
 from onnxfit.graph.tensors import without_numbers
 from onnxfit.load.batch_axis import layout_of
 from onnxfit.load.batch_view import batch_first
 from onnxfit.load.caches import without_caches
+from onnxfit.load.constant_nodes import lower_constants
 from onnxfit.load.given_axes import axes_by_name
 from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.load.trainable import TrainableModel
@@ -99,6 +100,27 @@ def trainable_form(file: OnnxModel, settings: Mapping[str, Any]) -> TrainableMod
     if seen is file:
         return replace(form, layout=layout)
     return replace(form, file=file, view=view, layout=layout)
+
+
+def given_file(form: TrainableModel, arrays: Mapping[str, Any]) -> OnnxModel:
+    """Return a copy of the given file, which refers to its arrays.
+
+    Its own tensors that are trained have the numbers of `arrays`.
+    """
+    model = form.export(arrays) if form.is_file else with_references(form.file.proto, {})
+    lower_constants(model.proto)
+    return model
+
+
+def unstored_settings(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of arguments of `Trainer` that lose contents in `stored_settings`."""
+    names = ("quantization", "teacher", "adapters")
+    given = {name: settings[name] for name in names if settings[name] is not None}
+    if "adapters" in given and all(one.matrices is None for one in listed(given["adapters"])):
+        del given["adapters"]
+    if "quantization" in given and given["quantization"] == stored["quantization"]:
+        del given["quantization"]
+    return tuple(given)
 
 
 def without_trained_numbers(form: TrainableModel, recipe: Recipe) -> TrainableModel:

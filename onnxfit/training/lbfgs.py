@@ -63,6 +63,7 @@ def fit_lbfgs(
         training.guard.fitting(),
         training.single_batches.source("training", x, y, sample_weight) as data,
     ):
+        training.lineage.mark(training, "fit_lbfgs")
         batch = next(iter(data.batches(0)))
         try:
             found = optimize.minimize(

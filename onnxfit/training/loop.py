@@ -130,8 +130,10 @@ class FitLoop:
         callbacks.batch_figures = [*training.tracker.figures(), "batch_loss"]
         callbacks.figures = [*figures, *validated, "learning_rate"]
 
-    def run(self, epochs: int, history: History) -> History:
+    def run(self, epochs: int, history: History, arguments: Mapping[str, Any]) -> History:
         """Train up to epoch number `epochs`, and return `history`.
+
+        `arguments` are further arguments of the call, for the lineage.
 
         After an error its state stays available for a checkpoint; if no step ran, the history and
         the pending fit are those before.
@@ -142,6 +144,7 @@ class FitLoop:
         training.guard.on_late_signal = self.state.reopen
         try:
             training.begin_fit(self.state, history)
+            training.lineage.begin_fit(training, self, {"epochs": epochs, **arguments})
             # A fit that does not resume in an epoch drops the gradients of an interrupted one.
             if not self.state.position.batch:
                 training.backend.accumulator.count = 0
@@ -156,6 +159,7 @@ class FitLoop:
             raise
         finally:
             signals.is_busy = True
+            training.lineage.end_fit(training)
             training.end_fit()
             self.callbacks.on_close()
         return history
@@ -227,6 +231,7 @@ class FitLoop:
             if batch.rows == 1 or training.output_check.pending:
                 self._check_batch(batch)
             with self._advancing:
+                training.lineage.observe(training)
                 loss = training.step(batch, learning_rate, tracker)
                 state.batches.advance()
                 position.batch = index + 1
@@ -245,6 +250,7 @@ class FitLoop:
             if not (math.isfinite(loss) or state.warned_of_loss):
                 self._warn_of_loss(loss)
         with self._advancing:
+            training.lineage.observe(training)
             training.flush(learning_rate)
             position.trained = True
             state.batches.end_epoch()

@@ -17,6 +17,7 @@ from onnxfit.files import as_checkpoint_error
 from onnxfit.training import checkpoint
 from onnxfit.training.carried import CARRIED
 from onnxfit.training.contents import CheckpointContents
+from onnxfit.training.lineage import Lineage
 from onnxfit.training.passed_settings import with_passed_settings
 from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.state import TrainerState, require_same_form
@@ -83,11 +84,12 @@ def restore(training: Training, contents: CheckpointContents, passed: Collection
         training.train_losses = losses
         training.fit_state = None
         training.pending_fit = pending
+        training.lineage = Lineage.restored(contents.lineage, "the checkpoint")
 
 
 def contents_of(training: Training, adapters_only: bool, *, copy: bool) -> CheckpointContents:
     """Return the contents of a checkpoint written now; `copy` is as for `Trainer.get_state`."""
-    pending = _pending_now(training)
+    pending = pending_now(training)
     return CheckpointContents(
         model=None if adapters_only else training.trainable.file,
         base=training.trainable.fingerprint if adapters_only else None,
@@ -100,10 +102,11 @@ def contents_of(training: Training, adapters_only: bool, *, copy: bool) -> Check
         missed_event=pending.missed_event,
         callbacks=pending.callbacks,
         constants=training.trainable.constants,
+        lineage=training.lineage.as_json(training),
     )
 
 
-def _pending_now(training: Training) -> PendingFit:
+def pending_now(training: Training) -> PendingFit:
     """Return the state of the running fit, or of an interrupted or loaded fit."""
     fit = training.fit_state
     if fit is None or not training.pending_fit.position.nothing_to_resume:

@@ -51,6 +51,17 @@ def encode_setting(value: Any) -> Any:
     return {"onnxfit:custom": getattr(value, "__name__", type(value).__name__)}
 
 
+def custom_settings(encoded: Mapping[str, Any]) -> list[str]:
+    """Return the names of encoded settings in which a custom object is stored by its name."""
+
+    def is_custom(value: Any) -> bool:
+        if isinstance(value, Mapping):
+            return "onnxfit:custom" in value or any(map(is_custom, value.values()))
+        return isinstance(value, list) and any(map(is_custom, value))
+
+    return [name for name, value in encoded.items() if is_custom(value)]
+
+
 def decode_setting(setting: str, value: Any, path: str) -> Any:
     """Return the argument that `encode_setting` wrote as `value`.
 

@@ -25,6 +25,7 @@ from onnxfit.training.adapting import SingleBatches, adapter_for
 from onnxfit.training.carried import CarriedStates
 from onnxfit.training.decoding import CompiledFile
 from onnxfit.training.guard import TrainingGuard
+from onnxfit.training.lineage import Lineage
 from onnxfit.training.output_check import OutputCheck
 from onnxfit.training.position import PendingFit
 from onnxfit.training.ranks import require_same_weights
@@ -56,6 +57,7 @@ class Training:
       callback may call while an epoch runs.
     - `fit_state`: the state of the running fit, or of the last one; `pending_fit` is the state from
       which the next fit resumes.
+    - `lineage`: the record of what made the weights.
     - `history`, `train_losses`, `last_losses`, `stop_training`, `stop_reason`: see Trainer.
     - `carried_in`: the states between batches of the methods for single batches.
     """
@@ -82,6 +84,7 @@ class Training:
         self.output_check = OutputCheck(recipe.objectives if world.is_main else {})
         self.fit_state: FitState | None = None
         self.pending_fit = PendingFit()
+        self.lineage = Lineage()
         self.history = History()
         self.train_losses: list[float] = []
         self.last_losses: deque[float] = deque(maxlen=5)
@@ -154,6 +157,7 @@ class Training:
             same = require_same_weights(
                 self.world, "set_state", state["weights"], may_differ=self.averages_weights
             )
+            self.lineage.mark(self, "set_state")
             self.state.set(state)
             self.state.averaged_step = self.state.global_step if same else -1
 
@@ -162,6 +166,7 @@ class Training:
         with self.guard, self.guard.advancing, self.backend.lock:
             self.world.barrier("revert_step")
             self.state.revert()
+            self.lineage.revert(self)
 
     # ------------------------------------------------------------------ steps
 

@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 
 import onnxfit
+from onnxfit import environment
 from onnxfit.cli import doctor
 from onnxfit.environment import installed_distributions
 from onnxfit.kernels import library
@@ -134,7 +135,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_instruction_sets_are_read_from_flags(flags: str, expected: str) -> None:
-    assert doctor.known_instruction_sets(flags) == expected
+    assert environment.known_instruction_sets(flags) == expected
 
 
 @pytest.mark.parametrize(
@@ -145,12 +146,14 @@ def test_instruction_sets_are_read_from_flags(flags: str, expected: str) -> None
 def test_instruction_sets_of_other_systems(
     monkeypatch: pytest.MonkeyPatch, system: str, machine: str, expected: str
 ) -> None:
-    monkeypatch.setattr(doctor.platform, "system", lambda: system)
-    monkeypatch.setattr(doctor.platform, "machine", lambda: machine)
-    monkeypatch.setattr(doctor, "SYSCTL", "/no/such/program")
-    assert doctor.instruction_sets() == expected
+    monkeypatch.setattr(environment.platform, "system", lambda: system)
+    monkeypatch.setattr(environment.platform, "machine", lambda: machine)
+    monkeypatch.setattr(environment, "SYSCTL", "/no/such/program")
+    assert environment.instruction_sets() == expected
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="another system than Linux")
 def test_instruction_sets_of_this_processor() -> None:
-    assert ("AVX2" in doctor.instruction_sets()) == (" avx2 " in Path("/proc/cpuinfo").read_text())
+    assert ("AVX2" in environment.instruction_sets()) == (
+        " avx2 " in Path("/proc/cpuinfo").read_text()
+    )

@@ -645,7 +645,7 @@ def test_a_model_too_large_for_one_message_trains_as_any(
     )
     exported = large.export(tmp_path / "m.onnx")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "m.onnx", "m.onnx.data"]
-    assert (tmp_path / "m.onnx").stat().st_size < 1000
+    assert (tmp_path / "m.onnx").stat().st_size < 4000  # the graph and the lineage
     assert bytes_of(onnx.load(tmp_path / "m.onnx")) == bytes_of(exported)
     onnx.checker.check_model(tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])

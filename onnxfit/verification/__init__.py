@@ -1,0 +1,5 @@
+"""Train a file again from its lineage, and compare the result with the file, bit by bit."""
+
+from onnxfit.verification.verify import Verification, verify
+
+__all__ = ["Verification", "verify"]
