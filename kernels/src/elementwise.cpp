@@ -286,7 +286,12 @@ class Reader {
   // Move forward to an element. Return how many of the next n elements are adjacent in memory.
   size_t move_to(size_t element, size_t n) {
     if (pieces.empty()) return n;
-    while (pieces[piece].end <= element) first = pieces[piece++].end;
+    // The next block is usually in this piece or the next one; a task starts anywhere.
+    if (pieces[piece].end <= element && pieces[++piece].end <= element) {
+      const auto is_behind = [](size_t place, const Piece<T>& each) { return place < each.end; };
+      piece = size_t(std::upper_bound(pieces.begin() + piece, pieces.end(), element, is_behind) - pieces.begin());
+    }
+    const size_t first = piece ? pieces[piece - 1].end : 0;
     here = pieces[piece].data + (element - first);
     return std::min(n, pieces[piece].end - element);
   }
@@ -294,7 +299,7 @@ class Reader {
 
  private:
   const std::vector<Piece<T>>& pieces;
-  size_t piece = 0, first = 0;  // the current piece, and the number of its first element
+  size_t piece = 0;  // the current one
   const T* here = nullptr;
 };
 

@@ -90,7 +90,39 @@ bool all_in_range(const Gradient<Index>& work) {
   });
 }
 
+ALWAYS_INLINE void add_two(
+    float* RESTRICT sum, const float* row, const float* other, int64_t columns) {
+  INDEPENDENT for (int64_t i = 0; i < columns; ++i) sum[i] = row[i] + other[i];
+}
+
 }  // namespace
+
+template <typename Index>
+Rows::Rows(const Gradient<Index>& work)
+    : rows_(size_t(work.rows), nullptr), sums_(work.count / 2 * work.columns) {
+  // A row that one index has stays where it is. There is a sum for each other row.
+  float* free = sums_.data();
+  std::vector<unsigned char> has_sum(size_t(work.rows), 0);
+  for (int64_t i = 0; i < work.count; ++i) {
+    const float* dy = work.dy + i * work.columns;
+    const int64_t index = work.indices[i];
+    const size_t row = size_t(index < 0 ? index + work.rows : index);
+    if (!rows_[row]) {
+      rows_[row] = dy;
+    } else if (has_sum[row]) {
+      float* sum = sums_.data() + (rows_[row] - sums_.data());
+      vectorized<add_row<false>>(sum, dy, static_cast<const float*>(nullptr), work.columns);
+    } else {
+      vectorized<add_two>(free, rows_[row], dy, work.columns);
+      rows_[row] = free;
+      has_sum[row] = 1;
+      free += work.columns;
+    }
+  }
+}
+
+template Rows::Rows(const Gradient<int32_t>&);
+template Rows::Rows(const Gradient<int64_t>&);
 
 bool are_in_range(const Gradient<int32_t>& work) { return all_in_range(work); }
 bool are_in_range(const Gradient<int64_t>& work) { return all_in_range(work); }

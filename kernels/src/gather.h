@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
+
+#include "buffer.h"
 
 namespace gather {
 
@@ -38,5 +41,21 @@ bool are_in_range(const Gradient<int64_t>& work);
 // Compute the rows of one task. May throw std::bad_alloc.
 void differentiate(const Gradient<int32_t>& work, int64_t task);
 void differentiate(const Gradient<int64_t>& work, int64_t task);
+
+// The rows of a gradient that are not zeros, without an array for all of them.
+class Rows {
+ public:
+  // `work` needs no result. Rows of dy with the same index are added up in their order. May throw
+  // std::bad_alloc.
+  template <typename Index>
+  explicit Rows(const Gradient<Index>& work);
+
+  // Return the first element of a row; nullptr for zeros.
+  const float* operator[](int64_t row) const { return rows_[size_t(row)]; }
+
+ private:
+  std::vector<const float*> rows_;
+  Buffer sums_;
+};
 
 }  // namespace gather

@@ -75,6 +75,8 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
   using ort::CustomOp;
   static const CustomOp ops[] = {
       describe<Elementwise<float>, float>([](const CustomOp*) { return "Elementwise"; }),
+      describe<Elementwise<float, true>, float, void>(
+          [](const CustomOp*) { return "ElementwiseOfRows"; }),
       describe<Elementwise<double>, double>([](const CustomOp*) { return "Elementwise64"; }),
       describe<MaxPoolGradient<float>, float>([](const CustomOp*) { return "MaxPoolGradient"; }),
       describe<MaxPoolGradient<double>, double>([](const CustomOp*) { return "MaxPoolGradient64"; }),

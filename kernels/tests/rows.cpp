@@ -236,6 +236,13 @@ void gather_rows(int trial) {
   work.result = arrays.make(work.rows * work.columns);
   require(gather::are_in_range(work), "indices are in their range");
   for (int64_t task = work.tasks(); task--;) gather::differentiate(work, task);
+  if (!work.table && !work.factors) {
+    const gather::Rows rows(work);
+    for (int64_t i = 0; i < work.rows * work.columns; ++i) {
+      const float* row = rows[i / work.columns];
+      require(work.result[i] == (row ? row[i % work.columns] : 0.0f), "rows of a gradient");
+    }
+  }
   std::vector<Sum> sums(static_cast<size_t>(work.rows * work.columns));
   for (size_t i = 0; work.table && i < sums.size(); ++i) sums[i] += double(work.table[i]);
   for (int64_t i = 0; i < work.count; ++i) {

@@ -7,6 +7,7 @@ program on one block of elements after the other, which stays in the cache in be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,10 +24,14 @@ KERNELS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "Elementwise",
     onnx.TensorProto.DOUBLE: "Elementwise64",
 }
+OF_ROWS = "ElementwiseOfRows"
 # No update has this many operators. A longer chain becomes several programs.
 MAX_OPERATORS = 64
 MAX_TEMPORARIES = 16  # of a program, as in kernels/src/elementwise.h
 MAX_SPREAD = 8  # inputs of a program that are repeated, as there
+# Of a table whose gradient is read row by row: smaller ones stay in the cache.
+MIN_ELEMENTS = 1 << 20
+MIN_COLUMNS = 64
 # These take longer to compute than to write and read. They are computed once.
 SLOW = {"Erf", "Exp", "Tanh", "Sigmoid"}
 
@@ -123,27 +128,44 @@ def _pieces(
     group: Group,
     search: SpreadSearch,
 ) -> dict[str, list[str]]:
-    """Return {vector: the values that a Concat joins to it} for an input that only this group
-    reads; else {}.
+    """Return {tensor: the values that a kernel reads in its place} for an input that only this
+    group reads; else {}.
 
     The update of several weights reads the vector of their gradients. The kernel reads them where
-    they are, and takes the shape of its results from another tensor.
+    they are, and takes the shape of its results from another tensor. In the same way, the update of
+    a large embedding table reads the indices and the rows that GatherGradient would add up.
 
     - `needed`: the nodes of the group that its kernel computes.
     """
     inputs = {n for node in needed for n in node.input} - {node.output[0] for node in needed}
     tensors = sorted(name for name in inputs if search.types[name].shape == group.type.shape)
     for name in tensors:
-        concat = search.producers.get(name)
-        if concat is None or concat.op_type != "Concat" or concat.domain:
-            continue
-        is_vector = len(search.types[name].shape) == 1
-        if not is_vector or len(tensors) == 1 or len(concat.input) == 1:
-            continue
+        parts = _parts(name, search)
         only_here = {*group.positions}.issuperset(search.reading[name])
-        if only_here and name not in search.outputs and not any(map(search.is_state, concat.input)):
-            return {name: [search.operands(n, "Reshape")[0] or n for n in concat.input]}
+        if parts and only_here and len(tensors) > 1 and name not in search.outputs:
+            return {name: parts}
     return {}
+
+
+def _parts(name: str, search: SpreadSearch) -> list[str]:
+    """Return the values that a Concat joins to a vector, or those of the gradient of a large table;
+    else [].
+    """
+    producer = search.producers.get(name)
+    shape = search.shape(name)
+    if producer is None:
+        return []
+    if producer.op_type == "Concat" and not producer.domain and len(producer.input) > 1:
+        is_vector = len(search.types[name].shape) == 1
+        if not is_vector or any(map(search.is_state, producer.input)):
+            return []
+        return [search.operands(n, "Reshape")[0] or n for n in producer.input]
+    if producer.op_type == "GatherGradient" and len(producer.input) == 2:
+        rows = math.prod(search.shape(producer.input[1])) // math.prod(shape[1:])
+        is_large = math.prod(shape) >= MIN_ELEMENTS and math.prod(shape[1:]) >= MIN_COLUMNS
+        if is_large and 2 * rows <= shape[0]:
+            return list(producer.input)
+    return []
 
 
 def _groups(search: SpreadSearch) -> list[Group]:
@@ -271,8 +293,9 @@ def _fused(
     - `pieces`: an input -> the values that are read in its place; {} for none.
     """
     program = _program(nodes, outputs, search, pieces)
+    of_rows = any(search.types[name].shape[1:] for name in pieces)  # others are vectors
     fused = make_node(
-        KERNELS[search.types[outputs[0]].element],
+        OF_ROWS if of_rows else KERNELS[search.types[outputs[0]].element],
         [piece for name in program.inputs for piece in pieces.get(name, [name])],
         outputs,
         nodes[-1].name,

@@ -12,6 +12,7 @@ import pytest
 import onnxfit
 from onnxfit.graph.names import updated
 from onnxfit.kernels import gather, library, transforms
+from onnxfit.kernels.program import CODES
 from onnxfit.kernels.transforms import with_kernels
 from tests.kernels.sessions import (
     differentiated,
@@ -267,6 +268,139 @@ def test_wrong_inputs_are_refused(change: Feeds, message: str, kernels: Path) ->
     model.graph.node[0].attribute.extend(map(onnx.helper.make_attribute, *zip(*attributes.items())))
     with pytest.raises(Exception, match=message):
         run(model, feeds, kernels)
+
+
+def momentum_of(table: tuple[int, int], count: int, kind: str = "int64") -> onnx.ModelProto:
+    """y = w[i]; an update of w and of a moment m by the gradient of w."""
+    rows, columns = table
+    text = f"""g (float[{rows},{columns}] w, {kind}[{count}] i, float[{rows},{columns}] m)
+        => (float[{count},{columns}] y) {{ y = Gather(w, i) }}"""
+    model = differentiated(text, ["w"])
+    for op_type, inputs, output in (
+        ("Add", ["m", "w_grad"], "m_next"),
+        ("Sub", ["w", "m_next"], "w_next"),
+    ):
+        node = onnx.helper.make_node(op_type, inputs, [output], f"optimizer/{output}")
+        model.graph.node.append(node)
+        value = onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, table)
+        model.graph.output.append(value)
+    model.graph.value_info.append(model.graph.output[1])
+    del model.graph.output[1]
+    return model
+
+
+def momentum_feeds(table: tuple[int, int], count: int, kind: str = "int64") -> Feeds:
+    rng = np.random.default_rng(0)
+    indices = rng.integers(-table[0], table[0], count)
+    indices[: count // 2] %= 30  # rows that several indices have
+    w, m = (rng.standard_normal(table, np.float32) for _ in range(2))
+    dy = rng.standard_normal((count, table[1]), np.float32)
+    return {"w": w, "m": m, "i": indices.astype(kind), "y_grad": dy}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("table", "count"), [((20000, 64), 500), ((3001, 350), 1500)])
+def test_an_update_reads_the_rows_of_a_large_table(
+    table: tuple[int, int], count: int, kind: str, kernels: Path
+) -> None:
+    plain, feeds = momentum_of(table, count, kind), momentum_feeds(table, count, kind)
+    faster = with_kernels(plain)
+    assert [n.op_type for n in faster.graph.node] == ["Gather", "ElementwiseOfRows"]
+    found, right = run(faster, feeds, kernels)[1:], run(plain, feeds)[1:]
+    for each, expected in zip(found, right, strict=True):
+        np.testing.assert_array_equal(each, expected)
+    moment = feeds["m"].astype(np.float64)
+    np.add.at(moment, feeds["i"], feeds["y_grad"])
+    np.testing.assert_allclose(found[0], moment, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found[1], feeds["w"] - moment, rtol=0, atol=2e-5)
+    for threads in range(2, 9):
+        for each, expected in zip(run(faster, feeds, kernels, threads)[1:], found, strict=True):
+            np.testing.assert_array_equal(each, expected)
+
+
+def test_infinite_rows_stay_in_their_rows(kernels: Path) -> None:
+    feeds = momentum_feeds((20000, 64), 500)
+    feeds["y_grad"][7, 5], feeds["y_grad"][499, 6] = np.nan, np.inf
+    found = run(with_kernels(momentum_of((20000, 64), 500)), feeds, kernels)[1]
+    places = {(feeds["i"][7] % 20000, 5), (feeds["i"][499] % 20000, 6)}
+    assert {*zip(*np.nonzero(~np.isfinite(found)))} == places
+
+
+@pytest.mark.parametrize(
+    ("table", "count"), [((16000, 64), 500), ((20000, 60), 500), ((20000, 64), 10001)]
+)
+def test_other_updates_read_the_whole_gradient(table: tuple[int, int], count: int) -> None:
+    """The table is small, has few columns, or has an index for most of its rows."""
+    assert kernel_types(momentum_of(table, count)) == ["GatherGradient", "Elementwise"]
+
+
+def test_a_gradient_that_something_else_reads_is_computed() -> None:
+    model = momentum_of((20000, 64), 500)
+    model.graph.output.append(model.graph.value_info[-1])
+    assert kernel_types(model) == ["GatherGradient", "Elementwise"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dy": np.zeros((3, 5), np.float32)}, "one for each index"),
+        ({"dy": np.zeros((3, 4), np.float64)}, "one for each index"),
+        ({"x": np.zeros((0, 4), np.float32)}, "one for each index"),
+        ({"i": np.zeros(3, np.float32)}, "int32 or int64"),
+        ({"i": np.full(3, 5)}, "index that the table does not have"),
+        ({"pieces": 1}, "attributes of Elementwise"),
+    ],
+)
+def test_wrong_rows_are_refused(change: dict[str, object], message: str, kernels: Path) -> None:
+    x, dy = np.zeros((5, 4), np.float32), np.zeros((3, 4), np.float32)
+    given = {"x": x, "i": np.zeros(3, np.int64), "dy": dy, "pieces": 2, **change}
+    pieces = given.pop("pieces")
+    model = kernel_model("ElementwiseOfRows", given, ["y"])  # type: ignore[arg-type]
+    for value in model.graph.input:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(given[value.name].dtype)  # type: ignore[attr-defined]
+        value.type.tensor_type.elem_type = kind
+    program = [CODES["Add"], 2, 0, 1]
+    attributes = {"program": program, "temporaries": 0, "tensors": 2, "pieces": pieces}
+    attribute = model.graph.node[0].attribute
+    attribute.extend(map(onnx.helper.make_attribute, *zip(*attributes.items())))
+    ints = onnx.AttributeProto.INTS
+    attribute.append(onnx.helper.make_attribute("spread", [], attr_type=ints))
+    with pytest.raises(Exception, match=message):
+        run(model, given, kernels)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward", "in_place"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
+def test_training_of_a_large_table_is_the_same(
+    optimizer: str, backend: str, kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (int64[n,2] i) => (float[n,1] y)
+        { e = Gather(w, i) f = Flatten(e) y = MatMul(f, v) }"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (17000, 64)), ("v", (128, 1))):
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x, y = rng.integers(0, 17000, (64, 2)), rng.standard_normal((64, 1)).astype(np.float32)
+    x[:20] = 3
+    weights: dict[str, np.ndarray] = {}
+    kinds: list[str] = []
+    original = transforms.fuse_elementwise
+
+    def counted(*arguments: object) -> object:
+        nodes = original(*arguments)  # type: ignore[arg-type]
+        kinds.extend(node.op_type for node in nodes if node.op_type == "ElementwiseOfRows")
+        return nodes
+
+    monkeypatch.setattr(transforms, "fuse_elementwise", counted)
+    for switch in ("", "off"):
+        monkeypatch.setenv(library.SWITCH, switch)
+        trainer = onnxfit.Trainer(model, loss="mse", optimizer=optimizer, backend=backend)
+        for _ in range(4):
+            trainer.train_on_batch(x, y)
+        weights[switch] = trainer.get_weights()["w"]
+    assert kinds == ["ElementwiseOfRows"] * (backend == "full")
+    np.testing.assert_allclose(weights[""], weights["off"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["full", "forward_backward", "in_place"])
