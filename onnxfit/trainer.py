@@ -1129,13 +1129,17 @@ class Trainer(CheckedAttributes):
           any number of rows.
         - `target`: "onnxruntime" for the same step as in this trainer, bit for bit; "web" and
           "webgpu" for a step without float64, for which the host computes a few scalars with
-          scalars.onnx. A step for "webgpu" has only operators with kernels in that provider.
+          scalars.onnx. A step for "webgpu" has only operators with kernels in that provider. Graphs
+          for "npu" have only operators of inference and fixed sizes, for compilers that know no
+          more; the host draws the masks of Dropout. The number of rows is `batch_size`, or the one
+          that the model declares.
         - `include`: the graphs to write, of "train", "evaluate" and "predict".
         - `sample_weight`: whether the losses have an input with a weight for each row.
 
         SettingError: the trainer has no loss, `accumulate` above 1, weights in `frozen`, integers
         of 4 bits, with scales that change or for "webgpu", DoRA or PiSSA, half precision, or more
-        than 2 GB.
+        than 2 GB; or "npu" needs a `batch_size`.
+        UnsupportedError: "npu" cannot express a part of the model, which the message names.
         GradientError: the gradient needs a `batch_size`. CheckpointError: the folder cannot be
         written. With several processes, only rank 0 writes.
 

@@ -43,6 +43,8 @@ def choose_strategy(strategies: Iterable[Strategy[Problem]], problem: Problem) -
     return next(strategy for strategy in strategies if strategy.applies(problem))
 
 
+# Kinds of device without ScatterElements, without the Indices of MaxPool, and without MaxUnpool.
+WITHOUT_SCATTER = frozenset({"npu", "webgpu"})
 MAX_REPEATS = 3  # one Gather for each read of an element; with more reads, one scatter is faster
 
 # Constants

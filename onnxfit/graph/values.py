@@ -90,9 +90,9 @@ class GraphBuilder:
         - `graph`: the graph that operators are appended to.
         - `outer`: for the body of an If, Loop or Scan, the builder of the graph that contains the
           node. The two share names, so that no name is used in both, the scope and the device.
-        - `device`: "cpu", "cuda" or "webgpu", the kind of device that the graph is for. Every form
-          of a formula is correct on all devices; with the attribute `device`, code can choose the
-          form that the device has kernels for, or the fastest.
+        - `device`: "cpu", "cuda", "npu" or "webgpu", the kind of device that the graph is for.
+          Every form of a formula is correct on all devices; with the attribute `device`, code can
+          choose the form that the device has kernels for, or the fastest.
         """
         self.graph = graph
         self.device: str = device if outer is None else outer.device

@@ -29,6 +29,21 @@ def batch_specs(recipe: Recipe, rows: int | None, sample_weight: bool) -> Batch:
     return fixed
 
 
+def fixed_rows(recipe: Recipe) -> int:
+    """Return the number of rows that the inputs of the model declare.
+
+    SettingError: they declare none.
+    """
+    sizes = {_first(spec.shape) for spec in recipe.inputs if spec.has_rows}
+    (rows,) = sizes if len(sizes) == 1 else (None,)
+    if not isinstance(rows, int):
+        raise SettingError(
+            "target='npu' needs a fixed batch size, but the inputs of the model declare none. Pass"
+            " the number of rows: export_training(folder, target='npu', batch_size=...)."
+        )
+    return rows
+
+
 def _first(shape: tuple[Dim, ...] | None) -> Dim:
     return shape[0] if shape else None
 

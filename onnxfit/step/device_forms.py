@@ -13,9 +13,11 @@ from onnxfit.gradients.broadcasting import sum_of_rows
 from onnxfit.gradients.building import known
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.step.inference_forms import INFERENCE_FORMS
 
-# Function from a builder, a node and its inputs to the value in its place; None keeps the node.
-Form = Callable[[GraphBuilder, ir.Node, Sequence[Value]], "Value | None"]
+# Function from a builder, a node and its inputs to the value, or the values of all outputs, in its
+# place; None keeps the node.
+Form = Callable[[GraphBuilder, ir.Node, Sequence[Value]], "Value | tuple[Value, ...] | None"]
 
 
 def use_forms_of_device(op: GraphBuilder) -> None:
@@ -33,9 +35,9 @@ def _use_forms(op: GraphBuilder, forms: dict[str, Form]) -> None:
             continue
         with op.replacing(node) as replace:
             inputs = [op.wrap(value) for value in node.inputs if value is not None]
-            value = forms[node.op_type](op, node, inputs)
-            if value is not None:
-                replace(value)
+            values = forms[node.op_type](op, node, inputs)
+            if values is not None:
+                replace(*(values if isinstance(values, tuple) else (values,)))
 
 
 def _product_of_matrices(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | None:
@@ -136,9 +138,10 @@ def _sum_by_products(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -
 
 
 # device of a GraphBuilder -> operator -> its form. Those of WebGPU have no kernels in onnxruntime's
-# provider; that of OpenVINO computes something else.
+# provider; that of OpenVINO computes something else. "npu" is every compiler for inference only.
 FORMS: dict[str, dict[str, Form]] = {
     "cuda": dict.fromkeys(("ReduceMean", "ReduceSum"), _sum_by_products),
+    "npu": {**INFERENCE_FORMS, "Sum": _sum},
     "openvino": {"HardSigmoid": _hard_sigmoid},
     "webgpu": {
         "And": _logical,

@@ -9,13 +9,14 @@ runtime.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from onnxfit.graph import names
 from onnxfit.graph.index import elements_of
+from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, values_of
 from onnxfit.step.finish import prune
 
@@ -40,16 +41,20 @@ FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 HOST_TYPES = FLOATS | {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
 
 
-def cut_host_scalars(step: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
+def cut_host_scalars(
+    step: onnx.ModelProto, *, masks: bool = False
+) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
     """Return the step without the nodes that the host computes, and a graph of these nodes.
 
     The outputs of the second graph are inputs of the first, under the same names. Together, the
     graphs compute exactly what `step` computes. The second graph is None without such nodes.
 
     - `step`: the graph of a training step, which stays unchanged.
+    - `masks`: whether the host also computes whole tensors, such as the masks of Dropout, by
+      operators beyond the short list. It then needs a runtime for the second graph.
     """
     rest, host = ir.from_proto(step), ir.from_proto(step)
-    border = _border(rest.graph)
+    border = _border(rest.graph, _may_move if masks else _is_host_node)
     if not border:
         return step, None
     _read_as_inputs(rest.graph, border)
@@ -59,14 +64,19 @@ def cut_host_scalars(step: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.Model
     return _finished(rest.graph), _finished(host.graph)
 
 
-def _border(graph: ir.Graph) -> list[str]:
+def hosts_compute(scalars: onnx.ModelProto) -> bool:
+    """Whether a graph that was cut off a step has only operators of the short list."""
+    return all(map(_is_host_node, ir.from_proto(scalars).graph))
+
+
+def _border(graph: ir.Graph, is_host_node: Callable[[ir.Node], bool]) -> list[str]:
     """Return the values that the host computes and that other nodes or a caller read."""
     constant = set(graph.initializers.values())
     known = {value for value in graph.inputs if _is_source(value.name)}
     on_host: set[ir.Node] = set()
     for node in graph:
         reads = {value for value in node.inputs if value is not None}
-        if not reads <= constant | known or not _is_host_node(node):
+        if not reads <= constant | known or not is_host_node(node):
             continue
         if reads <= constant:
             constant.update(node.outputs)
@@ -93,6 +103,10 @@ def _is_host_node(node: ir.Node) -> bool:
     values = [output, *(value for value in node.inputs if value is not None)]
     types = FLOATS if node.op_type == "Pow" else HOST_TYPES
     return all(value.dtype in types and elements_of(value) in (1, size) for value in values)
+
+
+def _may_move(node: ir.Node) -> bool:
+    return node.domain == "" and not subgraphs_of(node)
 
 
 def _read_as_inputs(graph: ir.Graph, border: Sequence[str]) -> None:

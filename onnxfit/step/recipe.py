@@ -195,7 +195,7 @@ class Recipe:
     def for_device(self, device: str) -> Recipe:
         """Return the recipe whose graphs have the forms for a kind of device.
 
-        - `device`: "cpu", "cuda" or "webgpu".
+        - `device`: "cpu", "cuda", "npu" or "webgpu".
         """
         gradient = gradient_source(self.gradient.name, device)
         return replace(self, device=device, gradient=gradient, built=None)

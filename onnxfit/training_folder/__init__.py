@@ -1,6 +1,7 @@
 """Training folders, for hosts without Python; docs/training-folder.md describes them.
 
 - `step_graphs`: the graphs of a folder, for the host that runs them.
+- `inference_operators`: the operators of the graphs for "npu", and their check.
 - `manifest`: the names and types of `manifest.json`, and its reader.
 - `description`: the contents of the manifest, from a trainer.
 - `scalar_program`: the scalars of a step in JSON.

@@ -15,6 +15,7 @@ from onnxfit.graph.labels import AllowedLabels
 from onnxfit.graph.tensors import without_numbers
 from onnxfit.load.model_file import write_message
 from onnxfit.load.wire import Buffer
+from onnxfit.step.host_scalars import hosts_compute
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.setting_values import encode_setting
 from onnxfit.training_folder.json_numbers import with_finite_floats
@@ -42,7 +43,9 @@ def described_graph(recipe: Recipe, name: str, file: str, model: onnx.ModelProto
     inputs, outputs = _input_roles(recipe), _output_roles(recipe)
     values = {True: model.graph.input, False: model.graph.output}
     other = {SCALARS: "scalar", EXPORT: "initializer"}.get(name, "prediction")
-    program = {"program": described_program(model)} if name == SCALARS else {}
+    program = {}
+    if name == SCALARS and hosts_compute(model):
+        program["program"] = described_program(model)
     return {
         "file": file,
         "external": files_of_constants(model),

@@ -23,6 +23,7 @@ from onnxfit.graph.tensors import write_safetensors
 from onnxfit.load.constant_nodes import lower_constants, spread_names
 from onnxfit.load.model_file import write_message
 from onnxfit.load.training_form import to_inference_form
+from onnxfit.step.batch_specs import fixed_rows
 from onnxfit.step.rewrites.replacement import nodes_of_type
 from onnxfit.training.position import PendingFit
 from onnxfit.training.setting_values import encode_setting
@@ -71,6 +72,8 @@ def export_training(
         raise UnknownNameError("target", target, TARGETS)
     rows = None if batch_size is None else checked_batch_size(batch_size)
     _require_exportable(training, target)
+    if target == "npu" and rows is None:
+        rows = fixed_rows(training.recipe)
     if training.state.first_step:
         raise UnsupportedError(
             f"export_training cannot tell a host that the optimizer's slots began after update"

@@ -22,12 +22,16 @@ from onnxfit.step.finish import finish
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
 from onnxfit.step.host_scalars import cut_host_scalars
 from onnxfit.step.precision import FLOAT32
-from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, limits_of
-from onnxfit.training_folder.manifest import EVALUATE, EXPORT, PREDICT, SCALARS, TRAIN
+from onnxfit.training_folder.inference_operators import (
+    require_inference_operators,
+    with_inference_operators,
+)
+from onnxfit.training_folder.manifest import EVALUATE, EXPORT, GRAPHS, PREDICT, SCALARS, TRAIN
 
 # Target -> the kind of device for whose kernels the step is built; None for the trainer's device.
-DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu"}
+DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu", "npu": "npu"}
 TARGETS = tuple(DEVICES)
 
 
@@ -43,10 +47,12 @@ def step_graphs(
 
     - `target`: "onnxruntime" for the step of the trainer. For "web" and "webgpu", the host computes
       the numbers that depend only on learning rate, step and seed. A step for "webgpu" has only
-      operators with kernels in that provider.
+      operators with kernels in that provider. The graphs for "npu" have only operators of
+      inference, known sizes, and the masks of Dropout as inputs.
     - `include`: the names of the graphs.
     - `fused`: the weights that the step of the trainer updates as one tensor.
-    - `rows`: the rows of a batch in the training step; None for any number.
+    - `rows`: the rows of a batch in the training step, and for "npu" in every graph; None for any
+      number.
     - `sample_weight`: whether the losses have an input with a weight for each row.
 
     GradientError: the gradient needs the number of rows. SettingError: other sizes are missing.
@@ -62,28 +68,22 @@ def step_graphs(
         )
     elif limits_of(recipe.device).alignment > 1:
         fused = NO_FUSED_WEIGHTS  # the hosts know nothing of the zeros between weights
-    any_rows = batch_specs(recipe, None, sample_weight)
+    any_rows = batch_specs(recipe, rows if target == "npu" else None, sample_weight)
     if TRAIN in include:
-        batch = any_rows if rows is None else batch_specs(recipe, rows, sample_weight)
-        try:
-            step = whole_model(compact_train_graph(recipe, batch, fused))
-        except GradientError as error:
-            if rows is not None:
-                raise
-            raise GradientError(
-                f"{error}\nThe training step needs a fixed batch size. Pass the number of rows:"
-                " export_training(folder, batch_size=...)."
-            ) from None
-        step, scalars = _divide_fused(step, recipe, fused), None
+        step = _train(recipe, batch_specs(recipe, rows, sample_weight), rows, fused)
+        graphs[TRAIN] = with_inference_operators(step) if target == "npu" else step
         if device is not None:
-            step, scalars = cut_host_scalars(step)
-        graphs[TRAIN] = step
-        if scalars is not None:
-            graphs[SCALARS] = scalars
+            graphs |= _divided(graphs[TRAIN], masks=target == "npu")
     if EVALUATE in include:
         graphs[EVALUATE] = whole_model(evaluate_graph(recipe, any_rows))
     if PREDICT in include:
         graphs[PREDICT] = whole_model(predict_graph(recipe, any_rows))
+    if target == "npu":
+        for name in graphs.keys() & {EVALUATE, PREDICT}:
+            graphs[name] = with_inference_operators(graphs[name])
+        # predict.onnx comes first: it has the nodes of the model, under their own names
+        ordered = [name for name in reversed(GRAPHS) if name in graphs]
+        require_inference_operators({name: graphs[name] for name in ordered})
     op = empty_graph(EXPORT)
     computed = {} if recipe.trainable is None else recipe.trainable.add_export(op, recipe.state)
     for name, value in computed.items():
@@ -91,6 +91,26 @@ def step_graphs(
     if computed:
         graphs[EXPORT] = finish(op)
     return graphs
+
+
+def _train(recipe: Recipe, batch: Batch, rows: int | None, fused: FusedWeights) -> onnx.ModelProto:
+    """Return the step. GradientError: the gradient needs the number of rows, if `rows` is None."""
+    try:
+        step = whole_model(compact_train_graph(recipe, batch, fused))
+    except GradientError as error:
+        if rows is not None:
+            raise
+        raise GradientError(
+            f"{error}\nThe training step needs a fixed batch size. Pass the number of rows:"
+            " export_training(folder, batch_size=...)."
+        ) from None
+    return _divide_fused(step, recipe, fused)
+
+
+def _divided(step: onnx.ModelProto, *, masks: bool) -> dict[str, onnx.ModelProto]:
+    """Return the step without the numbers that hosts compute, and their graph if there are any."""
+    rest, scalars = cut_host_scalars(step, masks=masks)
+    return {TRAIN: rest} if scalars is None else {TRAIN: rest, SCALARS: scalars}
 
 
 def _divide_fused(step: onnx.ModelProto, recipe: Recipe, fused: FusedWeights) -> onnx.ModelProto:

@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.building import (
+    WITHOUT_SCATTER,
     align_to_axis,
     arange,
     axis_size,
@@ -58,6 +59,8 @@ def gather(
         dx = transposed_gather(op, slices, positive.reshape(-1), size, axis)
         if dx is not None:
             return dx, None
+    if op.device == "npu" and static_size(slices):  # no scatter
+        return _sum_by_product(op, x, indices, slices, axis), None
     vector = op.cast(indices, np.int64)
     if indices.rank != 1:
         vector = op.Reshape(vector, int_vector(op, -1))
@@ -78,6 +81,16 @@ def _add_along_axis(op: GraphBuilder, x: Value, indices: Value, slices: Value, a
     of_each_element = op.Expand(aligned, op.shape(slices))
     zero = zeros(op, slices, op.shape(x))
     return op.ScatterElements(zero, of_each_element, slices, axis=axis, reduction="add")
+
+
+def _sum_by_product(op: GraphBuilder, x: Value, indices: Value, slices: Value, axis: int) -> Value:
+    """Add slices at indices along an axis by a product with zeros and ones."""
+    size = axis_size(op, x, axis)
+    numbers = op.cast(op.Unsqueeze(arange(op, size), [1]), np.int32)
+    vector = _from_start(op, op.Reshape(op.cast(indices, np.int32), int_vector(op, 1, -1)), size)
+    is_read = op.cast(vector == numbers, slices.dtype)
+    rows = concat_sizes(op, op.shape(slices, 0, axis + 1), int_vector(op, -1))
+    return op.Reshape(is_read @ op.Reshape(slices, rows), op.shape(x))
 
 
 def _add_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value:
@@ -158,20 +171,23 @@ def _with_one_index_axis(op: GraphBuilder, x: Value, indices: Value, dy: Value, 
 def gather_elements(
     op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int
 ) -> Gradients:
-    if op.device == "webgpu" and indices.shape is not None and indices.shape[axis] == 1:
-        return _where_chosen(op, x, indices, dy, axis % x.rank), None
+    if op.device in WITHOUT_SCATTER and indices.shape is not None and indices.shape[axis] == 1:
+        return where_chosen(op, x, indices, dy, axis % x.rank), None
     zero = zeros(op, dy, op.shape(x))
     return op.ScatterElements(zero, indices, dy, axis=axis, reduction="add"), None
 
 
-def _where_chosen(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
+def where_chosen(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
     """Put dy at the only index of each line of x along an axis, in 32 bits."""
-    size = op.cast(axis_size(op, x, axis), np.int32)
-    number = op.cast(indices, np.int32)
-    from_start = op.Where(number < np.int32(0), number + size, number)
+    from_start = _from_start(op, op.cast(indices, np.int32), axis_size(op, x, axis))
     numbers = op.cast(arange(op, axis_size(op, x, axis)), np.int32)
     is_chosen = from_start == align_to_axis(op, numbers, axis, x.rank)
     return op.Where(is_chosen, dy, op.constant(0, dy.dtype))
+
+
+def _from_start(op: GraphBuilder, indices: Value, size: Value) -> Value:
+    """Count int32 indices of an axis from its start: add its size to negative ones."""
+    return op.Where(indices < np.int32(0), indices + op.cast(size, np.int32), indices)
 
 
 @gradient("GatherND")

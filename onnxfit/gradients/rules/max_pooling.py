@@ -17,6 +17,7 @@ import numpy as np
 
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.building import (
+    WITHOUT_SCATTER,
     Integers,
     Ints,
     Strategy,
@@ -122,7 +123,7 @@ def max_pool(
     spec = ConvSpec.of(len(kernel_shape), strides, dilations)
     require_defined_windows(spec, auto_pad, ceil_mode, pads, x, y, kernel_shape)
     problem = PoolProblem(x, y, indices, attributes, spec)
-    if op.device == "webgpu":  # WebGPU has no Indices
+    if op.device in WITHOUT_SCATTER:
         part = _part(op, problem)
         if part is None:
             return _by_taps(op, problem, dy)
@@ -361,7 +362,7 @@ def _woven(op: GraphBuilder, parts: Sequence[Value], problem: PoolProblem) -> Va
 def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     flat = op.Reshape(x, [0, 0, -1])
     largest = op.ArgMax(flat, axis=2)
-    if op.device == "webgpu":  # WebGPU cannot scatter
+    if op.device in WITHOUT_SCATTER:
         numbers = op.cast(arange(op, axis_size(op, flat, 2)), np.int32)
         is_largest = numbers == op.cast(largest, np.int32)
         chosen = op.Where(is_largest, op.Reshape(dy, [0, 0, 1]), op.constant(0, dy.dtype))

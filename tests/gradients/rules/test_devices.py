@@ -19,6 +19,7 @@ from tests.gradients.rules.test_rules import CASES
 # Operators whose gradient has a form for a device, and layers whose operators have one.
 WITH_FORMS = {
     "cuda": ("BatchNormalization", "Conv", "InstanceNormalization", *FORMS["cuda"]),
+    "npu": ("Gather", "MaxPool", "GlobalMaxPool", *FORMS["npu"]),
     "webgpu": ("Gather", "GatherElements", "MaxPool", "GlobalMaxPool", *FORMS["webgpu"]),
 }
 
