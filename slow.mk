@@ -18,9 +18,10 @@ fuzz: .venv-dev/installed  ## use damaged files, and train on random ranks (8 mi
 
 # Write training steps as tests of runtimes, run all that the environments have, and write docs/conformance.md (20 min).
 steps: .venv-dev/installed .venv-steps/installed js/node_modules/installed
-	$(dev) scripts/steps write
-	$(dev) scripts/steps run
-	.venv-steps/bin/python scripts/steps run openvino tinygrad
+	set -e; for target in onnxruntime npu; do \
+	  $(dev) scripts/steps write --target $$target; \
+	  $(dev) scripts/steps run --target $$target; \
+	  .venv-steps/bin/python scripts/steps run openvino tinygrad --target $$target; done
 	$(dev) scripts/steps docs
 
 # Run the examples that have figures, into docs/gallery. On a quiet machine: some of the figures are times.

@@ -7,7 +7,8 @@ import onnx
 import pytest
 
 import scripts.steps.folders as files
-from scripts.steps.attempt import PASSED, WRONG, attempt, difference, smallest
+from onnxfit.errors import UnsupportedError
+from scripts.steps.attempt import PASSED, REFUSED, WRONG, attempt, difference, smallest
 from scripts.steps.cases import Case, cases
 from scripts.steps.float64 import reference_outputs
 from scripts.steps.page import tables
@@ -31,6 +32,17 @@ def test_onnxruntime_agrees_with_the_reference_in_float64(case: Case):
     assert {node.domain for node in model.graph.node} == {""}
     outcome = attempt(PLAIN, model, feeds, reference_outputs(model, feeds), case.tolerance)
     assert outcome.result == PASSED, outcome
+
+
+def test_a_case_of_a_folder_for_npus_has_no_convolution():
+    case = CASES["conv2d_adam"]
+    model, feeds = case.step("npu")
+    assert not {"Conv", "ConvTranspose"} & {node.op_type for node in model.graph.node}
+    assert feeds.keys() == {value.name for value in model.graph.input}
+    outcome = attempt(PLAIN, model, feeds, reference_outputs(model, feeds), case.tolerance)
+    assert outcome.result == PASSED, outcome
+    with pytest.raises(UnsupportedError, match="Scan in the gradient"):
+        CASES["lstm_sgd"].step("npu")
 
 
 def test_a_case_is_the_same_each_time():
@@ -85,7 +97,21 @@ def test_the_operator_that_is_wrong_is_found_and_becomes_a_case(tmp_path, monkey
     alone, given, right = files.read_case(tmp_path / "failures" / "wrong" / "LayerNormalization")
     assert [node.op_type for node in alone.graph.node] == ["LayerNormalization"]
     assert attempt(PLAIN, alone, given, right, 2e-4).result == PASSED
-    assert smallest(PLAIN, model, feeds, 2e-4) is None
+    assert smallest(PLAIN, model, feeds, 2e-4, WRONG) is None
+
+
+def test_a_wrong_node_does_not_explain_why_a_runtime_refuses(tmp_path, monkeypatch):
+    def refuse_together(model: onnx.ModelProto):
+        if len(model.graph.node) > 1:
+            raise RuntimeError("too many nodes")
+        return _wrong_in("Gemm").compile(model)
+
+    model, feeds = CASES["linear_sgd"].step()
+    files.write_case(tmp_path / "linear", model, feeds, reference_outputs(model, feeds))
+    monkeypatch.setitem(RUNTIMES, "wrong", Runtime("wrong", PLAIN.version, refuse_together))
+    outcome = run_case("wrong", tmp_path, "linear", 2e-4)
+    assert (outcome.result, outcome.node) == (REFUSED, "")
+    assert outcome.reason == "RuntimeError: too many nodes"
 
 
 def test_the_difference_is_relative_and_sees_shapes_and_nan():

@@ -4,6 +4,9 @@
     python scripts/steps run [RUNTIME ...]   run them, by default on all that this Python has
     python scripts/steps docs                write the tables of docs/conformance.md
 
+`write --target npu` and `run [RUNTIME ...] --target npu` do the same in build/steps-npu, with the steps of
+training folders for compilers that know inference only.
+
 `run` writes build/steps/results/RUNTIME.json, and for each kind of failure the smallest part of a
 case that fails, in the same layout, into build/steps/failures/RUNTIME.
 """
@@ -29,22 +32,29 @@ from scripts.steps.processes import one_process, run_case
 from scripts.steps.runtimes import RUNTIMES
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "build" / "steps"
+FOLDERS = {"onnxruntime": ROOT / "build" / "steps", "npu": ROOT / "build" / "steps-npu"}
 VERSION = "1"  # of the suite: another number if cases or right outputs change
 
 
-def write(folder: Path) -> None:
-    """Write the cases. The right outputs do not depend on onnxruntime."""
+def write(folder: Path, target: str) -> None:
+    """Write the cases that a target has. The right outputs do not depend on onnxruntime."""
+    from onnxfit.errors import SettingError, UnsupportedError
     from scripts.steps.cases import cases
     from scripts.steps.float64 import reference_outputs
 
     shutil.rmtree(folder, ignore_errors=True)
-    tolerances = {}
+    tolerances, without = {}, {}
     for case in tqdm([*cases()], unit="case"):
-        model, feeds = case.step()
+        try:
+            model, feeds = case.step(target)
+        except (SettingError, UnsupportedError) as error:
+            without[case.name] = str(error)
+            continue
         files.write_case(folder / case.name, model, feeds, reference_outputs(model, feeds))
         tolerances[case.name] = case.tolerance
     files.write_list(folder, tolerances, VERSION)
+    for name, reason in without.items():
+        print(f"{name}: {reason}")
 
 
 def run(folder: Path, name: str) -> None:
@@ -83,15 +93,17 @@ def main() -> None:
     )
     parser.add_argument("action", choices=("write", "run", "docs"))
     parser.add_argument("runtimes", nargs="*", choices=(*RUNTIMES, []), metavar="RUNTIME")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--target", choices=FOLDERS, default="onnxruntime")
+    parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
+    folder = options.folder or FOLDERS[options.target]
     if options.action == "write":
-        write(options.folder)
+        write(folder, options.target)
     elif options.action == "docs":
-        write_page(ROOT / "docs" / "conformance.md", options.folder)
+        write_page(ROOT / "docs" / "conformance.md", FOLDERS)
     else:
         for name in options.runtimes or [n for n, r in RUNTIMES.items() if r.version()]:
-            run(options.folder, name)
+            run(folder, name)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 import onnxfit
@@ -37,14 +40,21 @@ class Case:
     change: Callable[[onnx.ModelProto, Array], onnx.ModelProto] = lambda model, x: model
     tolerance: float = 2e-4
 
-    def step(self) -> tuple[onnx.ModelProto, Feeds]:
-        """Return the graph of a step with a fixed batch, and its inputs."""
+    def step(self, target: str = "onnxruntime") -> tuple[onnx.ModelProto, Feeds]:
+        """Return the graph of a step with a fixed batch, and its inputs.
+
+        - `target`: "npu" for the step of a training folder for compilers that know inference only.
+
+        SettingError or UnsupportedError: a folder for this target cannot express the training.
+        """
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         network = self.network
         model = network.model(rng)
         x, y = network.batch(rng)
         settings = {"loss": network.loss, **self.settings}
         trainer = onnxfit.Trainer(self.change(model, x), **settings)
+        if target != "onnxruntime":
+            return self._step_of_folder(trainer, target, x, y, rng)
         graphs = trainer.save_onnx_graph(bytes)
         step = onnx.ModelProto.FromString(graphs["train"])
         step.producer_name, step.graph.name, step.doc_string = "onnxfit", self.name, ""
@@ -52,14 +62,34 @@ class Case:
         step = with_folded_shapes(step)
         return step, inputs_of(step, trainer, x, y, rng)
 
+    def _step_of_folder(
+        self, trainer: onnxfit.Trainer, target: str, x: Array, y: Array, rng: np.random.Generator
+    ) -> tuple[onnx.ModelProto, Feeds]:
+        """Return the step of a training folder. Its scalars are inputs, as a host computes them."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = trainer.export_training(name, target=target, batch_size=BATCH)
+            step = onnx.load(folder / "train.onnx")
+            scalars = folder / "scalars.onnx"
+            computed = {}
+            if scalars.exists():
+                host = onnx.load(scalars)
+                feeds = inputs_of(host, trainer, x, y, rng)
+                names = [value.name for value in host.graph.output]
+                computed = dict(zip(names, ReferenceEvaluator(host).run(None, feeds)))
+        step.producer_name, step.graph.name, step.doc_string = "onnxfit", self.name, ""
+        return step, inputs_of(step, trainer, x, y, rng, computed)
+
 
 def inputs_of(
-    step: onnx.ModelProto, trainer: onnxfit.Trainer, x: Array, y: Array, rng: np.random.Generator
-) -> Feeds:
+    step: onnx.ModelProto, trainer: onnxfit.Trainer, x: Array, y: Array, rng: np.random.Generator,
+    computed: Mapping[str, Array] = MappingProxyType({}),
+) -> Feeds:  # fmt: skip
     """Return a value for each input: the data, the weights, and slots as after some steps.
 
     Slots are not zero, because the first update of Adam is the sign of a gradient, in which rounding
     decides.
+
+    - `computed`: the numbers that a host computes before the step.
     """
     weights = trainer.get_weights()
     fixed = {
@@ -71,7 +101,9 @@ def inputs_of(
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         name = value.name
-        if name == trainer.inputs[0].name:
+        if name in computed:
+            array = computed[name]
+        elif name == trainer.inputs[0].name:
             array = x
         elif name.startswith("y_true/"):
             array = y

@@ -12,7 +12,11 @@ from typing import Any
 from scripts.steps.attempt import CRASHED, PASSED, REFUSED, WRONG, Outcome
 from scripts.steps.runtimes import RUNTIMES
 
-BEGIN, END = "<!-- results -->", "<!-- end -->"
+# target -> the marks around its tables
+MARKS = {
+    "onnxruntime": ("<!-- results -->", "<!-- end -->"),
+    "npu": ("<!-- results npu -->", "<!-- end npu -->"),
+}
 
 
 def grouped(results: Mapping[str, Outcome]) -> dict[tuple[str, str], list[str]]:
@@ -24,16 +28,19 @@ def grouped(results: Mapping[str, Outcome]) -> dict[tuple[str, str], list[str]]:
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
-def write_page(page: Path, folder: Path) -> None:
-    """Write the tables between the marks of the page, from the results in a folder."""
-    runs = {}
-    for name in RUNTIMES:
-        path = folder / "results" / f"{name}.json"
-        if path.exists():
-            runs[name] = json.loads(path.read_text())
-    text = page.read_text()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.rindex(END)
-    page.write_text(f"{text[:begin]}\n{tables(runs)}\n{text[end:]}")
+def write_page(page: Path, folders: Mapping[str, Path]) -> None:
+    """Write the tables between the marks of the page, from the results in the folders of targets."""
+    for target, folder in folders.items():
+        runs = {}
+        for name in RUNTIMES:
+            path = folder / "results" / f"{name}.json"
+            if path.exists():
+                runs[name] = json.loads(path.read_text())
+        text = page.read_text()
+        begin, end = MARKS[target]
+        before, after = text.index(begin) + len(begin), text.rindex(end)
+        if runs:
+            page.write_text(f"{text[:before]}\n{tables(runs)}\n{text[after:]}")
 
 
 def tables(runs: Mapping[str, Mapping[str, Any]]) -> str:

@@ -24,7 +24,7 @@ def run_case(name: str, folder: Path, case: str, tolerance: float) -> Outcome:
     outcome = attempt(runtime, model, feeds, right, tolerance)
     found = None
     if outcome.result != PASSED:
-        found = smallest(runtime, model, feeds, tolerance)
+        found = smallest(runtime, model, feeds, tolerance, outcome.result)
     if found is None:
         return outcome
     alone, given, expected, reason = found

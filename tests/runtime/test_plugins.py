@@ -68,6 +68,8 @@ class Runtime:
         for name, value in {
             "register_execution_provider_library": self.register,
             "get_ep_devices": lambda: self.reports if self.loads else [],
+            # which also has a plugin that another test of this process has loaded
+            "get_available_providers": lambda: ["CPUExecutionProvider"],
             "SessionOptions": Options,
             "InferenceSession": Session,
         }.items():
