@@ -1,4 +1,4 @@
-"""Install the wheel into a fresh environment and use it outside the checkout:
+"""Install the wheel into a fresh environment and use it outside the checkout, with the README's code:
 
 `python scripts/try_wheel.py dist/*.whl`.
 """
@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,6 +43,25 @@ assert library_path() is not None, "onnxfit does not use its operators in C++"
 print("the operators in C++ are used")
 """
 
+# the files that the README's commands read: a network of two classes, and its data
+FILES = """
+import numpy as np, onnx, onnx.parser
+model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    line (float[N, 2] x) => (float[N, 2] y)
+    <float[2, 2] fc1_weight = {0, 0, 0, 0}> { y = MatMul(x, fc1_weight) }''')
+model.graph.initializer[0].name = model.graph.node[0].input[1] = "fc1.weight"
+onnx.save(model, "model.onnx")
+X = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+np.save("X.npy", X)
+np.save("y.npy", (X[:, 0] > 0).astype("int64"))
+"""
+
+
+def blocks(language: str) -> list[str]:
+    """Return the README's blocks of code in a language."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+
 
 def module_names() -> list[str]:
     """The modules of the checkout, which need not be installed."""
@@ -52,7 +73,8 @@ def module_names() -> list[str]:
 def main(wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(Path(folder, "venv"), with_pip=True)
-        python = str(Path(folder, "venv", "Scripts" if os.name == "nt" else "bin", "python"))
+        programs = Path(folder, "venv", "Scripts" if os.name == "nt" else "bin")
+        python = str(programs / "python")
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
         def run(*arguments: str) -> None:
@@ -66,6 +88,12 @@ def main(wheel: Path) -> None:
         for name in ("models.py", "linear_regression.py"):
             shutil.copy(EXAMPLES / name, folder)
         run("-W", "error", "linear_regression.py")
+        run("-c", FILES)
+        run("-W", "error", "-c", "".join(blocks("python")))
+        for line in "".join(blocks("sh")).splitlines():
+            program, *arguments = shlex.split(line)
+            command = [str(programs / program), *arguments]
+            subprocess.run(command, cwd=folder, env=environment, check=True)
 
 
 if __name__ == "__main__":

@@ -295,6 +295,66 @@ def test_the_workflow_runs_targets_on_every_python() -> None:
     assert f"{torch[1]} --index-url" in str(workflow)
 
 
+def workflow(name: str) -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8")
+    parsed: dict[str, Any] = yaml.safe_load(text)
+    return parsed
+
+
+def test_a_release_is_tried_on_every_python_before_it_is_published() -> None:
+    jobs = workflow("release.yml")["jobs"]
+    pythons = workflow("ci.yml")["jobs"]["wheel"]["strategy"]["matrix"]["python"]
+    for name in ("try-wheels", "try-wheels-in-container"):
+        assert jobs[name]["strategy"]["matrix"]["python"] == pythons
+    publishing = [name for name in jobs if name.startswith("publish-")]
+    assert publishing == ["publish-wheels", "publish-npm", "publish-site"]
+    needed, waiting = set[str](), ["publish-wheels"]
+    while waiting:
+        needs = jobs[waiting.pop()].get("needs", [])
+        found = {needs} if isinstance(needs, str) else set(needs)
+        waiting.extend(found - needed)
+        needed |= found
+    assert needed == jobs.keys() - set(publishing)
+    for name, job in jobs.items():
+        assert ("id-token" in job["permissions"]) == (name in publishing)
+        assert ("refs/tags/v" in job.get("if", "")) == (name in publishing)
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_workflows_name_actions_by_commit_and_scripts_that_exist(name: str) -> None:
+    jobs = workflow(name)["jobs"].values()
+    steps = [step for job in jobs for step in job["steps"]]
+    actions = [step["uses"] for step in steps if "uses" in step]
+    assert actions
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action) for action in actions)
+    scripts = re.findall(r"\S*scripts/\S+\.m?(?:py|js)", str(steps))
+    assert scripts
+    assert all((ROOT / script.strip("'")).exists() for script in scripts)
+
+
+def test_a_release_says_what_it_lacks(tmp_path: Path, scripts: None) -> None:
+    check_release = importlib.import_module("check_release")
+    for name in (*check_release.VERSIONS, "pyproject.toml"):
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    version = onnxfit.__version__
+    changelog = tmp_path / "CHANGELOG.md"
+    text = re.sub(
+        r"^## .*$", f"## [{version}] - 2026-01-31", changelog.read_text("utf-8"), flags=re.M
+    )
+    changelog.write_text(text, "utf-8")
+    found = check_release.problems(f"v{version}", tmp_path)
+    assert found == ["[project.urls] of pyproject.toml still has https://example.org."]
+    settings = tmp_path / "pyproject.toml"
+    settings.write_text(settings.read_text("utf-8").replace("example.org", "example.net"), "utf-8")
+    assert check_release.problems(f"v{version}", tmp_path) == []
+    lacking = check_release.problems("v99.0.0", tmp_path)
+    assert len(lacking) == len(check_release.VERSIONS)
+    assert lacking[0] == f"onnxfit/__init__.py names the version {version}, but the tag is v99.0.0."
+
+
 def test_the_hooks_run_what_lint_runs() -> None:
     yaml = pytest.importorskip("yaml")
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))

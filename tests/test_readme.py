@@ -63,6 +63,7 @@ every_page_with_links = pytest.mark.parametrize(
         "docs/federated.md",
         "docs/gallery.md",
         "docs/reference.md",
+        "docs/versions.md",
         "js/README.md",
     ],
 )
