@@ -30,6 +30,7 @@ from onnxfit.runtime.memory import plan_memory, share_arena, trim_malloc
 from onnxfit.runtime.node_order import bytes_of_values, compilation_order
 from onnxfit.runtime.ort_optimizers import useless_optimizers
 from onnxfit.runtime.shared_initializers import share_initializers
+from onnxfit.runtime.transform_cache import CACHE
 
 CAPTURING = {"enable_cuda_graph": "1"}  # options of the execution provider
 MIN_BYTES_TO_TRIM = 2**24  # of a serialized graph
@@ -98,8 +99,8 @@ def compile_model(
     if threads is not None:
         options.intra_op_num_threads = threads
     if not pausable:  # a TrainingAgent reads values by their names
-        for transform in INTEGER_TRANSFORMS if uses_integers else TRANSFORMS:
-            model = transform(model, device.kind)
+        transforms = INTEGER_TRANSFORMS if uses_integers else TRANSFORMS
+        model = CACHE.transform(model, device.kind, transforms)
         register(model, options)
     model, shared = share_initializers(model, device, options)
     older = (

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from onnxfit.kernels import library
+from onnxfit.runtime import compilation
+from onnxfit.runtime.transform_cache import TransformCache
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
@@ -54,6 +56,12 @@ def library_file() -> Path:
     if not path.exists():
         build_library(path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def without_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each graph is changed anew, since tests replace the functions that change it."""
+    monkeypatch.setattr(compilation, "CACHE", TransformCache(max_bytes=0))
 
 
 @pytest.fixture

@@ -1,0 +1,86 @@
+"""Graphs with the operators in C++, which equal graphs of one process get only once.
+
+A search over settings and a cross-validation compile equal graphs many times, since learning rates,
+seeds and weights are inputs. Most of the time of compiling a small graph is spent on finding the
+nodes to replace. Only the changed graph is kept: every trainer has its own session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from threading import Lock
+
+import onnx
+
+from onnxfit.kernels.library import library_path
+from onnxfit.kernels.transforms import GraphTransform
+
+MAX_BYTES = 2**24  # of all graphs
+MAX_BYTES_OF_GRAPH = 2**20  # larger graphs take longer to compile than to change
+
+
+class TransformCache:
+    """The graphs that were changed last. It may be used from several threads."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all graphs, without waiting for another thread."""
+        self._lock = Lock()
+        self._graphs: OrderedDict[Hashable, bytes] = OrderedDict()
+
+    def transform(
+        self, model: onnx.ModelProto, device: str, transforms: Sequence[GraphTransform]
+    ) -> onnx.ModelProto:
+        """Return the model after all transforms, which belongs to the caller unless it is `model`.
+
+        - `device`: the kind of the device.
+        """
+        content = _content(model)
+        if content is None:
+            return _transform(model, device, transforms)
+        key = content, device, *transforms, library_path()
+        with self._lock:
+            known = self._graphs.get(key)
+            if known is not None:
+                self._graphs.move_to_end(key)
+        if known is not None:
+            again = onnx.ModelProto()
+            again.ParseFromString(known)
+            return again
+        changed = _transform(model, device, transforms)
+        graph = changed.SerializeToString()
+        with self._lock:
+            self._graphs[key] = graph
+            while sum(map(len, self._graphs.values())) > self.max_bytes:
+                self._graphs.popitem(last=False)
+        return changed
+
+
+def _transform(
+    model: onnx.ModelProto, device: str, transforms: Sequence[GraphTransform]
+) -> onnx.ModelProto:
+    for transform in transforms:
+        model = transform(model, device)
+    return model
+
+
+def _content(model: onnx.ModelProto) -> bytes | None:
+    """Return a hash of a model; None for one that is large or refers to arrays in memory."""
+    if any(t.data_location == onnx.TensorProto.EXTERNAL for t in model.graph.initializer):
+        return None
+    if model.ByteSize() > MAX_BYTES_OF_GRAPH:
+        return None
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).digest()
+
+
+CACHE = TransformCache()
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent process may hold the lock, and does not exist in the child.
+    os.register_at_fork(after_in_child=CACHE.clear)
