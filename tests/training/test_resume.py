@@ -92,6 +92,13 @@ CASES: dict[str, tuple[onnx.ModelProto, tuple[Any, ...], dict[str, Any], dict[st
         convolutional(dropout=0.2), (IMAGES, np.where(CLASSES == 2, -100, CLASSES)),
         {"loss": CrossEntropy(ignore_index=-100), "optimizer": "adam", "metrics": [AUC(from_logits=True), ConfusionMatrix()]}, {},
     ),
+    "products in bf16": (
+        mlp(), (X, Y), {"loss": "mse", "optimizer": "adam", "accumulate": 2, "precision": "bf16"}, {},
+    ),
+    "products in bf16x3": (
+        convolutional(dropout=0.4), (IMAGES, CLASSES),
+        {"loss": "cross_entropy", "optimizer": SGD(0.05, momentum=0.9), "precision": "bf16x3"}, {},
+    ),
     "epochs of 4 batches from passes of 6": (mlp(), (X, Y), {"loss": "mse", "optimizer": "adam"}, {"steps_per_epoch": 4}),
 }  # fmt: skip
 
