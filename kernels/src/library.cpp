@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 
+#include "announce_operator.h"
 #include "batch_norm_operators.h"
 #include "column_sums_operator.h"
 #include "convolution_operators.h"
@@ -106,6 +107,7 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<LowRankGradient, float>([](const CustomOp*) { return "LowRankGradient"; }),
       describe<Product, float>([](const CustomOp*) { return "Product"; }),
       describe<GatherGradient, float, void>([](const CustomOp*) { return "GatherGradient"; }),
+      describe<Announce, float, void>([](const CustomOp*) { return "Announce"; }),
   };
   ort::CustomOpDomain* made = nullptr;
   const char* name = "onnxfit.kernels";
@@ -139,3 +141,12 @@ extern "C" EXPORTED int product_lanes() { return tiles::functions_of(instruction
 extern "C" EXPORTED int pair_instructions_used() {
   return int(bfloat16::multiplier() ? pair_instructions() : PairInstructions::NONE);
 }
+
+// The boards of the operator Announce, for Python.
+extern "C" EXPORTED int64_t open_announcements(int64_t count) { return announcements::open(count); }
+extern "C" EXPORTED void close_announcements(int64_t key) { announcements::close(key); }
+extern "C" EXPORTED void clear_announcements(int64_t key) { announcements::clear(key); }
+extern "C" EXPORTED int wait_for_announcement(int64_t key, int64_t number) {
+  return announcements::wait(key, number);
+}
+extern "C" EXPORTED void give_up_announcements(int64_t key) { announcements::give_up(key); }

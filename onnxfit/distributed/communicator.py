@@ -31,6 +31,9 @@ class Communicator(Protocol):
       share the gradients of every update.
     - `local_size`: number of ranks on this machine. If it equals `size`, the ranks on Linux add up
       their gradients in memory that they share, instead of by `allreduce`.
+    - `overlaps`: whether another thread than the main thread may call `allreduce`, and waits there
+      without using a processor. If so, the ranks of several machines sum gradients while they
+      compute others. Calls never overlap each other.
     - `is_closed`: whether messages are no longer possible.
     """
 

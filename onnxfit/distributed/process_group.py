@@ -38,6 +38,8 @@ class Torch:
     - `average_every`: number of updates >= 1 after which the ranks average their weights (local
       SGD); None shares the gradients of every update.
     - `local_size`: number of ranks on this machine.
+    - `overlaps`: whether the ranks of several machines sum gradients while they compute others:
+      with gloo.
 
     InstallationError: PyTorch is missing, or lacks the backend. SettingError: a setting is
     impossible, or no launcher started this process.
@@ -78,6 +80,7 @@ class Torch:
         if "nccl" in self._group.get_backend():
             number = int(os.environ.get("LOCAL_RANK", self.rank % self._torch.cuda.device_count()))
             self._device = self._torch.device("cuda", number)
+        self.overlaps = self._device is None
         hosts = np.zeros(self.size, np.int64)
         hosts[self.rank] = own = zlib.crc32(socket.gethostname().encode())
         self.allreduce(hosts)

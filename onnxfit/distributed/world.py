@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -80,6 +80,16 @@ class World:
             and not is_compressed
         )
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the ranks can sum gradients in a second thread, while they compute others.
+
+        Ranks that share memory do not: their sums take no time of a network, and the second thread
+        would need the processor that computes the gradients.
+        """
+        can_overlap: bool = getattr(self.communicator, "overlaps", False)
+        return self.shares_gradients and can_overlap and not self.shares_memory
+
     def threads(self, chosen: int | None) -> int | None:
         """Return the number of threads of this rank: as chosen, or its share of the cores."""
         local_size = getattr(self.communicator, "local_size", 1)
@@ -99,6 +109,19 @@ class World:
             self.refuse_alone(name)
         if not self._turn.acquire(False):
             self._refuse_thread(name)
+        try:
+            self._sum(communicator, name, buffers)
+        finally:
+            self._turn.release()
+
+    def sum_for_turn(self, name: str, buffer: npt.NDArray[Any]) -> None:
+        """Like `sum`, in a second thread, for the thread that waits for it inside `collective`."""
+        if self.communicator is not None:
+            self._sum(self.communicator, name, [buffer])
+
+    def _sum(
+        self, communicator: Communicator, name: str, buffers: Sequence[npt.NDArray[Any]]
+    ) -> None:
         # This runs in every step: two attributes, without a clock, serve the watchdog.
         self.exchanges += 1
         self.waiting = name
@@ -108,7 +131,6 @@ class World:
                     communicator.allreduce(buffer)
         finally:
             self.waiting = None
-            self._turn.release()
 
     def gather(self, name: str, value: Any) -> list[Any]:
         """Return the values of all ranks, in their order: JSON values and arrays."""

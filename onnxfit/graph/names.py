@@ -133,6 +133,11 @@ def share(output: str) -> str:
     return f"train/{output}_share"
 
 
+def announcement(number: int) -> str:
+    """Return the name of the output that announces finished gradients."""
+    return f"train/announcement/{number}"
+
+
 def scheduled(number: int) -> str:
     """Return the name of the value of a schedule that only some weights follow."""
     return f"{SCHEDULED}{number}"

@@ -96,5 +96,6 @@ def with_kernels(
         helper.make_tensor_value_info(name, *types[name]) for name in types if name not in declared
     )
     remove_unused_nodes(faster.graph)
-    faster.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if not any(opset.domain == DOMAIN for opset in faster.opset_import):
+        faster.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return faster

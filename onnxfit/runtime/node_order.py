@@ -17,13 +17,15 @@ from typing import Any
 import onnx
 
 from onnxfit.graph.index import NodeIndex
+from onnxfit.kernels.announcements import has_announcements
 
 # In smaller graphs, sorting takes longer than it saves.
 MIN_NODES_TO_SORT = 1000
 # onnxruntime runs the nodes whose results no other node reads, which are the updates of weights, in
 # the reverse of their order, each after its inputs. Updates that are listed as soon as their
 # gradient is ready run after the whole backward pass, whose values stay in memory until then. If
-# the values of a graph exceed this size in total, the updates keep their places at the end.
+# the values of a graph exceed this size in total, the updates keep their places at the end. So do
+# announcements, which are listed in the order in which onnxruntime should compute them.
 MAX_BYTES_IN_MEMORY = 64 * 2**20
 
 
@@ -40,7 +42,8 @@ def compilation_order(model: onnx.ModelProto, bytes_of_values: float) -> Iterato
     if len(nodes) < MIN_NODES_TO_SORT:
         yield
         return
-    order = _order(list(nodes), updates_last=bytes_of_values > MAX_BYTES_IN_MEMORY)
+    updates_last = bytes_of_values > MAX_BYTES_IN_MEMORY or has_announcements(model)
+    order = _order(list(nodes), updates_last=updates_last)
     ranks = [0] * len(order)
     for rank, position in enumerate(order):
         ranks[position] = rank

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 
-from onnxfit.distributed.sums import rank_sum
+from onnxfit.distributed.sums import RankSum, rank_sum
 from onnxfit.distributed.world import World
+from onnxfit.errors import SettingError
+from onnxfit.kernels.announcements import AnnouncementBoard, announcement_board
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.values import Array, array_of
 
 # Element types that every communicator sums. Others are sent as float32.
 SUMMED_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
+# The least size of a bucket, whose sum overlaps with the backward pass, for each rank. A sum over n
+# ranks sends 2 (n - 1) messages of 1/n of a bucket, one after the other, so the buckets of many
+# ranks must be larger for their messages to take longer than their latency.
+MIN_BYTES_OF_BUCKET = 2**19
+EXCHANGE = "the gradients of a step"
 
 
 class GradientReduction:
-    """One flat buffer for each element type. A step writes its gradients there, and the ranks sum
-    them: in place by messages, or into memory that the ranks of one machine share.
+    """Flat buffers, into which a step writes its gradients, and which the ranks sum: in place by
+    messages, or into memory that the ranks of one machine share.
 
-    The same buffer also carries the loss, and the running statistics that each rank computes from
-    its own rows. All ranks have the same statistics after every step.
+    There is one buffer for each element type. It also carries the loss, and the running statistics
+    that each rank computes from its own rows. All ranks have the same statistics after every step.
+
+    Where sums and computation can overlap (`World.overlaps`), gradients that are complete early
+    have buffers of their own, the buckets. While the graph computes the other gradients
+    (`overlapped`), a second thread sums each bucket as soon as the graph announces it. A rank whose
+    graph makes no announcement sums the same buckets after its run, so the sums are the same to the
+    last bit.
 
     - `world`: the ranks.
-    - `weights`, `statistics`: arrays of their shapes and types, by name.
+    - `weights`, `statistics`: arrays of their shapes and types, by name. The weights are in the
+      order in which their gradients are complete.
     - `device`: the device of the gradients. On the CPU nothing is copied.
 
     `buffers` has the part of each weight's gradient, by the weight's name. `sums` has the part that
@@ -41,31 +59,41 @@ class GradientReduction:
     ) -> None:
         self.world = world
         tensors = {**weights, **statistics}
-        sizes = dict.fromkeys(SUMMED_TYPES, 0)
-        starts: dict[str, int] = {}
-        for name, array in tensors.items():
-            dtype = _summed_type(array)
-            starts[name] = sizes[dtype]
-            sizes[dtype] += array.size
+        overlaps = world.overlaps and device.kind == "cpu"
+        self.buckets = _buckets(weights, MIN_BYTES_OF_BUCKET * world.size) if overlaps else []
+        early = {name for bucket in self.buckets for name in bucket}
+        late = {name: array for name, array in tensors.items() if name not in early}
+        late_of = {t: [n for n, a in late.items() if _summed_type(a) == t] for t in SUMMED_TYPES}
         single, double = SUMMED_TYPES
         # If there are gradients, the loss is sent in the same message, in their type.
-        loss_type = single if sizes[single] and not sizes[double] else double
-        sizes[loss_type] += 1
-        self._flat = {
-            dtype: rank_sum(world, dtype, size, shared=device.on_host)
-            for dtype, size in sizes.items()
-            if size
-        }
-        own = {dtype: Buffer.wrap(flat.own, CPU) for dtype, flat in self._flat.items()}
-        total = {dtype: Buffer.wrap(flat.total, CPU) for dtype, flat in self._flat.items()}
-        self._loss = own[loss_type].array[-1:], total[loss_type].array[-1:]
-        # The part of this rank, and the sums.
-        parts = {
-            name: tuple(
-                flat[_summed_type(array)].view(starts[name], array.shape) for flat in (own, total)
-            )
-            for name, array in tensors.items()
-        }
+        loss_type = single if late_of[single] and not late_of[double] else double
+        groups = [(tensors[bucket[0]].dtype, bucket) for bucket in self.buckets]
+        groups += [(t, members) for t, members in late_of.items() if members or t == loss_type]
+        # The buckets, and then a buffer of each element type, all in the order of their sums.
+        self._flat: list[RankSum] = []
+        parts: dict[str, tuple[Buffer, Buffer]] = {}  # of this rank, and the sums
+        for i, (dtype, members) in enumerate(groups):
+            has_loss = dtype == loss_type and i >= len(self.buckets)
+            size = sum(tensors[name].size for name in members) + has_loss
+            flat = rank_sum(world, dtype, size, shared=device.on_host)
+            self._flat.append(flat)
+            own, total = Buffer.wrap(flat.own, CPU), Buffer.wrap(flat.total, CPU)
+            start = 0
+            for name in members:
+                shape = tensors[name].shape
+                parts[name] = own.view(start, shape), total.view(start, shape)
+                start += tensors[name].size
+            if has_loss:
+                self._loss = flat.own[-1:], flat.total[-1:]
+        self._summed = 0  # buffers that the second thread has summed during this step
+        self._is_cut_off = False  # whether a step failed after some of its sums
+        # The other gradients have announcements, too, as `add_announcements` requires.
+        self._announced = list(self.buckets)
+        for dtype in dict.fromkeys(weights[name].dtype for name in weights if name in late):
+            others = [n for n in weights if n in late and weights[n].dtype == dtype]
+            self._announced.append(others)
+        self._board = announcement_board(len(self._announced)) if self.buckets else None
+        self._thread = ThreadPoolExecutor(1, "onnxfit-sums") if self._board is not None else None
         self._statistics = {
             name: (parts[name][0].array, parts[name][1].array) for name in statistics
         }
@@ -78,6 +106,54 @@ class GradientReduction:
             if not device.on_host or array.dtype not in SUMMED_TYPES:
                 self._copied[name] = parts[name][0].array, parts[name][1].array
                 self.buffers[name] = self.sums[name] = Buffer(array.dtype, array.shape, device)
+
+    def announce(self, model: onnx.ModelProto, gradients: Mapping[str, str]) -> None:
+        """Let a graph announce its gradients, in place, if this rank can sum them meanwhile.
+
+        - `gradients`: the outputs of the graph with the gradients, by weight.
+        """
+        if self._board is not None:
+            announced = [[gradients[weight] for weight in group] for group in self._announced]
+            self._board.add_announcements(model, announced)
+
+    @contextmanager
+    def overlapped(self) -> Iterator[None]:
+        """Sum each bucket in a second thread when the graph that runs in this block announces it.
+
+        The block begins with the run, and ends after it. `sum` adds up the other buffers.
+        """
+        if self._thread is None:
+            yield
+            return
+        assert self._board is not None
+        self._require_whole_steps()
+        self._board.clear()
+        with self.world.collective(EXCHANGE):
+            sums = self._thread.submit(self._sum_buckets, self._board)
+            is_cut_off = True
+            try:
+                yield
+                is_cut_off = False
+            finally:
+                self._board.end()
+                wait([sums])
+                self._is_cut_off = is_cut_off and self._summed > 0
+            sums.result()
+
+    def _sum_buckets(self, board: AnnouncementBoard) -> None:
+        for number, flat in enumerate(self._flat[: len(self.buckets)]):
+            if not board.wait(number):
+                return
+            self._summed = number + 1
+            self.world.sum_for_turn(EXCHANGE, flat.own)
+
+    def _require_whole_steps(self) -> None:
+        if self._is_cut_off:
+            raise SettingError(
+                f"A step of rank {self.world.rank} failed after the ranks had summed some of its"
+                " gradients, so this rank is out of step. Correct the error of that step, and start"
+                " all ranks again, such as from a checkpoint."
+            )
 
     def take(self, gradients: Mapping[str, Any]) -> None:
         """Copy gradients (weight -> array or OrtValue) into the buffers, unless already there."""
@@ -114,8 +190,10 @@ class GradientReduction:
             np.multiply(_contents(statistics[name]), share, out=own, casting="same_kind")
         own_loss, whole_loss = self._loss
         own_loss[0] = loss
-        for flat in self._flat.values():
-            flat.add_up("the gradients of a step")
+        self._require_whole_steps()
+        begin, self._summed = self._summed, 0
+        for flat in self._flat[begin:]:
+            flat.add_up(EXCHANGE)
         for name, (_, total) in self._copied.items():
             self.buffers[name].write(total)
         for name, (_, total) in self._statistics.items():
@@ -143,6 +221,44 @@ def sum_buffers(world: World, name: str, buffers: Iterable[Buffer]) -> None:
 def _contents(buffer: Buffer) -> Array:
     """Return the contents of a buffer: on the CPU its memory, else a copy."""
     return buffer.array if buffer.device.on_host else buffer.read()
+
+
+def _buckets(weights: Mapping[str, Array], min_bytes: int) -> list[list[str]]:
+    """Return the weights of each bucket of at least this size. Those that are left belong to none.
+
+    The last weights are among them: their gradients are complete when the backward pass ends.
+    """
+    buckets: list[list[str]] = []
+    for dtype in SUMMED_TYPES:
+        of_type = [name for name, array in weights.items() if array.dtype == dtype]
+        buckets += _split(weights, of_type, min_bytes)
+    return buckets
+
+
+def _split(weights: Mapping[str, Array], members: Sequence[str], min_bytes: int) -> list[list[str]]:
+    buckets: list[list[str]] = [[]]
+    size = 0
+    for name in members:
+        if size >= min_bytes:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(name)
+        size += weights[name].nbytes
+    return buckets[:-1]
+
+
+def completion_order(graph: ir.Graph, weights: Iterable[str]) -> list[str]:
+    """Return the weights in the order in which a backward pass completes their gradients.
+
+    The gradient of a weight is complete when its first reader in the graph is differentiated, and
+    the backward pass starts at the last node. Weights without a reader come first.
+    """
+    first_reader: dict[str, int] = {}
+    for i, node in enumerate(ir.traversal.RecursiveGraphIterator(graph)):
+        for value in node.inputs:
+            if value is not None and value.name is not None:
+                first_reader.setdefault(value.name, i)
+    return sorted(weights, key=lambda name: -first_reader.get(name, len(graph)))
 
 
 def _summed_type(array: Array) -> np.dtype[Any]:

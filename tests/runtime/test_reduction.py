@@ -15,7 +15,7 @@ from onnxfit.runtime.reduction import GradientReduction
 class Twice:
     """Two ranks with the same numbers."""
 
-    shares_memory = False
+    shares_memory = overlaps = False
 
     def sum(self, name: str, *arrays: np.ndarray[Any, Any]) -> None:
         for array in arrays:

@@ -30,7 +30,7 @@ from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_size
 from onnxfit.runtime.buffers import DoubleBufferedState, Savepoint
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.float16 import convert_by_casts
-from onnxfit.runtime.reduction import GradientReduction
+from onnxfit.runtime.reduction import GradientReduction, completion_order
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step.graphs import (
     counted_outputs,
@@ -133,7 +133,7 @@ class Backend(ABC):
         if world.shares_gradients:
             self.reduction = GradientReduction(
                 world,
-                {name: arrays[name] for name in recipe.weights},
+                {w: arrays[w] for w in completion_order(recipe.model.graph, recipe.weights)},
                 {name: arrays[name] for name in recipe.statistics},
                 device,
             )

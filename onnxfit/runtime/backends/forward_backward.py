@@ -7,6 +7,7 @@ gradients can be read and changed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,6 +177,8 @@ class ForwardBackwardBackend(Backend):
         if kind != "step":
             return super().compile(kind, shapes)
         graphs = loss_and_passes(self.recipe, shapes, shared=self.reduction is not None)
+        if self.reduction is not None and self.recipe.gradient.name != "onnxruntime":
+            self.reduction.announce(graphs.passes.backward, graphs.passes.input_gradients)
         passes = compile_passes(
             graphs.passes,
             self.state,
@@ -205,7 +208,8 @@ class ForwardBackwardBackend(Backend):
             for output, gradient in compiled.output_gradients.items()
             if output in compiled.passes.graphs.output_gradients
         }
-        gradients = compiled.passes.backward(forward, output_gradients)
+        with self.reduction.overlapped() if self.reduction is not None else nullcontext():
+            gradients = compiled.passes.backward(forward, output_gradients)
         if self.reduction is None:
             gradients, penalty = self.add_penalty(gradients)
         else:

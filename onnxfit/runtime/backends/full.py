@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import onnx
@@ -80,7 +81,8 @@ class FullBackend(Backend):
         """Train on this rank's share of a batch; the ranks add up their gradients between two
         graphs.
         """
-        session = self._run_share("gradients", batch, learning_rate, step, seed)
+        with reduction.overlapped() if batch.rows else nullcontext():
+            session = self._run_share("gradients", batch, learning_rate, step, seed)
         if session is None:
             reduction.clear()
         self._reduce(reduction, session, batch)
@@ -152,7 +154,9 @@ class FullBackend(Backend):
         if kind != "gradients" or self.reduction is None:
             return super().compile(kind, shapes)
         buffers = {names.gradient(w): buffer for w, buffer in self.reduction.buffers.items()}
-        return self.bind(kind, self.graph(kind, shapes), output_buffers=buffers)
+        graph = self.graph(kind, shapes)
+        self.reduction.announce(graph, {w: names.gradient(w) for w in self.reduction.buffers})
+        return self.bind(kind, graph, output_buffers=buffers)
 
     def step_graphs(self, shapes: Specs) -> dict[str, onnx.ModelProto]:
         if not self.accumulator.enabled:
