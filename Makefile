@@ -13,7 +13,7 @@ dev := .venv-dev/bin/python
 distributing := .venv-dist/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench memory guard profile soak fuzz steps gallery stories exports federated genai mutate docs site clean faults files disagreements plugins
+.PHONY: help demo test test-all test-quick test-others test-oldest test-newest test-builder lint format dist environments bench ranks memory guard profile soak fuzz steps gallery stories exports federated genai mutate docs site clean faults files disagreements plugins
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:

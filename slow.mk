@@ -24,6 +24,11 @@ steps: .venv-dev/installed .venv-steps/installed js/node_modules/installed
 	  .venv-steps/bin/python scripts/steps run openvino tinygrad --target $$target; done
 	$(dev) scripts/steps docs
 
+# Two ranks over links of several rates, into docs/scale.md (2 min): Linux, root, ip and tc. Without RATES, from the last run.
+RATES ?= 1 2 4 8
+ranks: .venv-dev/installed
+	PYTHONPATH=. $(dev) benchmarks/ranks.py $(if $(RATES),--rates $(RATES)) --write-docs $(ARGS)
+
 # Run the examples that have figures, into docs/gallery. On a quiet machine: some of the figures are times.
 gallery: .venv-dev/installed
 	set -e; for csv in docs/gallery/*.csv; do $(dev) examples/$$(basename $$csv .csv).py --out docs/gallery; done

@@ -254,6 +254,7 @@ UNLISTED = {
     "help",
     "memory",
     "plugins",
+    "ranks",
     "steps",
     "stories",
     "test-all",
