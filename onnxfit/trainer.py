@@ -51,6 +51,7 @@ from onnxfit.step.settings import TrainerSettings
 from onnxfit.trainable.adapters.lora import LoRA
 from onnxfit.trainable.quantized.settings import Quantization
 from onnxfit.training import checkpoint, export, forms, generation, saving
+from onnxfit.training.card import card
 from onnxfit.training.carried import require_order
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.evaluation import Evaluator, as_keras, check_steps, refuse_number
@@ -1206,6 +1207,35 @@ class Trainer(CheckedAttributes):
         notebook shows a table. SettingError: the depth is impossible.
         """
         return summary(self._training, depth)
+
+    def card(self, path: str | os.PathLike[str] | None = None, **fields: Any) -> str:
+        """Return a model card in Markdown, as Hugging Face's Hub shows it; write it to `path`.
+
+        The card has the summary, the metrics of the last epochs, the arrays of the training data,
+        the calls of `fit`, and what `onnxfit verify` needs. The card begins with fields in YAML.
+        The license is the `model_license` or `license` in the metadata of the model. With a path, a
+        picture of the metrics is written beside it, `<name>_figures.png`, if matplotlib is
+        installed.
+
+        - `path`: the .md file, such as "README.md".
+        - `fields`: further fields, such as `license="mit"`, `base_model="name/model"` and
+          `model_name="Digits"`. With `pipeline_tag="image-classification"` and `datasets=["mnist"]`
+          the validation metrics become results, a `model-index`.
+
+        SettingError: the suffix of the path is that of another format, or a field is not JSON.
+
+        >>> import onnx.parser
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+        ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {0}>
+        ...     { y = MatMul(x, slope) }''')
+        >>> print(*Trainer(model, loss="mse").card(license="mit").splitlines()[:5], sep="\\n")
+        ---
+        library_name: "onnxfit"
+        tags: ["onnx"]
+        license: "mit"
+        ---
+        """
+        return card(self._training, path, fields)
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""

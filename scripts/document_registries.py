@@ -39,7 +39,7 @@ TRAINER = """\
 Arguments after `*` are given by name. `help(onnxfit.Trainer)` describes the remaining methods, which serve callbacks.
 """
 METHODS = (
-    "fit", "evaluate", "predict", "export", "save", "load", "summary", "inspect", "get_weights",
+    "fit", "evaluate", "predict", "export", "save", "load", "summary", "card", "inspect", "get_weights",
     "set_weights", "train_on_batch", "test_on_batch", "predict_on_batch", "forward", "backward",
     "apply_gradients", "save_onnx_graph",
 )  # fmt: skip

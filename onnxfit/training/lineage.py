@@ -57,6 +57,7 @@ PACKAGES = ("onnxfit", "onnx", "numpy", "python")
 # Settings that may differ between two machines, and influence rounding only.
 OF_MACHINE = ("device", "threads")
 NOT_FINITE = "onnxfit:float"  # the key of an object that stands for NaN or an infinity in JSON
+CHANGED = " changed the state after batch "  # in a reason why a training is not reproducible
 MAX_TAKEN = 1000  # positions at which weights were copied, the newest
 WHOLE_NUMBER = ValueType(
     "a whole number as text",
@@ -298,7 +299,7 @@ class Lineage:
         """Record a call that changes the state in a way that a replay cannot repeat."""
         self.begin(training)
         if not any(reason.startswith(call) for reason in self.reasons):
-            self.add_reason(f"{call} changed the state after batch {training.state.global_batch}.")
+            self.add_reason(f"{call}{CHANGED}{training.state.global_batch}.")
 
     def take(self, training: Training, weights: Mapping[str, Array]) -> None:
         """Remember the weights that a callback copies, because it may set them again."""
@@ -441,6 +442,11 @@ def checked(value: Any, place: str) -> None:
 
 
 _TAKEN = mapping_of(list_of(COUNT, 2))
+
+
+def is_change(reason: str) -> bool:
+    """Return whether a reason of `not_reproducible` is that a call changed the weights."""
+    return CHANGED in reason
 
 
 def needed(value: Mapping[str, Any]) -> list[str]:
