@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from onnxfit.training.inspection import inspect as inspect
     from onnxfit.training.lbfgs import *
     from onnxfit.verification import Verification as Verification
+    from onnxfit.verification import model_bom as model_bom
     from onnxfit.verification import verify as verify
 
 __version__ = "0.1.0"
@@ -116,7 +117,7 @@ _NAMES = {
     "trainer": ("Trainer",),
     "training.inspection": ("inspect",),
     "training.lbfgs": ("fit_lbfgs",),
-    "verification": ("Verification", "verify"),
+    "verification": ("Verification", "model_bom", "verify"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = (

@@ -36,6 +36,7 @@ COMMAND_ORDER = (
     "export",
     "export-training",
     "verify",
+    "bom",
     "inspect",
     "untie",
     "tie",

@@ -444,6 +444,12 @@ def _loss(value: ir.Value, spec: TensorSpec, inputs: Sequence[InputFact]) -> tup
 # ---------------------------------------------------------------------- the exporter
 
 
+def license_of(file: onnx.ModelProto) -> str | None:
+    """Return the license in the metadata of a file: `model_license` of ONNX, or `license`."""
+    metadata = {entry.key.lower(): entry.value for entry in file.metadata_props}
+    return metadata.get("model_license") or metadata.get("license") or None
+
+
 def left_out(file: onnx.ModelProto, graph: ir.Graph, without_bias: int) -> str:
     """Return what an exporter of TensorFlow and Keras left out; "" for other exporters.
 

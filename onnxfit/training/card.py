@@ -19,11 +19,11 @@ from onnxfit.data.optional import import_optional
 from onnxfit.drawing.labels import clean
 from onnxfit.errors import InstallationError, SettingError
 from onnxfit.files import require_suffix, write_atomically
+from onnxfit.load.facts import license_of
 from onnxfit.training.lineage import is_change
 from onnxfit.training.summary import summary
 from onnxfit.training.training import Training
 
-LICENSE_KEYS = ("model_license", "license")  # of metadata; the first is in ONNX's specification
 MAX_EPOCHS = 20  # rows of the table of figures, the last ones
 VALIDATION = "val_"  # the beginning of the names of validation metrics
 DIGITS = 16  # of a hash in the table of data
@@ -73,13 +73,12 @@ def _yaml(key: str, value: Any) -> str:
 
 def _license(model: onnx.ModelProto) -> dict[str, str]:
     """Return the fields for the license in a model's metadata; none without one."""
-    metadata = {entry.key.lower(): entry.value for entry in model.metadata_props}
-    for key in LICENSE_KEYS:
-        if metadata.get(key):
-            if re.fullmatch(r"[A-Za-z0-9.+-]+", metadata[key]):
-                return {"license": metadata[key].lower()}
-            return {"license": "other", "license_name": metadata[key]}
-    return {}
+    found = license_of(model)
+    if found is None:
+        return {}
+    if re.fullmatch(r"[A-Za-z0-9.+-]+", found):
+        return {"license": found.lower()}
+    return {"license": "other", "license_name": found}
 
 
 def _results(

@@ -75,3 +75,12 @@ def test_what_differs(folder: Path) -> None:
     assert "no metadata of onnxfit" in verdict(
         "verify", *("m.onnx", *VERIFY[2:]), "-d", "d.npz", code=5
     )
+
+
+def test_bom(folder: Path) -> None:
+    done(*FIT, "-o", "t.onnx")
+    printed = json.loads(done("bom", "t.onnx"))
+    assert printed["bomFormat"] == "CycloneDX"
+    assert done("bom", "t.onnx", "-o", "t.cdx.json") == "t.onnx -> t.cdx.json\n"
+    assert json.loads(Path("t.cdx.json").read_text()) == printed
+    assert ".json" in refused("bom", "t.onnx", "-o", "t.onnx")
