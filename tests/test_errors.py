@@ -271,9 +271,24 @@ def function_cases() -> dict[str, Case]:
         onnx.save(model(), "m.onnx")
         return onnxfit.training_script(**arguments)
 
+    trained = trainer()
+    fit(trained, X, Y)
+    child = trained.export()
+
+    def bill(**arguments: Any) -> Any:
+        onnx.save(child, "m.onnx")
+        return onnxfit.model_bom(**arguments)
+
     by_passes = trainer("forward_backward")
     return {
         **of_model,
+        "verify": (
+            onnxfit.verify,
+            onnxfit.verify,
+            {"child": child, "parent": model(), "x": X, "y": Y, "verbose": 0},
+        ),
+        "Verification": (onnxfit.Verification, onnxfit.Verification, {"verdict": "same bits"}),
+        "model_bom": (bill, onnxfit.model_bom, {"model": "m.onnx"}),
         "fit_lbfgs": (onnxfit.fit_lbfgs, onnxfit.fit_lbfgs, {"trainer": by_passes, "x": X, "y": Y}),
         "training_script": (
             scripted,
