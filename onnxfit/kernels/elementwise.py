@@ -81,13 +81,15 @@ def fuse_elementwise(
     # those of a LayerNormalization or a convolution with its activation.
     if not trains(nodes):
         return nodes
+    original = nodes
+    nodes, types = _with_additions(nodes, types)
     search = SpreadSearch(graph, nodes, types)
     groups = _groups(search)
     groups = [group for group in groups if _is_small(group.in_order(nodes), search)]
     _recompute(groups, search)
     groups = [group for group in groups if len(group.positions) > 1]
     if not groups:
-        return nodes
+        return original
     while True:  # without a group, another one may have more outputs
         outputs_of = _outputs(groups, nodes, search.outputs)
         fitting = [
@@ -108,6 +110,33 @@ def fuse_elementwise(
         pieces = _pieces(needed, group, search)
         replaced[group.nodes[0]] = _fused(group.in_order(nodes), outputs, search, pieces)
     return sort_nodes([new for i, node in enumerate(nodes) for new in replaced.get(i, [node])])
+
+
+def _with_additions(
+    nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
+) -> tuple[Sequence[onnx.NodeProto], Mapping[str, ResultType]]:
+    """Return the nodes with Adds in place of each Sum of several values of one type, and all types.
+
+    onnxruntime adds the values one after the other, and goes through the memory for each. As one
+    program, they are read once.
+    """
+    added: list[onnx.NodeProto] = []
+    partial: dict[str, ResultType] = {}
+    for node in nodes:
+        result = types.get(node.output[0])
+        is_sum = node.op_type == "Sum" and not node.domain and len(node.input) > 2
+        if not is_sum or result is None or any(types.get(n) != result for n in node.input):
+            added.append(node)
+            continue
+        total, *others = node.input
+        for i, other in enumerate(others, 1):
+            is_last = i == len(others)
+            name = node.output[0] if is_last else f"{node.output[0]}/partial_{i}"
+            partial[name] = result
+            title = node.name if is_last else f"{node.name}/partial_{i}"
+            added.append(make_node("Add", [total, other], [name], title, domain=""))
+            total = name
+    return (added, {**types, **partial}) if partial else (nodes, types)
 
 
 def _outputs(

@@ -94,6 +94,37 @@ def test_float64_is_fused_and_integers_are_not() -> None:
     }
 
 
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_a_sum_of_several_values_is_read_once(kind: str, kernels: Path) -> None:
+    model = parsed(f"""g ({kind}[40,50] a, {kind}[40,50] b, {kind}[40,50] c, {kind}[40,50] d)
+        => ({kind}[40,50] y, {kind}[40,50] z) {{ y = Sum(a, b, c, d) z = Sum(c, a, a) }}""")
+    (first, second) = with_kernels(model).graph.node
+    assert {first.op_type, second.op_type} == {
+        "Elementwise64" if kind == "double" else "Elementwise"
+    }
+    assert sorted(map(len, (first.input, second.input))) == [2, 4]
+    rng = np.random.default_rng(0)
+    dtype = {"float": np.float32, "double": np.float64}[kind]
+    feeds = {name: rng.standard_normal((40, 50)).astype(dtype) for name in "abcd"}
+    assert_same(model, feeds, kernels)
+    y = run(with_kernels(model), feeds, kernels)[0]
+    exact = sum(feeds[name].astype(np.float64) for name in "abcd")
+    np.testing.assert_allclose(y, exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body"),
+    [
+        ("float[3] a, float[3] b", "y = Sum(a, b)"),
+        ("float[3] a, float[3] b, float[1] c", "y = Sum(a, b, c)"),
+        ("int32[3] a, float[3] b", "c = Cast<to = 1>(a) y = Mean(c, b, b)"),
+    ],
+)
+def test_other_sums_keep_their_operator(inputs: str, body: str) -> None:
+    model = parsed(f"g ({inputs}) => (float[3] y) {{ {body} }}")
+    assert with_kernels(model) is model
+
+
 def test_a_group_is_of_one_stage() -> None:
     """Or the forward pass would wait, with its inputs in memory."""
     model = parsed(
