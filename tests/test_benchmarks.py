@@ -194,6 +194,8 @@ def test_the_chart_has_eighty_columns_and_bars_to_scale(report: Any, tmp_path: P
     assert "→" in cnn
     assert "│" not in cnn
     pytest.importorskip("matplotlib")
+    report.draw(tmp_path / "chart.png", [])
+    assert not (tmp_path / "chart.png").exists()
     report.draw(tmp_path / "chart.png", lines)
     assert (tmp_path / "chart.png").stat().st_size > 5000
 

@@ -193,11 +193,13 @@ def write_csv(path: Path, races: Sequence[Sequence[Row]]) -> None:
 
 
 def draw(path: Path, lines: Sequence[Line]) -> None:
-    """The chart as a picture."""
+    """The chart as a picture; none if nothing could be compared."""
     from matplotlib.figure import Figure
 
+    if not lines:
+        return
     found = networks(lines)
-    figure = Figure(figsize=(8, 0.27 * len(found) + 0.9), layout="constrained")
+    figure = Figure(figsize=(8, 0.27 * len(found) + 1.5), layout="constrained")
     axes = figure.subplots()
     places = range(len(found))
     means = [mean(ratios) for ratios in found.values()]
@@ -207,14 +209,14 @@ def draw(path: Path, lines: Sequence[Line]) -> None:
         color="#b9d3ea",
         label="worst of step and fit",
     )
-    bars = axes.barh(places, means, color="#2f6fb3", label="mean")  # fmt: skip
+    bars = axes.barh(places, means, color="#2f6fb3", label="mean")
     axes.bar_label(bars, fmt="%.2f", padding=-28, fontsize=8, color="white")
     axes.axvline(1, color="#d9822b", linewidth=2)
     axes.text(1, -0.8, "PyTorch", color="#d9822b", fontsize=9, ha="center")
     axes.set_xlim(0, max(1.1, *(1.05 * max(ratios) for ratios in found.values())))
     axes.set_yticks(places, list(found))
     axes.set_xlabel("time with onnxfit, divided by the faster of eager and compiled PyTorch's")
-    axes.legend(fontsize=8, loc="lower right", frameon=False)
+    figure.legend(fontsize=8, loc="outside upper left", ncols=2, frameon=False)
     axes.invert_yaxis()
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
