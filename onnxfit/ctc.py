@@ -95,12 +95,12 @@ def beam_search_decode(
     >>> best.labels, round(float(np.exp(best.log_probability)), 2)
     ([1], 0.64)
     """
-    for name, value, most in (
+    for name, value, maximum in (
         ("beam_width", beam_width, None),
         ("top_paths", top_paths, beam_width),
     ):
-        if not is_integer(value) or value < 1 or (most is not None and value > most):
-            bound = "at least 1" if most is None else f"from 1 to beam_width={most}"
+        if not is_integer(value) or value < 1 or (maximum is not None and value > maximum):
+            bound = "at least 1" if maximum is None else f"from 1 to beam_width={maximum}"
             raise SettingError(f"{name} must be {bound}, got {shortened(value)}.")
     scores, blank, lengths = _checked(outputs, blank, input_lengths)
     log_p = _log_probabilities(scores, from_logits)

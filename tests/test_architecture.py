@@ -145,6 +145,21 @@ RETIRED_WORDS = {
     "return_freed_memory": "trim_malloc",
     "saves_after": "may_save_mid_window",
     "undelivered": "missed_event",
+    "Grid": "Quantizer",
+    "SwitchedModel": "ModelWithLayerSwitches",
+    "arriving": "output_gradients",
+    "began_as": "has_initial_product",
+    "beginning_with": "with_initial_factors",
+    "begun": "initialized",
+    "fed": "inputs_of",
+    "is_beside": "matches_base_weight",
+    "least": "minimum",
+    "leaving": "input_gradients",
+    "mended": "edited",
+    "most": "maximum",
+    "moves_zero_point": "observes_zero_point",
+    "served": "input_values",
+    "subgraph_gradient": "subgraph_rule",
 }
 
 

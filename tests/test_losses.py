@@ -710,7 +710,7 @@ def test_hosts_are_told_the_labels_that_prepare_returns(loss) -> None:
             return False
         if label == allowed.ignored or allowed.values is not None:
             return label == allowed.ignored or label in allowed.values
-        return allowed.least <= label <= allowed.greatest
+        return allowed.minimum <= label <= allowed.maximum
 
     accepted = []
     for number in NUMBERS:

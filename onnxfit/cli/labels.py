@@ -65,14 +65,14 @@ def learn_classes(data: Data, targets: Mapping[str, LabelTarget], stored: ClassN
     learned: ClassNames = {}
     for output, labels in _text_labels(data).items():
         target = _output_target(output, targets[output])
-        most = _number_of_classes(target)
+        maximum = _number_of_classes(target)
         names = stored.get(output, [])
-        if not names or (most is not None and len(names) > most):
+        if not names or (maximum is not None and len(names) > maximum):
             names = [str(name) for name in np.unique(labels)]
-        if most is not None and len(names) > most:
+        if maximum is not None and len(names) > maximum:
             raise DataError(
                 f"The labels of {output!r} have {len(names)} classes ({listed_names(names)}), but"
-                f" the output {target.output} has room for {most}. `onnxfit replace-head"
+                f" the output {target.output} has room for {maximum}. `onnxfit replace-head"
                 f" MODEL OUTPUT --classes {len(names)}` writes a model with a new last layer."
             )
         learned[output] = names

@@ -159,10 +159,10 @@ def _has_numbers(array: Array, finite: bool) -> bool:
     """Return whether no element is NaN and, with `finite`, no element is infinite."""
     if array.dtype.kind != "f" or not array.size:
         return True
-    least = array.item(array.argmin())  # NaN if any element is NaN, which `argmin` finds first
+    minimum = array.item(array.argmin())  # NaN if any element is NaN, which `argmin` finds first
     if not finite:
-        return bool(least >= -math.inf)
-    return bool(least > -math.inf and array.item(array.argmax()) < math.inf)
+        return bool(minimum >= -math.inf)
+    return bool(minimum > -math.inf and array.item(array.argmax()) < math.inf)
 
 
 def _passed(x: Any, y: Any) -> Passed | None:

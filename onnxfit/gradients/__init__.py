@@ -25,7 +25,7 @@ from onnxfit.gradients.pullback import (
     pullback_from_gradients,
 )
 from onnxfit.gradients.table import NoGradientError, decompose
-from onnxfit.gradients.table import gradient as register
+from onnxfit.gradients.table import rule as register
 from onnxfit.graph.inference import same_type, same_type_and_rank, same_type_and_shape
 
 __all__ = [

@@ -119,18 +119,19 @@ class Tape:
 
 def gradients(
     op: GraphBuilder,
-    arriving: Mapping[int, Value],
+    output_gradients: Mapping[int, Value],
     wrt: Sequence[ir.Value],
     path: list[PathNode] | None = None,
 ) -> tuple[dict[ir.Value, Value], list[Blocker]]:
-    """Append the gradient of sum(output_i * arriving_i) with respect to each value of `wrt`.
+    """Append the gradient of sum(output_i * gradient_i) with respect to each value of `wrt`.
 
-    `arriving` is by position among the graph's outputs; `path` is as for `prepare`. Returns a
-    mapping from value to gradient, without values that do not affect the outputs, and the nodes
-    that block the gradient. If there are any, the gradients and the graph must not be used.
+    `output_gradients` are by position among the graph's outputs; `path` is as for `prepare`.
+    Returns a mapping from value to gradient, without values that do not affect the outputs, and
+    the nodes that block the gradient. If there are any, the gradients and the graph must not be
+    used.
     """
     tape = Tape(op, inputs=frozenset(op.graph.inputs).difference(wrt))
-    by_value = backward(tape, arriving, wrt, prepare(tape, arriving, wrt, path))
+    by_value = backward(tape, output_gradients, wrt, prepare(tape, output_gradients, wrt, path))
     return by_value, _in_order(tape)
 
 
@@ -157,52 +158,56 @@ def _call_rules(tape: Tape, target: ir.Value, path: Sequence[PathNode]) -> None:
     answers: dict[Any, frozenset[int]] = {}  # the inputs that have a gradient, by kind of node
     for path_node in reversed(path):
         node = path_node.node
-        arriving = frozenset(i for i in path_node.outputs if node.outputs[i] in reached)
-        if not arriving:
+        positions = frozenset(i for i in path_node.outputs if node.outputs[i] in reached)
+        if not positions:
             continue
-        kind = _kind(op.graph, path_node, arriving)
-        positions = answers.get(kind)
-        if positions is None:
+        kind = _kind(op.graph, path_node, positions)
+        differentiated = answers.get(kind)
+        if differentiated is None:
             dys = [
-                _placeholder(op, v) if i in arriving else None for i, v in enumerate(node.outputs)
+                _placeholder(op, v) if i in positions else None for i, v in enumerate(node.outputs)
             ]
             with op.scope(scopes.gradient_of(node.name or node.op_type), nested=False):
-                positions = frozenset(_input_gradients(tape, path_node, dys))
+                differentiated = frozenset(_input_gradients(tape, path_node, dys))
             if kind is not None and node not in tape.blockers:
-                answers[kind] = positions
-        reached.update(_input(node, i) for i in positions)
+                answers[kind] = differentiated
+        reached.update(_input(node, i) for i in differentiated)
 
 
-def _kind(graph: ir.Graph, path_node: PathNode, arriving: frozenset[int]) -> Any:
-    """Return everything that a rule can see of a node; None if it is not hashable."""
+def _kind(graph: ir.Graph, path_node: PathNode, positions: frozenset[int]) -> Any:
+    """Return everything that a rule can see of a node; None if it is not hashable.
+
+    - `positions`: the outputs whose gradients arrive.
+    """
     key = inference_key(graph, path_node.node)
     if key is None:
         return None
     used = tuple(bool(v.uses() or v.is_graph_output()) for v in path_node.node.outputs)
-    return key, path_node.inputs, arriving, used
+    return key, path_node.inputs, positions, used
 
 
 def _placeholder(op: GraphBuilder, output: ir.Value) -> Value:
     """Return a value with the type and shape of a gradient that arrives at an output."""
     is_integer = output.dtype is not None and output.dtype not in FLOATS  # a quantized float
     type_ = ir.TensorType(ir.DataType.FLOAT) if is_integer else output.type
-    return op.wrap(ir.Value(name=op.unique_name("arriving"), type=type_, shape=output.shape))
+    return op.wrap(ir.Value(name=op.unique_name("output_gradient"), type=type_, shape=output.shape))
 
 
 def prepare(
     tape: Tape,
-    arriving: Iterable[int],
+    outputs: Iterable[int],
     wrt: Iterable[ir.Value],
     path: list[PathNode] | None = None,
 ) -> list[PathNode]:
     """Replace, in place, every node on the gradient path by operators that have rules.
 
-    `path` is the graph's current path, if the caller knows it. Returns the path afterwards.
+    `outputs` are the positions of the outputs whose gradients are given. `path` is the graph's
+    current path, if the caller knows it. Returns the path afterwards.
     """
     op = tape.op
     leaves = list(wrt)
     if path is None:
-        path = _path(op, arriving, leaves)
+        path = _path(op, outputs, leaves)
     while True:
         changed = False
         on_gradient_path = {path_node.node for path_node in path}
@@ -215,7 +220,7 @@ def prepare(
                 changed |= _decompose_or_block(tape, node)
         if not changed:
             return path
-        path = _path(op, arriving, leaves)
+        path = _path(op, outputs, leaves)
 
 
 def _infer_type(graph: ir.Graph, node: ir.Node) -> bool:
@@ -243,7 +248,10 @@ def _decompose_or_block(tape: Tape, node: ir.Node) -> bool:
 
 
 def backward(
-    tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value], path: Sequence[PathNode]
+    tape: Tape,
+    output_gradients: Mapping[int, Value],
+    wrt: Sequence[ir.Value],
+    path: Sequence[PathNode],
 ) -> dict[ir.Value, Value]:
     """Visit a prepared graph from its outputs back; return a mapping from value to gradient.
 
@@ -252,7 +260,7 @@ def backward(
     """
     op = tape.op
     pending: dict[ir.Value, list[Value]] = {}
-    for i, dy in arriving.items():
+    for i, dy in output_gradients.items():
         pending.setdefault(op.graph.outputs[i], []).append(dy)
     for path_node in reversed(path):
         node = path_node.node
@@ -268,8 +276,8 @@ def backward(
     return {v: total for v, total in sums.items() if total is not None}
 
 
-def _path(op: GraphBuilder, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> list[PathNode]:
-    return differentiable_path(op.graph, [op.graph.outputs[i] for i in arriving], wrt)
+def _path(op: GraphBuilder, outputs: Iterable[int], wrt: Iterable[ir.Value]) -> list[PathNode]:
+    return differentiable_path(op.graph, [op.graph.outputs[i] for i in outputs], wrt)
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:
@@ -351,8 +359,8 @@ def _by_rule(
         signature.variadic_outputs,
     )
     missing = [None] * (len(node.outputs) - len(dys))
-    arriving = _arguments(op, [*dys, *missing], signature.outputs, signature.variadic_outputs)
-    result = rule.function(op, *inputs, *outputs, *arriving, **_attributes(op, node, signature))
+    gradients = _arguments(op, [*dys, *missing], signature.outputs, signature.variadic_outputs)
+    result = rule.function(op, *inputs, *outputs, *gradients, **_attributes(op, node, signature))
     entries: tuple[InputGradient, ...] = result if isinstance(result, tuple) else (result,)
     if len(entries) < len(node.inputs):
         raise GradientError(

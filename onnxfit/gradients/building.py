@@ -51,7 +51,7 @@ MAX_REPEATS = 3  # one Gather for each read of an element; with more reads, one 
 # ------------------------------------------------------------------------------------------------
 
 
-def known(value: Value | None) -> npt.NDArray[Any] | None:
+def constant_elements(value: Value | None) -> npt.NDArray[Any] | None:
     """Return the elements of a constant, or of a Cast of one; None for any other value."""
     if value is None:
         return None
@@ -68,7 +68,7 @@ def known(value: Value | None) -> npt.NDArray[Any] | None:
 
 def known_int(value: Value) -> int | None:
     """Return the only element of a constant; None for a computed value."""
-    array = known(value)
+    array = constant_elements(value)
     return None if array is None else int(array.reshape(()))
 
 
@@ -91,7 +91,7 @@ def int_vector(op: GraphBuilder, *numbers: int) -> Value:
 
 def elements_at(op: GraphBuilder, vector: Value, indices: Ints) -> Value:
     """Return the elements of a vector at `indices`; a constant if the vector is one."""
-    array = known(vector)
+    array = constant_elements(vector)
     if array is not None:
         return op.constant(array[list(indices)])
     return op.Gather(vector, op.constant(np.array(indices, np.int64)), axis=0)
@@ -159,7 +159,7 @@ def trailing_size(op: GraphBuilder, x: Value, axis: int) -> Value | int:
 def concat_sizes(op: GraphBuilder, *sizes: Union[Value, int]) -> Value:
     """Concatenate int64 vectors and numbers; the result is a constant if all of them are."""
     vectors = [s if isinstance(s, Value) else int_vector(op, s) for s in sizes]
-    arrays = [known(v) for v in vectors]
+    arrays = [constant_elements(v) for v in vectors]
     constants = [a for a in arrays if a is not None]
     if len(constants) == len(vectors):
         return op.constant(np.concatenate(constants))

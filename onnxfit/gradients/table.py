@@ -120,7 +120,7 @@ SUBGRAPHS: dict[Key, SubgraphRule] = {}  # If, Loop, Scan: see rules/control.py
 NOT_DIFFERENTIABLE: dict[Key, str] = {}
 
 
-def gradient(
+def rule(
     op_type: str,
     domain: str = "",
     *,
@@ -131,9 +131,9 @@ def gradient(
     """Register the decorated function as the gradient rule of an operator.
 
     Your rule replaces an existing rule. The rule is called as `rule(op, *inputs, *outputs,
-    *arriving, **attributes)`. It returns one entry per input, or the entry itself for an operator
-    with one input. An entry is a value, None for no gradient, or a function without arguments that
-    computes the value; it is called only if the value is needed.
+    *output_gradients, **attributes)`. It returns one entry per input, or the entry itself for an
+    operator with one input. An entry is a value, None for no gradient, or a function without
+    arguments that computes the value; it is called only if the value is needed.
 
     - `op_type` and `domain` name the operator; "" is ONNX's own domain.
     - `broadcasts=True` allows an entry to have the broadcast shape: the driver sums it down to the
@@ -163,9 +163,9 @@ def gradient(
     """
 
     def register(function: Callable[..., Gradients]) -> Callable[..., Gradients]:
-        rule = Rule(op_type, domain, function, broadcasts, all_outputs, _rule_signature(function))
+        signature = _rule_signature(function)
         _clear((domain, op_type), function.__module__)
-        RULES[domain, op_type] = rule
+        RULES[domain, op_type] = Rule(op_type, domain, function, broadcasts, all_outputs, signature)
         if infer is not None:
             register_inference(op_type, domain)(infer)
         return function
@@ -211,7 +211,7 @@ def decompose(
     return register
 
 
-def subgraph_gradient(op_type: str) -> Callable[[Any], Any]:
+def subgraph_rule(op_type: str) -> Callable[[Any], Any]:
     """Register the decorated function as the rule of an operator with subgraphs.
 
     It is called as `function(tape, path_node, dys)`, `dys` being the gradients that arrive at the

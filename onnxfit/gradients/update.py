@@ -106,9 +106,9 @@ def with_rows(op: GraphBuilder, x: Value, numbers: npt.NDArray[np.int64], rows: 
     return op.ScatterND(x, op.constant(numbers[:, None]), rows)
 
 
-def _within(op: GraphBuilder, w: Value, least: Array, greatest: Array) -> Value:
+def _within(op: GraphBuilder, w: Value, minimum: Array, maximum: Array) -> Value:
     """Return w clamped between arrays. NaN stays NaN, which Max and Min do not guarantee."""
-    low, high = op.constant(least, w.dtype), op.constant(greatest, w.dtype)
+    low, high = op.constant(minimum, w.dtype), op.constant(maximum, w.dtype)
     raised = op.Where(w < low, low, w)
     return op.Where(raised > high, high, raised)
 

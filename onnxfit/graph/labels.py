@@ -32,13 +32,13 @@ RANGES = {(0.0, 1.0): "{} from 0 to 1", (0.0, math.inf): "finite {} >= 0"}
 class AllowedLabels:
     """The labels that a loss reads in the graph. All of them are finite.
 
-    - `least`, `greatest`: the bounds of a label.
+    - `minimum`, `maximum`: the bounds of a label.
     - `values`: the only possible labels; None for any number in the bounds.
     - `ignored`: a label that does not count, which may lie outside of the bounds; None for none.
     """
 
-    least: float = -math.inf
-    greatest: float = math.inf
+    minimum: float = -math.inf
+    maximum: float = math.inf
     values: tuple[float, ...] | None = None
     ignored: int | None = None
 

@@ -90,7 +90,7 @@ class Records:
         return signature_kinds(self._graph.metadata_props.get(SIGNATURE, ""))
 
     @cached_property
-    def _others(self) -> set[str]:
+    def _not_weights(self) -> set[str]:
         """The names of inputs, and of tensors that were recorded as no parameters."""
         others = {value.name or "" for value in self._graph.inputs}
         others.update(name for name, kind in self._kinds.items() if kind != PARAMETER)
@@ -109,7 +109,7 @@ class Records:
             return Record(kind == PARAMETER, kind)
         if not origins:
             return Record(None)
-        others = [name for name in origins if name in self._others]
+        others = [name for name in origins if name in self._not_weights]
         if self._kinds:
             parameters = [name for name in origins if self._kinds.get(name) == PARAMETER]
             return Record(bool(parameters), None, origins, parameters, others)

@@ -311,12 +311,12 @@ def _is_mask(value: ir.Value, array: np.ndarray[Any, Any]) -> bool:
     """Return whether numbers hide values when they are added: -inf, -1e9, -3.4e38, ..."""
     if not array.size:
         return False
-    least, most = float(array.min()), float(array.max())
-    if not np.isfinite([least, most]).all():  # NaN, too
+    minimum, maximum = float(array.min()), float(array.max())
+    if not np.isfinite([minimum, maximum]).all():  # NaN, too
         return True
-    if least > MASKED or _is_matrix_or_bias(value):
+    if minimum > MASKED or _is_matrix_or_bias(value):
         return False
-    return least in LEAST_NUMBERS or bool(((array == array.min()) | (array == array.max())).all())
+    return minimum in LEAST_NUMBERS or bool(((array == array.min()) | (array == array.max())).all())
 
 
 def _is_matrix_or_bias(

@@ -116,15 +116,15 @@ def _is_faster(convolution: AnyConvolution) -> bool:
     taps = math.prod(convolution.kernel)
     # With one tap for each element, it is a product of matrices already.
     has_taps = any(map(operator.gt, convolution.kernel, strides)) if is_transposed else taps > 1
-    least = MIN_PRODUCTS
+    minimum = MIN_PRODUCTS
     if remainders > 1:
         has_several = (
             result[0] >= MIN_IMAGES_WITH_STRIDES and result[1] >= MIN_CHANNELS_WITH_STRIDES
         )
-        least = MIN_PRODUCTS_WITH_STRIDES[0 if has_several else 1]
+        minimum = MIN_PRODUCTS_WITH_STRIDES[0 if has_several else 1]
     return (
         has_taps
-        and source[1] * taps >= least * remainders
+        and source[1] * taps >= minimum * remainders
         and result[1] >= MIN_CHANNELS
         and result[0] * math.prod(result[2:]) >= MIN_ELEMENTS
     )

@@ -37,8 +37,10 @@ def is_faster(*sizes: int, is_alone: bool) -> bool:
     """
     *_, rows, columns, steps = sizes
     used = math.prod(size / (-(-size // n) * n) for size, n in zip((rows, columns), TILE))
-    least = MIN_PRODUCTS_ALONE if is_alone else MIN_PRODUCTS
-    return min(rows, columns, steps) >= MIN_SIDE and used >= MIN_USED and math.prod(sizes) >= least
+    products = MIN_PRODUCTS_ALONE if is_alone else MIN_PRODUCTS
+    return (
+        min(rows, columns, steps) >= MIN_SIDE and used >= MIN_USED and math.prod(sizes) >= products
+    )
 
 
 @dataclass(frozen=True)

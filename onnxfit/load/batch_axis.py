@@ -453,12 +453,12 @@ def inferred_outputs(
     except ModelError:
         return {}  # the recipe of the training reports it
     return {
-        value.name or "": _known(sizes_of(value.shape))
+        value.name or "": _without_invented_names(sizes_of(value.shape))
         for value in inferred.graph.outputs
         if value.name in outputs and value.shape is not None
     }
 
 
-def _known(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+def _without_invented_names(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Return a shape without the names that the inference invents."""
     return tuple(size if isinstance(size, int) or size == BATCH else None for size in shape)

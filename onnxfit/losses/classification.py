@@ -113,8 +113,8 @@ class ClassLoss(Loss):
         classes: Dim = None
         if y_pred.shape is not None:
             classes = y_pred.shape[self.class_axis(len(y_pred.shape))]
-        greatest = classes - 1 if isinstance(classes, int) else math.inf
-        return AllowedLabels(0, greatest, ignored=self.ignore_index)
+        maximum = classes - 1 if isinstance(classes, int) else math.inf
+        return AllowedLabels(0, maximum, ignored=self.ignore_index)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         labels = label_numbers(loss_name(self), y)
@@ -124,8 +124,8 @@ class ClassLoss(Loss):
             if labels.ndim == len(y_pred.shape) and labels.shape[axis] == 1:
                 labels = labels.squeeze(axis)
             labels = self._align(labels, expected, y_pred)
-        greatest = self.allowed_labels(y_pred).greatest
-        last = None if math.isinf(greatest) else int(greatest)
+        maximum = self.allowed_labels(y_pred).maximum
+        last = None if math.isinf(maximum) else int(maximum)
         expected_labels = "class indices from 0 " + ("on (int64)" if last is None else f"to {last}")
         labels = whole_numbers(self, labels, expected_labels, y_pred)
         refuse_outside(self, labels, last, expected_labels, y_pred, self.ignore_index)

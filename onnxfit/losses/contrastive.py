@@ -195,7 +195,9 @@ class Circle(LabeledVectors):
         positive, negative = _pairs(op, y_true, cosines)
 
         def total(pairs: Value, scores: Value) -> Value:
-            return log_sum_exp(op, op.Where(pairs, self.scale * scores, _least(cosines)), 1)
+            return log_sum_exp(
+                op, op.Where(pairs, self.scale * scores, _negligible_logit(cosines)), 1
+            )
 
         near = op.stop_gradient(op.Relu(cosines + m)) * (cosines - m)
         far = op.stop_gradient(op.Relu(1 + m - cosines)) * (1 - m - cosines)
@@ -244,8 +246,10 @@ class TripletSemiHard(LabeledVectors):
         farthest = op.ReduceMax(distances * numbers, [1], keepdims=1)
         of_third = op.Unsqueeze(distances, [1])
         is_farther = op.Unsqueeze(negative, [1]) & (of_third > op.Unsqueeze(distances, [2]))
-        nearest = op.ReduceMin(op.Where(is_farther, of_third, -_least(distances)), [2], keepdims=0)
-        chosen = op.Where(nearest < -_least(distances), nearest, farthest)
+        nearest = op.ReduceMin(
+            op.Where(is_farther, of_third, -_negligible_logit(distances)), [2], keepdims=0
+        )
+        chosen = op.Where(nearest < -_negligible_logit(distances), nearest, farthest)
         costs = op.Relu(distances - chosen + self.margin) * counts
         rows = op.cast(op.Squeeze(op.shape(distances, 0, 1)), distances.dtype)
         pairs = op.Max(op.ReduceSum(counts, keepdims=0), 1)
@@ -257,7 +261,7 @@ def _products(op: GraphBuilder, a: Value, b: Value) -> Value:
     return op.MatMul(a, op.Transpose(b, perm=[1, 0]))
 
 
-def _least(like: Value) -> float:
+def _negligible_logit(like: Value) -> float:
     """A finite number whose exponential is 0 beside that of any other number."""
     return float(np.finfo(like.dtype).min) / 4
 
@@ -274,7 +278,7 @@ def _contrast(op: GraphBuilder, views: Any, classes: Value, temperature: float) 
     logits = _products(op, vectors, vectors) / temperature
     positive, _ = _pairs(op, op.Concat(*[classes] * len(views), axis=0), logits)
     itself = op.cast(op.EyeLike(logits), np.bool_)
-    log_p = log_softmax(op, op.Where(itself, _least(logits), logits), 1)
+    log_p = log_softmax(op, op.Where(itself, _negligible_logit(logits), logits), 1)
     numbers = op.cast(positive, logits.dtype)
     count = op.Max(op.ReduceSum(numbers, [1], keepdims=0), 1)
     costs = -op.ReduceSum(op.Where(positive, log_p, 0), [1], keepdims=0) / count

@@ -145,8 +145,8 @@ class InfoNCE(JointFormula):
         return self.learn_temperature
 
     def _check_function(self) -> None:
-        most = 0 if self.learn_temperature else 1
-        fits = len(self.outputs) + len(self.inputs) == 2 and len(self.values) <= most
+        max_inputs = 0 if self.learn_temperature else 1
+        fits = len(self.outputs) + len(self.inputs) == 2 and len(self.values) <= max_inputs
         require_names(self, fits, "two outputs of vectors, and of at most one scale in values")
 
     def __call__(self, op: GraphBuilder, y_true: Any, y_pred: Any, **weights: Value) -> Value:

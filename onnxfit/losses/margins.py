@@ -143,7 +143,7 @@ class CosFace(MarginLoss):
     - `class_weights`, `ignore_index` and `reduction` are as in `ClassLoss`.
 
     >>> CosFace(10, scale=30).allowed_labels(TensorSpec("y", np.dtype("float32"), ("n", 64)))
-    AllowedLabels(least=0, greatest=9, values=None, ignored=None)
+    AllowedLabels(minimum=0, maximum=9, values=None, ignored=None)
     """
 
     named = False

@@ -66,8 +66,8 @@ class ListNet(Loss):
         axis = y_pred.rank - 1
         if self.ignore_index is not None:
             ignored = op.Equal(y_true, self.ignore_index)
-            least = float(np.finfo(y_pred.dtype).min) / 4
-            y_true, y_pred = (op.Where(ignored, least, x) for x in (y_true, y_pred))
+            minimum = float(np.finfo(y_pred.dtype).min) / 4
+            y_true, y_pred = (op.Where(ignored, minimum, x) for x in (y_true, y_pred))
         relevance = op.Softmax(y_true, axis=axis)
         return -op.ReduceSum(relevance * log_softmax(op, y_pred, axis), [axis], keepdims=0)
 

@@ -170,8 +170,8 @@ class CTC(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("blank", -1), ("ignore_index", -CLASS_LIMIT)):
-            check_number(self, name, at_least=least, at_most=CLASS_LIMIT - 1, whole=True)
+        for name, minimum in (("blank", -1), ("ignore_index", -CLASS_LIMIT)):
+            check_number(self, name, at_least=minimum, at_most=CLASS_LIMIT - 1, whole=True)
 
     @property
     def cause_of_infinity(self) -> str:
@@ -200,8 +200,8 @@ class CTC(Loss):
     def allowed_labels(self, y_pred: TensorSpec) -> AllowedLabels:
         steps, last, blank = self._limits(y_pred)
         if self.input_lengths:
-            greatest = math.inf if steps is None or last is None else max(steps, last)
-            return AllowedLabels(0, greatest, ignored=self.ignore_index)
+            maximum = math.inf if steps is None or last is None else max(steps, last)
+            return AllowedLabels(0, maximum, ignored=self.ignore_index)
         if last is None:
             return AllowedLabels(int(blank == 0), ignored=self.ignore_index)
         classes = [label for label in range(last + 1) if label != blank]
@@ -245,9 +245,9 @@ class CTC(Loss):
                 "CTC(input_lengths=True) needs the number of time steps as the first column of the"
                 f" labels for output {y_pred}, got labels without columns."
             )
-        most = CLASS_LIMIT - 1 if steps is None else steps
+        maximum = CLASS_LIMIT - 1 if steps is None else steps
         kind = "input lengths from 0 " + ("on" if steps is None else f"to {steps}")
-        refuse_where(loss_name(self), lengths, (lengths < 0) | (lengths > most), kind, y_pred)
+        refuse_where(loss_name(self), lengths, (lengths < 0) | (lengths > maximum), kind, y_pred)
         return lengths[:, 0]
 
     def _refuse_without_path(

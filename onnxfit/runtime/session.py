@@ -290,7 +290,7 @@ class BoundSession:
             **{name: value for name, (_, value) in self._last_bound.items()},
         }
 
-    def fed(self, batch: Batch) -> Mapping[str, Array]:
+    def inputs_of(self, batch: Batch) -> Mapping[str, Array]:
         """Return the arrays of `batch`, which was just run. Arrays in buffers are not copied."""
         return batch.arrays() if self.per_run_inputs else self.feeds
 

@@ -99,13 +99,13 @@ class Placeholder:
 
 
 def input_placeholder(
-    fact: InputFact, shape: tuple[int | None, ...], length: int, greatest: int
+    fact: InputFact, shape: tuple[int | None, ...], length: int, maximum: int
 ) -> Placeholder:
     """Return random data for an input.
 
     - `shape`: the sizes that were chosen; None for the rows.
     - `length`: the value of an input of lengths.
-    - `greatest`: the largest value of integers whose meaning is unknown.
+    - `maximum`: the largest value of integers whose meaning is unknown.
     """
 
     reason = f"{fact.kind}, because {fact.reason}"
@@ -122,7 +122,7 @@ def input_placeholder(
     if fact.kind == "lengths":
         return filled("integers", length, length + 1)
     if fact.kind == "integers":
-        return filled("integers", 0, greatest + 1)
+        return filled("integers", 0, maximum + 1)
     return filled({"image": "unit", "signal": "signed"}.get(fact.kind, "normal"))
 
 

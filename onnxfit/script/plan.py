@@ -236,8 +236,8 @@ def _with_inputs(plan: Plan, trainer: Trainer) -> tuple[Plan, dict[str, Any]]:
     inputs = _data_inputs(plan)
     error: Exception | None = None
     rows = plan.batch or TRIED_ROWS
-    for sizes, greatest in _trials(inputs):
-        tried = replace(plan, inputs=_placeholders(inputs, sizes, greatest))
+    for sizes, maximum in _trials(inputs):
+        tried = replace(plan, inputs=_placeholders(inputs, sizes, maximum))
         try:
             outputs = trainer.predict_on_batch(tried.data(rows)[0])
         except Exception as raised:  # onnxruntime raises its own classes
@@ -281,12 +281,12 @@ def _trials(inputs: Sequence[InputFact]) -> Iterator[tuple[dict[Key, int], int]]
     guesses = any(one.kind == "integers" for one in inputs)
     for place in places[:MAX_TRIALS]:
         sizes = {key: candidates[key][i] for key, i in zip(candidates, place)}
-        for greatest in TRIED_INTEGERS[: 2 if guesses else 1]:
-            yield sizes, greatest
+        for maximum in TRIED_INTEGERS[: 2 if guesses else 1]:
+            yield sizes, maximum
 
 
 def _placeholders(
-    inputs: Sequence[InputFact], sizes: Mapping[Key, int], greatest: int
+    inputs: Sequence[InputFact], sizes: Mapping[Key, int], maximum: int
 ) -> tuple[Placeholder, ...]:
     found = []
     length = next(iter(sizes.values()), 1)
@@ -300,7 +300,7 @@ def _placeholders(
             else int(size or 0)
             for axis, size in enumerate(one.shape or ())
         )
-        found.append(input_placeholder(one, shape, length, greatest))
+        found.append(input_placeholder(one, shape, length, maximum))
     return tuple(found)
 
 

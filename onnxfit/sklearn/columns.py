@@ -27,10 +27,10 @@ def standardization(data: Array, weights: Array | None) -> Scaling:
     moments = sparse_moments if scipy.sparse.issparse(data) else _dense_moments
     with np.errstate(over="ignore", invalid="ignore"):
         center, scale = moments(data, weights)
-    least = np.sqrt(float(np.finfo(data.dtype).tiny))  # smallest number whose square is normal
+    minimum = np.sqrt(float(np.finfo(data.dtype).tiny))  # smallest number whose square is normal
     rounding = data.shape[0] * np.finfo(np.float64).eps * np.abs(center)
-    constant = scale <= np.maximum(rounding, least)
-    in_range = scale < 1 / least
+    constant = scale <= np.maximum(rounding, minimum)
+    in_range = scale < 1 / minimum
     return Scaling(np.where(in_range, center, 0.0), np.where(in_range & ~constant, scale, 1.0))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.broadcasting import sum_of_rows
-from onnxfit.gradients.building import known
+from onnxfit.gradients.building import constant_elements
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.step.inference_forms import INFERENCE_FORMS
@@ -62,15 +62,16 @@ def _pad(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | No
 
     It does so if images have their channels last, as on WebGPU.
     """
-    x, pads, *others = node.inputs
-    axes = known(op.wrap(others[1])) if len(others) == 2 and others[1] is not None else None
+    x, pads, *rest = node.inputs
+    given = rest[1] if len(rest) == 2 else None
+    axes = None if given is None else constant_elements(op.wrap(given))
     if x is None or pads is None or x.shape is None or axes is None:
         return None
     rank, count = len(x.shape), len(axes)
     places = np.full((2, rank), 2 * count)  # positions of the zero after the pads
     places[0, axes], places[1, axes] = np.arange(count), np.arange(count, 2 * count)
     every = op.Gather(op.Concat(op.wrap(pads), [0], axis=0), op.constant(places.reshape(-1)))
-    value = op.wrap(others[0]) if others[0] is not None else None
+    value = op.wrap(rest[0]) if rest[0] is not None else None
     return op.Pad(op.wrap(x), every, value, mode=node.attributes.get_string("mode", "constant"))
 
 
@@ -117,7 +118,7 @@ def _sum_by_products(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -
     images of ResNet-18's layers, where cuDNN's reduction takes 24 to 42.
     """
     x = inputs[0]
-    axes = known(inputs[1]) if len(inputs) == 2 else None
+    axes = constant_elements(inputs[1]) if len(inputs) == 2 else None
     sizes = [d for d in x.shape or () if isinstance(d, int)]
     if axes is None or len(sizes) != x.rank or x.dtype.kind != "f" or 0 in sizes:
         return None

@@ -34,7 +34,7 @@ def check_gradient(recipe: Recipe) -> None:
 
 
 @model_errors()
-def gradient(
+def differentiate(
     recipe: Recipe, batch: Batch, *, scaled: bool = False, shared: bool = False
 ) -> tuple[GraphBuilder, dict[str, Value]]:
     """Return a builder of the graph with its gradients, and the gradient of each weight.

@@ -32,7 +32,7 @@ from onnxfit.load.opset import empty_graph
 from onnxfit.load.reading import ModelSource, read_model
 from onnxfit.load.training_form import to_evaluation_form, to_inference_form
 from onnxfit.penalties import PenaltyLike, penalties_for
-from onnxfit.step.differentiation import gradient, is_scaled
+from onnxfit.step.differentiation import differentiate, is_scaled
 from onnxfit.step.finish import finish
 from onnxfit.step.forward import (
     add_loss_outputs,
@@ -51,7 +51,7 @@ from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 @model_errors()
 def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return forward pass, loss, penalty, gradient, clipping and update as one graph."""
-    op, gradients = gradient(recipe, batch)
+    op, gradients = differentiate(recipe, batch)
     add_update(op, recipe, gradients)
     return finish(op)
 
@@ -64,7 +64,7 @@ def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> on
     returns them, and each of their slots, as one tensor. See `is_scaled` for the loss.
     """
     scaled = is_scaled(recipe)
-    op, gradients = gradient(recipe, batch, scaled=scaled)
+    op, gradients = differentiate(recipe, batch, scaled=scaled)
     add_update(op, recipe, gradients, fused, scaled=scaled)
     return finish(op)
 
@@ -74,9 +74,9 @@ def gradient_graph(recipe: Recipe, batch: Batch, *, shared: bool) -> onnx.ModelP
     """Return forward pass, loss, penalty and the gradient of each weight.
 
     The gradients are multiplied by the learning rate if `is_scaled` is true. `shared` is as for
-    `gradient`.
+    `differentiate`.
     """
-    op, gradients = gradient(recipe, batch, scaled=is_scaled(recipe), shared=shared)
+    op, gradients = differentiate(recipe, batch, scaled=is_scaled(recipe), shared=shared)
     for weight, g in gradients.items():
         value = g.ir
         if value.producer() is None or value.is_graph_output():
@@ -135,11 +135,11 @@ def accumulate_graph(
     A window is the batches whose gradients are averaged, as `Trainer(accumulate=)` says.
 
     - `whole`: whether the graph also has forward pass, loss and penalty, from which it computes the
-      gradients; `shared` is then as for `gradient`. Otherwise it reads the gradients.
+      gradients; `shared` is then as for `differentiate`. Otherwise it reads the gradients.
     """
     gradients: Mapping[str, Value] = {}
     if whole:
-        op, gradients = gradient(recipe, batch, shared=shared)
+        op, gradients = differentiate(recipe, batch, shared=shared)
     else:
         op = empty_graph("accumulate", recipe.device)
     first = op.input(names.FIRST, np.bool_, ())

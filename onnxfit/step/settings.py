@@ -110,5 +110,5 @@ def _is_rows(value: object) -> bool:
     )
 
 
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and least <= value <= most
+def _is_whole(value: object, minimum: int, maximum: int) -> bool:
+    return isinstance(value, int) and minimum <= value <= maximum

@@ -37,7 +37,7 @@ class StepResult(Protocol):
 
     def prediction(self) -> dict[str, npt.NDArray[Any]]: ...
 
-    def fed(self, batch: Batch) -> Mapping[str, npt.NDArray[Any]]: ...
+    def inputs_of(self, batch: Batch) -> Mapping[str, npt.NDArray[Any]]: ...
 
 
 class Mean:
@@ -286,7 +286,7 @@ class Tracker:
         self, metrics: Sequence[OutputMetric], result: StepResult, batch: Batch
     ) -> None:
         """Update metrics. They share their arguments, which are therefore read-only."""
-        predictions, arrays = result.prediction(), result.fed(batch)
+        predictions, arrays = result.prediction(), result.inputs_of(batch)
         for metric in metrics:
             weights = names.weight_of(metric.output, arrays)
             if metric.labels is None:

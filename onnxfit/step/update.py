@@ -171,7 +171,7 @@ def _fused_bounds(bounds: Bounds, fused: FusedWeights, alignment: int) -> Bounds
     joined = dict(bounds)
     for first, *others in fused.values():
         if first in bounds:
-            least, greatest = (
+            minimum, maximum = (
                 np.concatenate(
                     [
                         np.pad(array.reshape(-1), (0, -array.size % alignment))
@@ -180,7 +180,7 @@ def _fused_bounds(bounds: Bounds, fused: FusedWeights, alignment: int) -> Bounds
                 )
                 for end in (0, 1)
             )
-            joined[first] = least, greatest
+            joined[first] = minimum, maximum
     return joined
 
 
@@ -196,10 +196,10 @@ def _aligned(op: GraphBuilder, values: Sequence[Value], alignment: int) -> list[
     return pieces
 
 
-def _concatenated(op: GraphBuilder, vectors: Sequence[Value], most: int) -> Value:
-    """Return vectors as one, by Concats of at most `most` inputs each."""
+def _concatenated(op: GraphBuilder, vectors: Sequence[Value], maximum: int) -> Value:
+    """Return vectors as one, by Concats of at most `maximum` inputs each."""
     while len(vectors) > 1:
-        parts = [vectors[i : i + most] for i in range(0, len(vectors), most)]
+        parts = [vectors[i : i + maximum] for i in range(0, len(vectors), maximum)]
         vectors = [op.Concat(*part, axis=0) if len(part) > 1 else part[0] for part in parts]
     return vectors[0]
 
@@ -257,8 +257,8 @@ def _adaptively_clipped(
         for name, g in gradients.items():
             axes = unit_axes(recipe.model.graph.initializers[name])
             norms = [_norms(op, op.cast(value, wide), axes) for value in (weights[name], g)]
-            most = recipe.clip_adaptive * op.Max(norms[0], LEAST_NORM)
-            clipped[name] = g * op.cast(most / op.Max(norms[1], most), g.dtype)
+            maximum = recipe.clip_adaptive * op.Max(norms[0], LEAST_NORM)
+            clipped[name] = g * op.cast(maximum / op.Max(norms[1], maximum), g.dtype)
     return clipped
 
 
@@ -339,16 +339,16 @@ def _can_be_fused(
 
 
 def _bounded_groups(
-    members: Sequence[str], weights: Mapping[str, Array], most: int
+    members: Sequence[str], weights: Mapping[str, Array], maximum: int
 ) -> list[list[str]]:
-    """Cut a list of weights, in its order, into groups of at most `most` elements."""
+    """Cut a list of weights, in its order, into groups of at most `maximum` elements."""
     groups: list[list[str]] = []
     room = 0
     for name in members:
         size = weights[name].size
         if size > room:
             groups.append([])
-            room = most
+            room = maximum
         groups[-1].append(name)
         room -= size
     return groups

@@ -131,10 +131,10 @@ def _separated(like: Mapping[str, Array], vector: Array) -> dict[str, Array]:
 
 def _check_numbers(max_iter: Any, gtol: Any, history_size: Any) -> None:
     numbers = {"max_iter": (max_iter, MAX_ITERATIONS), "history_size": (history_size, MAX_HISTORY)}
-    for name, (value, most) in numbers.items():
-        if not (is_integer(value) and 1 <= value <= most):
+    for name, (value, maximum) in numbers.items():
+        if not (is_integer(value) and 1 <= value <= maximum):
             raise SettingError(
-                f"fit_lbfgs needs {name} as a whole number from 1 to {most}, got"
+                f"fit_lbfgs needs {name} as a whole number from 1 to {maximum}, got"
                 f" {shortened(value)}."
             )
     if not (is_number(gtol) and is_finite(gtol) and gtol >= 0):

@@ -53,8 +53,8 @@ def with_passed_settings(
         _warn_of_slots(saved["slots"], own["slots"], slots)
         if any(map(_is_sum, own["slots"].keys() ^ saved["slots"].keys())):
             counters["window"] = 0
-        begun = set(filter(_is_slot, own["slots"]))
-        if begun and begun.isdisjoint(saved["slots"]):
+        needed = set(filter(_is_slot, own["slots"]))
+        if needed and needed.isdisjoint(saved["slots"]):
             counters["first_step"] = counters["global_step"]
     _warn_of_seed(contents, passed)
     return {**saved, "slots": slots, "counters": counters}

@@ -78,7 +78,7 @@ def _input_roles(recipe: Recipe) -> dict[str, Json]:
 
 def described_labels(allowed: AllowedLabels) -> Json:
     """Return the labels that a host may pass, with null for a bound that is infinite."""
-    bounds = {"least": allowed.least, "greatest": allowed.greatest}
+    bounds = {"least": allowed.minimum, "greatest": allowed.maximum}
     return {
         **{name: bound if isfinite(bound) else None for name, bound in bounds.items()},
         "values": None if allowed.values is None else list(allowed.values),

@@ -34,7 +34,7 @@ class Step:
     def prediction(self) -> dict[str, Any]:
         return {"a": np.array([2.0, 4.0]), "b": np.array([1.0, 1.0])}
 
-    def fed(self, batch: Batch) -> Mapping[str, Any]:
+    def inputs_of(self, batch: Batch) -> Mapping[str, Any]:
         zeros = np.zeros(2)
         return {names.target("a"): zeros, names.target("b"): zeros}
 

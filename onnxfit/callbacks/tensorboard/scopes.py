@@ -98,20 +98,20 @@ def _filled(
         value.name: () for value in graph.input if value.name not in weights
     }
     after: dict[str, list[Scope | None]] = {value.name: [()] for value in graph.output}
-    arriving: list[Scope | None] = []
+    filled_forward: list[Scope | None] = []
     for node, scope in zip(graph.node, known):
         if scope is None:
             scope = _common(before.get(name) for name in reads(node))
-        arriving.append(scope)
-        before.update(dict.fromkeys(node.output, arriving[-1]))
-    leaving: list[Scope | None] = []
+        filled_forward.append(scope)
+        before.update(dict.fromkeys(node.output, filled_forward[-1]))
+    filled_backward: list[Scope | None] = []
     for node, scope in zip(reversed(graph.node), reversed(known)):
         if scope is None:
             scope = _common(reader for name in node.output for reader in after.get(name, []))
-        leaving.append(scope)
+        filled_backward.append(scope)
         for name in reads(node):
-            after.setdefault(name, []).append(leaving[-1])
-    return [_common(pair) or () for pair in zip(arriving, reversed(leaving))]
+            after.setdefault(name, []).append(filled_backward[-1])
+    return [_common(pair) or () for pair in zip(filled_forward, reversed(filled_backward))]
 
 
 def _shortened(

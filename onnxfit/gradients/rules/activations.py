@@ -13,12 +13,12 @@ import math
 
 import numpy as np
 
-from onnxfit.gradients.building import known
-from onnxfit.gradients.table import Gradients, gradient
+from onnxfit.gradients.building import constant_elements
+from onnxfit.gradients.table import Gradients, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("Relu")
+@rule("Relu")
 def relu(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     # a HardSigmoid compares and casts in one operator, up to twice as fast; it has no double kernel
     if dy.dtype == np.float32:
@@ -26,60 +26,60 @@ def relu(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.cast(y > 0, dy.dtype)
 
 
-@gradient("LeakyRelu")
+@rule("LeakyRelu")
 def leaky_relu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * op.Where(x > 0, 1, op.constant(alpha, x.dtype))
 
 
-@gradient("PRelu", broadcasts=True)
+@rule("PRelu", broadcasts=True)
 def p_relu(op: GraphBuilder, x: Value, slope: Value, y: Value, dy: Value) -> Gradients:
     return lambda: dy * op.Where(x > 0, 1, slope), lambda: dy * op.Min(x, 0)
 
 
-@gradient("Elu")
+@rule("Elu")
 def elu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * op.Where(x > 0, 1, y + alpha)
 
 
-@gradient("Celu")
+@rule("Celu")
 def celu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * op.Where(x > 0, 1, y / alpha + 1)
 
 
-@gradient("Selu")
+@rule("Selu")
 def selu(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float, gamma: float
 ) -> Gradients:
     return dy * op.Where(x > 0, gamma, y + alpha * gamma)
 
 
-@gradient("HardSigmoid")
+@rule("HardSigmoid")
 def hard_sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * (alpha * op.cast((y > 0) & (y < 1), dy.dtype))  # alpha may be huge: see Relu
 
 
-@gradient("Softplus")
+@rule("Softplus")
 def softplus(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Sigmoid(x)
 
 
-@gradient("Softsign")
+@rule("Softsign")
 def softsign(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     denominator = 1 + abs(x)
     return dy / (denominator * denominator)
 
 
-@gradient("ThresholdedRelu")
+@rule("ThresholdedRelu")
 def thresholded_relu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * op.cast(x > alpha, dy.dtype)
 
 
-@gradient("Shrink")
+@rule("Shrink")
 def shrink(op: GraphBuilder, x: Value, y: Value, dy: Value, *, lambd: float) -> Gradients:
     return dy * op.cast(abs(x) > lambd, dy.dtype)
 
 
-@gradient("Gelu")
+@rule("Gelu")
 def gelu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, approximate: str) -> Gradients:
     """The derivative P + x P' of y = x P(x).
 
@@ -99,17 +99,17 @@ def gelu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, approximate: str) -
     return dy * (p + z * op.Exp(math.log(1 / math.sqrt(math.pi)) - z * z))
 
 
-@gradient("Softmax")
+@rule("Softmax")
 def softmax(op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
     return y * (dy - op.ReduceSum(dy * y, [axis]))
 
 
-@gradient("LogSoftmax")
+@rule("LogSoftmax")
 def log_softmax(op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
     return dy - op.Exp(y) * op.ReduceSum(dy, [axis])
 
 
-@gradient("LpNormalization")
+@rule("LpNormalization")
 def lp_normalization(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int, p: int
 ) -> Gradients:
@@ -122,7 +122,7 @@ def lp_normalization(
     return (dy - slope * op.ReduceSum(dy * y, [axis])) / op.Where(norm == 0, math.inf, norm)
 
 
-@gradient("Dropout", all_outputs=True)
+@rule("Dropout", all_outputs=True)
 def dropout(
     op: GraphBuilder,
     x: Value,
@@ -134,7 +134,7 @@ def dropout(
     dmask: None,
 ) -> Gradients:
     """The identity, or mask / (1 - ratio) in training mode."""
-    flag = known(training)
+    flag = constant_elements(training)
     if training is None or (flag is not None and not flag):
         return dy, None, None
     kept = 1 - (op.constant(0.5, dy.dtype) if ratio is None else op.cast(ratio, dy.dtype))

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxfit.gradients.broadcasting import zeros_like
-from onnxfit.gradients.table import Gradients, gradient
+from onnxfit.gradients.table import Gradients, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("SoftmaxCrossEntropyLoss", all_outputs=True)
+@rule("SoftmaxCrossEntropyLoss", all_outputs=True)
 def softmax_cross_entropy_loss(
     op: GraphBuilder,
     scores: Value,
@@ -56,7 +56,7 @@ def softmax_cross_entropy_loss(
     return of_scores, None, of_weights
 
 
-@gradient("NegativeLogLikelihoodLoss")
+@rule("NegativeLogLikelihoodLoss")
 def negative_log_likelihood_loss(
     op: GraphBuilder,
     log_p: Value,

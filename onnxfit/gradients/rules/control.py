@@ -17,7 +17,7 @@ from onnxfit.gradients.blocker import STATIC
 from onnxfit.gradients.branches import branch_error
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.paths import PathNode, carries_gradient, differentiable_inputs
-from onnxfit.gradients.table import NoGradientError, subgraph_gradient
+from onnxfit.gradients.table import NoGradientError, subgraph_rule
 from onnxfit.graph import scopes
 from onnxfit.graph.fold import RANDOM
 from onnxfit.graph.inference import infer_outputs
@@ -30,7 +30,7 @@ SUPPORTED_LOOPS = "use a loop whose states are tensors of constant shape"
 RANDOM_OUTSIDE = "draw the numbers outside the body"
 
 
-@subgraph_gradient("If")
+@subgraph_rule("If")
 def if_(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
     """Build an If on the same condition.
 
@@ -46,8 +46,8 @@ def if_(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[in
     for name in ("then_branch", "else_branch"):
         before = set(tape.blockers)
         body = _copy_body(op, node.attributes[name].as_graph())
-        arriving = {i: body.wrap(dy.ir) for i, dy in enumerate(dys) if dy is not None}
-        gradients = _differentiate(tape, body, arriving, list(captured.values()))
+        output_gradients = {i: body.wrap(dy.ir) for i, dy in enumerate(dys) if dy is not None}
+        gradients = _differentiate(tape, body, output_gradients, list(captured.values()))
         _set_outputs(body, [_gradient_or_zero(body, gradients, v) for v in captured.values()])
         branches[name] = body.graph
         blocked |= {n: (name, error) for n, error in tape.blockers.items() if n not in before}
@@ -101,7 +101,7 @@ class StackedGradient(Stacked):
     body_output: int
 
 
-@subgraph_gradient("Scan")
+@subgraph_rule("Scan")
 def scan(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
     """Build a Scan from the last step to the first.
 
@@ -130,17 +130,17 @@ def scan(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[i
     for i, (axis, direction) in enumerate(zip(input_axes, input_directions), count):
         steps = op.wrap(_node_input(node, i))
         inputs.append(StackedInput(steps, axis, 1 - direction, body_inputs[i], i))
-    arriving = [
+    output_gradients = [
         StackedGradient(dy, axis, 1 - direction, i)
         for i, (dy, axis, direction) in enumerate(
             zip(dys[count:], output_axes, output_directions), count
         )
         if dy is not None
     ]
-    return _scan_back(tape, path_node, body, states, dys[:count], inputs, arriving)
+    return _scan_back(tape, path_node, body, states, dys[:count], inputs, output_gradients)
 
 
-@subgraph_gradient("Loop")
+@subgraph_rule("Loop")
 def loop(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
     """Build a Scan over the recorded states, from the last iteration that ran to the first."""
     op = tape.op
@@ -168,10 +168,10 @@ def loop(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[i
         StackedInput(op.wrap(steps), 0, 1, value)
         for value, steps in zip([iteration, *body_states], recorded)
     ]
-    arriving = [
+    output_gradients = [
         StackedGradient(dy, 0, 1, i) for i, dy in enumerate(dys) if i >= count and dy is not None
     ]
-    return _scan_back(tape, path_node, body, states, dys[:count], inputs, arriving)
+    return _scan_back(tape, path_node, body, states, dys[:count], inputs, output_gradients)
 
 
 def _scan_back(
@@ -181,7 +181,7 @@ def _scan_back(
     states: Sequence[LoopState],
     dys: Sequence[Value | None],
     inputs: Sequence[StackedInput],
-    arriving: Sequence[StackedGradient],
+    output_gradients: Sequence[StackedGradient],
 ) -> dict[int, Value]:
     """Run the copied forward body and its gradient in a Scan; return the node's gradients.
 
@@ -194,8 +194,8 @@ def _scan_back(
     }
     states = [state for state in states if carries_gradient(state.initial.ir)]
     scanned = [v for v in inputs if v.node_input in path_node.inputs]
-    _append_gradient(tape, body, states, captured, inputs, scanned, arriving)
-    stacked: list[Stacked] = [*inputs, *arriving]
+    _append_gradient(tape, body, states, captured, inputs, scanned, output_gradients)
+    stacked: list[Stacked] = [*inputs, *output_gradients]
     outputs = op.Scan(
         *(_or_zeros(op, dys[state.body_output], state.initial) for state in states),
         *(zeros_like(op, op.wrap(v)) for v in captured.values()),
@@ -219,18 +219,21 @@ def _append_gradient(
     captured: dict[int, ir.Value],
     inputs: Sequence[StackedInput],
     scanned: Sequence[StackedInput],
-    arriving: Sequence[StackedGradient],
+    output_gradients: Sequence[StackedGradient],
 ) -> None:
     """Turn a copy of the forward body into the backward body.
 
     It receives, in Scan's order, the gradients of the states, the sums so far for captured values,
-    and slices of `inputs` and `arriving`. It returns the gradients of the states before the step,
-    the new sums, and the gradients of the slices of `scanned`.
+    and slices of `inputs` and `output_gradients`. It returns the gradients of the states before the
+    step, the new sums, and the gradients of the slices of `scanned`.
     """
     op = tape.op
     dstates = [_body_input(body, f"state_{s.body_output}", s.initial) for s in states]
     sums = [_body_input(body, f"sum_{i}", op.wrap(v)) for i, v in captured.items()]
-    slices = [_body_input(body, f"arriving_{g.body_output}", g.steps, g.axis) for g in arriving]
+    slices = [
+        _body_input(body, f"output_gradient_{g.body_output}", g.steps, g.axis)
+        for g in output_gradients
+    ]
     body.graph.inputs[:] = [
         *(v.ir for v in dstates),
         *(v.ir for v in sums),
@@ -238,7 +241,7 @@ def _append_gradient(
         *(v.ir for v in slices),
     ]
     dys = {state.body_output: dy for state, dy in zip(states, dstates)}
-    dys.update({stacked.body_output: dy for stacked, dy in zip(arriving, slices)})
+    dys.update({stacked.body_output: dy for stacked, dy in zip(output_gradients, slices)})
     starts = [state.body_input for state in states]
     elements = [v.body_input for v in scanned]
     gradients = _differentiate(tape, body, dys, [*starts, *elements, *captured.values()])
@@ -256,14 +259,14 @@ def _or_zeros(op: GraphBuilder, dy: Value | None, like: Value) -> Value:
 
 
 def _differentiate(
-    tape: Tape, body: GraphBuilder, arriving: dict[int, Value], wrt: Sequence[ir.Value]
+    tape: Tape, body: GraphBuilder, output_gradients: dict[int, Value], wrt: Sequence[ir.Value]
 ) -> dict[ir.Value, Value]:
     """Append the gradient of a body to the body."""
     # The driver calls the rules, and these rules call the driver.
     from onnxfit.gradients.backward import backward, prepare
 
     inner = tape.inner(body)
-    return backward(inner, arriving, wrt, prepare(inner, arriving, wrt))
+    return backward(inner, output_gradients, wrt, prepare(inner, output_gradients, wrt))
 
 
 def _gradient_or_zero(

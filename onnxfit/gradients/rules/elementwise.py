@@ -13,52 +13,52 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfit.gradients.broadcasting import reduce_to
-from onnxfit.gradients.building import equality_mask, known
-from onnxfit.gradients.table import Gradients, NoGradientError, Values, gradient
+from onnxfit.gradients.building import constant_elements, equality_mask
+from onnxfit.gradients.table import Gradients, NoGradientError, Values, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("Add", broadcasts=True)
+@rule("Add", broadcasts=True)
 def add(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     return dy, dy
 
 
-@gradient("Sub", broadcasts=True)
+@rule("Sub", broadcasts=True)
 def sub(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     return dy, lambda: -reduce_to(op, dy, b)  # after the sum, fewer elements are negated
 
 
-@gradient("Mul", broadcasts=True)
+@rule("Mul", broadcasts=True)
 def mul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     if a.ir is b.ir:
         return lambda: 2 * dy * a, None
     return lambda: dy * b, lambda: dy * a
 
 
-@gradient("Div", broadcasts=True)
+@rule("Div", broadcasts=True)
 def div(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     da = dy / b
     return da, lambda: -reduce_to(op, da * y, b)
 
 
-@gradient("Mod", broadcasts=True)
+@rule("Mod", broadcasts=True)
 def mod(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     """y = a - n b with an integer n."""
     return dy, lambda: -(dy * op.Round((a - y) / b))
 
 
-@gradient("Sum", broadcasts=True)
+@rule("Sum", broadcasts=True)
 def sum_(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     return (dy,) * len(xs)
 
 
-@gradient("Mean", broadcasts=True)
+@rule("Mean", broadcasts=True)
 def mean(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     return (dy * (1 / len(xs)),) * len(xs)
 
 
-@gradient("Max", broadcasts=True)
-@gradient("Min", broadcasts=True)
+@rule("Max", broadcasts=True)
+@rule("Min", broadcasts=True)
 def extreme(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     """The inputs that are equal to the extreme share dy."""
     if len(xs) == 1:
@@ -69,7 +69,7 @@ def extreme(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     return tuple(share * mask for mask in masks)
 
 
-@gradient("Where", broadcasts=True)
+@rule("Where", broadcasts=True)
 def where(op: GraphBuilder, condition: Value, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     return (
         None,
@@ -78,7 +78,7 @@ def where(op: GraphBuilder, condition: Value, a: Value, b: Value, y: Value, dy: 
     )
 
 
-@gradient("Clip", broadcasts=True)
+@rule("Clip", broadcasts=True)
 def clip(
     op: GraphBuilder, x: Value, low: Value | None, high: Value | None, y: Value, dy: Value
 ) -> Gradients:
@@ -88,8 +88,8 @@ def clip(
     """
 
     def of_x() -> Value:
-        least, most = known(low), known(high)
-        if least is not None and most is not None and -np.inf < least <= most < np.inf:
+        minimum, maximum = constant_elements(low), constant_elements(high)
+        if minimum is not None and maximum is not None and -np.inf < minimum <= maximum < np.inf:
             return dy * equality_mask(op, x, y)
         unclipped = x == y
         if (
@@ -116,19 +116,19 @@ def clip(
     return of_x, of_low, of_high
 
 
-@gradient("Identity")
-@gradient("Cast")
+@rule("Identity")
+@rule("Cast")
 def identity(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     """The driver casts every gradient to the type of its input."""
     return dy
 
 
-@gradient("CastLike")
+@rule("CastLike")
 def cast_like(op: GraphBuilder, x: Value, like: Value, y: Value, dy: Value) -> Gradients:
     return dy, None
 
 
-@gradient("BitCast")
+@rule("BitCast")
 def bit_cast(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     """dy, if the type stays the same. The bits of another type are another number."""
     if x.ir.dtype != y.ir.dtype:
@@ -136,43 +136,43 @@ def bit_cast(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy
 
 
-@gradient("Neg")
+@rule("Neg")
 def neg(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return -dy
 
 
-@gradient("Abs")
+@rule("Abs")
 def abs_(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Sign(x)
 
 
-@gradient("Reciprocal")
+@rule("Reciprocal")
 def reciprocal(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return -(dy * y * y)
 
 
-@gradient("Sqrt")
+@rule("Sqrt")
 def sqrt(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / (2 * y)
 
 
-@gradient("Exp")
+@rule("Exp")
 def exp(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * y
 
 
-@gradient("Log")
+@rule("Log")
 def log(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / x
 
 
-@gradient("Pow", broadcasts=True)
+@rule("Pow", broadcasts=True)
 def pow_(op: GraphBuilder, x: Value, e: Value, y: Value, dy: Value) -> Gradients:
     """e x^(e-1) and y log x, both 0 where x = 0 makes one factor infinite and the other is 0."""
     exponent = op.cast(e, x.dtype)
 
     def of_base() -> Value:
-        constant_exponent = known(e)
+        constant_exponent = constant_elements(e)
         if constant_exponent is not None:
             return dy * _power_slope(op, x, constant_exponent.astype(x.dtype), y)
         lowered = op.Where((x == 0) & (exponent == 0), 0, exponent - 1)
@@ -204,71 +204,71 @@ def _power_slope(op: GraphBuilder, x: Value, e: npt.NDArray[np.floating], y: Val
     return op.constant(e) * x ** op.constant(np.where(e == 0, 0, e - 1).astype(e.dtype))
 
 
-@gradient("Sin")
+@rule("Sin")
 def sin(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Cos(x)
 
 
-@gradient("Cos")
+@rule("Cos")
 def cos(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return -(dy * op.Sin(x))
 
 
-@gradient("Tan")
+@rule("Tan")
 def tan(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * (1 + y * y)
 
 
-@gradient("Asin")
+@rule("Asin")
 def asin(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / op.Sqrt((1 - x) * (1 + x))
 
 
-@gradient("Acos")
+@rule("Acos")
 def acos(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return -(dy / op.Sqrt((1 - x) * (1 + x)))
 
 
-@gradient("Atan")
+@rule("Atan")
 def atan(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / (1 + x * x)
 
 
-@gradient("Sinh")
+@rule("Sinh")
 def sinh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Cosh(x)
 
 
-@gradient("Cosh")
+@rule("Cosh")
 def cosh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Sinh(x)
 
 
-@gradient("Tanh")
+@rule("Tanh")
 def tanh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * (1 - y * y)
 
 
-@gradient("Asinh")
+@rule("Asinh")
 def asinh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / op.Sqrt(x * x + 1)
 
 
-@gradient("Acosh")
+@rule("Acosh")
 def acosh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / op.Sqrt((x - 1) * (x + 1))
 
 
-@gradient("Atanh")
+@rule("Atanh")
 def atanh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / ((1 - x) * (1 + x))
 
 
-@gradient("Erf")
+@rule("Erf")
 def erf(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x)
 
 
-@gradient("Sigmoid")
+@rule("Sigmoid")
 def sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * y * (1 - y)

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.building import Ints, arange, axis_size, concat_sizes, elements_at
 from onnxfit.gradients.rules.convolution import ConvSpec
-from onnxfit.gradients.table import InputGradient, NoGradientError, decompose, gradient
+from onnxfit.gradients.table import InputGradient, NoGradientError, decompose, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 CUBIC = -0.75  # the parameter a of Keys's cubic, as in onnxruntime
@@ -27,7 +27,7 @@ CUBIC = -0.75  # the parameter a of Keys's cubic, as in onnxruntime
 # ------------------------------------------------------------------------------------------------
 
 
-@gradient("GridSample")
+@rule("GridSample")
 def grid_sample(
     op: GraphBuilder,
     x: Value,
@@ -51,11 +51,11 @@ def grid_sample(
     ]
     flat = op.Reshape(x, concat_sizes(op, images, -1))
     pixels = _pixels(op, x, taps)
-    arriving = op.Reshape(dy, concat_sizes(op, images, *[1] * axes, -1))
+    dy_flat = op.Reshape(dy, concat_sizes(op, images, *[1] * axes, -1))
 
     def dx() -> Value:
         weight = _outer_product(op, [tap.weight for tap in taps])
-        updates = arriving * op.Unsqueeze(weight, [1])
+        updates = dy_flat * op.Unsqueeze(weight, [1])
         # Not ScatterND: its kernel adds with several threads without a lock, and loses updates.
         summed = op.ScatterElements(
             zeros_like(op, flat),
@@ -69,7 +69,7 @@ def grid_sample(
     def dgrid() -> Value:
         values = op.GatherElements(flat, pixels, axis=2)
         values = op.Reshape(values, concat_sizes(op, images, *[taps[0].count] * axes, -1))
-        values = op.ReduceSum(values * arriving, [1], keepdims=0)
+        values = op.ReduceSum(values * dy_flat, [1], keepdims=0)
         columns = []
         for along in reversed(taps):  # the grid's coordinates are x, y, z: the last axis first
             factors = [tap.slope if tap is along else tap.weight for tap in taps]
@@ -191,7 +191,7 @@ def _behind(op: GraphBuilder, factor: Value, product: Value) -> Value:
     return op.Unsqueeze(factor, list(range(1, product.rank - 1)))
 
 
-@gradient("AffineGrid")
+@rule("AffineGrid")
 def affine_grid(
     op: GraphBuilder, theta: Value, size: Value, y: Value, dy: Value, *, align_corners: int
 ) -> tuple[InputGradient, ...]:
@@ -206,8 +206,8 @@ def affine_grid(
     base = op.AffineGrid(identity, one_image, align_corners=align_corners)
     base = op.Reshape(base, [-1, axes])
     base = op.Pad(base, [0, 0, 0, 1], op.constant(1, theta.dtype))  # (points, axes + 1)
-    arriving = op.Reshape(dy, concat_sizes(op, axis_size(op, dy, 0), -1, axes, 1))
-    return op.ReduceSum(arriving * op.Unsqueeze(base, [1]), [1], keepdims=0), None
+    dy_flat = op.Reshape(dy, concat_sizes(op, axis_size(op, dy, 0), -1, axes, 1))
+    return op.ReduceSum(dy_flat * op.Unsqueeze(base, [1]), [1], keepdims=0), None
 
 
 # Patches
@@ -279,7 +279,7 @@ def _deformed_coordinate(
     return op.Unsqueeze((2 * pixel + 1) / size - 1, [-1])
 
 
-@gradient("Col2Im")
+@rule("Col2Im")
 def col2im(
     op: GraphBuilder, x: Value, image_shape: Value, block_shape: Value, y: Value, dy: Value, *,
     strides: Ints | None, pads: Ints | None, dilations: Ints | None,

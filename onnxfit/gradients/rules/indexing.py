@@ -23,9 +23,9 @@ from onnxfit.gradients.building import (
     arange,
     axis_size,
     concat_sizes,
+    constant_elements,
     element_numbers,
     int_vector,
-    known,
     require_rank,
     reshape_like,
     static_shape,
@@ -34,7 +34,7 @@ from onnxfit.gradients.building import (
     zeros,
 )
 from onnxfit.gradients.notes import GATHER_DX, GATHER_DY, noted
-from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.gradients.table import Gradients, NoGradientError, decompose, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 MAX_SCATTER_ND_ELEMENTS = 2**17  # added by one ScatterND in one thread
@@ -46,13 +46,13 @@ MIN_ROW_ELEMENTS = 64  # from which searching equal indices pays
 # --------------------------------------------------------------------------------------------------
 
 
-@gradient("Gather")
+@rule("Gather")
 def gather(
     op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int
 ) -> Gradients:
     axis = axis % x.rank
     slices = _with_one_index_axis(op, x, indices, dy, axis)
-    constant_indices = known(indices)
+    constant_indices = constant_elements(indices)
     size = None if x.shape is None else x.shape[axis]
     if constant_indices is not None and isinstance(size, int):
         positive = np.where(constant_indices < 0, constant_indices + size, constant_indices)
@@ -154,7 +154,7 @@ def _with_one_index_axis(op: GraphBuilder, x: Value, indices: Value, dy: Value, 
         return dy
     if indices.rank == 0:
         return op.Unsqueeze(dy, [axis])
-    index_sizes = known(op.shape(indices))
+    index_sizes = constant_elements(op.shape(indices))
     if index_sizes is None:
         count = op.Reshape(op.Size(indices), int_vector(op, 1))
     else:
@@ -167,7 +167,7 @@ def _with_one_index_axis(op: GraphBuilder, x: Value, indices: Value, dy: Value, 
     return op.Reshape(dy, concat_sizes(op, *sizes), allowzero=1)
 
 
-@gradient("GatherElements")
+@rule("GatherElements")
 def gather_elements(
     op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int
 ) -> Gradients:
@@ -190,7 +190,7 @@ def _from_start(op: GraphBuilder, indices: Value, size: Value) -> Value:
     return op.Where(indices < np.int32(0), indices + op.cast(size, np.int32), indices)
 
 
-@gradient("GatherND")
+@rule("GatherND")
 def gather_nd(
     op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, batch_dims: int
 ) -> Gradients:
@@ -229,7 +229,7 @@ def compress(op: GraphBuilder, x: Value, condition: Value, *, axis: int | None) 
     """A Gather of the indices at which the condition is true; without an axis, of the flattened
     tensor.
     """
-    constant_condition = known(condition)
+    constant_condition = constant_elements(condition)
     flat = int_vector(op, -1)
     if constant_condition is None:
         selected = op.Reshape(op.NonZero(condition), flat)
@@ -240,7 +240,7 @@ def compress(op: GraphBuilder, x: Value, condition: Value, *, axis: int | None) 
     return op.Gather(x, selected, axis=axis)
 
 
-@gradient("TopK", all_outputs=True)
+@rule("TopK", all_outputs=True)
 def top_k(
     op: GraphBuilder,
     x: Value,
@@ -257,7 +257,7 @@ def top_k(
     return op.ScatterElements(zeros(op, dy, op.shape(x)), indices, dy, axis=axis), None
 
 
-@gradient("Unique", all_outputs=True)
+@rule("Unique", all_outputs=True)
 def unique(
     op: GraphBuilder,
     x: Value,
@@ -282,7 +282,7 @@ def unique(
     return op.Gather(dy / align_to_axis(op, divisors, axis, x.rank), inverse, axis=axis)
 
 
-@gradient("OneHot")
+@rule("OneHot")
 def one_hot(
     op: GraphBuilder, indices: Value, depth: Value, values: Value, y: Value, dy: Value, *, axis: int
 ) -> Gradients:
@@ -296,7 +296,7 @@ def one_hot(
     return None, None, of_values
 
 
-@gradient("Range")
+@rule("Range")
 def range_(
     op: GraphBuilder, start: Value, limit: Value, delta: Value, y: Value, dy: Value
 ) -> Gradients:
@@ -316,7 +316,7 @@ def range_(
 # --------------------------------------------------------------------------------------------------
 
 
-@gradient("ScatterElements")
+@rule("ScatterElements")
 def scatter_elements(
     op: GraphBuilder,
     x: Value,
@@ -331,7 +331,7 @@ def scatter_elements(
     return _scatter_gradients(_ElementIndices(op, indices, axis), x, updates, y, dy, reduction)
 
 
-@gradient("TensorScatter")
+@rule("TensorScatter")
 def tensor_scatter(
     op: GraphBuilder,
     past: Value,
@@ -361,7 +361,7 @@ def tensor_scatter(
     return of_past, of_update, None
 
 
-@gradient("ScatterND")
+@rule("ScatterND")
 def scatter_nd(
     op: GraphBuilder,
     x: Value,

@@ -22,12 +22,12 @@ from onnxfit.gradients.building import (
     require_rank,
     transpose_matrices,
 )
-from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, gradient
+from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, rule
 from onnxfit.graph.inference import fused_product, like
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("MatMul", broadcasts=True)
+@rule("MatMul", broadcasts=True)
 def matmul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     if require_rank(a) == 1 and require_rank(b) == 1:
         return lambda: dy * b, lambda: dy * a
@@ -58,7 +58,7 @@ def _right_gradient(op: GraphBuilder, a: Value, b: Value, dy: Value) -> Value:
     return op.Gemm(a, dy, transA=1) if a.rank == dy.rank == 2 else transpose_matrices(op, a) @ dy
 
 
-@gradient("Gemm", broadcasts=True)
+@rule("Gemm", broadcasts=True)
 def gemm(
     op: GraphBuilder, a: Value, b: Value, c: Value | None, y: Value, dy: Value,
     *, alpha: float, beta: float, transA: int, transB: int,
@@ -81,7 +81,7 @@ def gemm(
 # ------------------------------------------------------------------------------------------------
 
 
-@gradient("Einsum", broadcasts=True)
+@rule("Einsum", broadcasts=True)
 def einsum(
     op: GraphBuilder, xs: Values, y: Value, dy: Value, *, equation: str | bytes
 ) -> Gradients:
@@ -103,13 +103,13 @@ Factor = tuple[str, Value]
 
 
 def _factor_gradient(
-    op: GraphBuilder, i: int, factors: Sequence[Factor], arriving: Factor
+    op: GraphBuilder, i: int, factors: Sequence[Factor], output_gradient: Factor
 ) -> Value:
-    """Return the gradient of factor i; `arriving` is dy with the labels of the result."""
+    """Return the gradient of factor i; `output_gradient` is dy with the labels of the result."""
     term, x = factors[i]
-    result, _ = arriving
+    result, _ = output_gradient
     used = set("".join(t for t, _ in factors) + result)
-    multiplied = [arriving]
+    multiplied = [output_gradient]
     multiplied += [
         _without_broadcast_axes(op, other, factors) for j, other in enumerate(factors) if j != i
     ]
@@ -274,7 +274,7 @@ def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]
 # ------------------------------------------------------------------------------------------------
 
 
-@gradient("Det")
+@rule("Det")
 def determinant(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     """d det(X) / dX is the matrix of cofactors (Jacobi's formula).
 

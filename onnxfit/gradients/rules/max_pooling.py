@@ -34,7 +34,7 @@ from onnxfit.gradients.notes import MAX_POOL_DX, MAX_POOL_DY, noted
 from onnxfit.gradients.rules.convolution import ConvSpec, crop, padding, transposed_conv
 from onnxfit.gradients.rules.convolution.spec import Crop
 from onnxfit.gradients.rules.pooling import require_defined_windows
-from onnxfit.gradients.table import Gradients, gradient
+from onnxfit.gradients.table import Gradients, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 # From this number of windows, comparisons are faster than the Indices of MaxPool: they take 4 to 9
@@ -109,7 +109,7 @@ class PoolProblem:
         return math.prod(sizes) * (images if isinstance(images, int) else EXPECTED_IMAGES)
 
 
-@gradient("MaxPool", all_outputs=True)
+@rule("MaxPool", all_outputs=True)
 def max_pool(
     op: GraphBuilder, x: Value, y: Value, indices: Value, dy: Value, dindices: Value | None, *,
     auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None,
@@ -358,7 +358,7 @@ def _woven(op: GraphBuilder, parts: Sequence[Value], problem: PoolProblem) -> Va
     return op.Reshape(woven, op.shape(problem.x))
 
 
-@gradient("GlobalMaxPool")
+@rule("GlobalMaxPool")
 def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     flat = op.Reshape(x, [0, 0, -1])
     largest = op.ArgMax(flat, axis=2)
@@ -372,7 +372,7 @@ def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     return op.Reshape(dx, op.shape(x))
 
 
-@gradient("MaxUnpool")
+@rule("MaxUnpool")
 def max_unpool(
     op: GraphBuilder, x: Value, indices: Value, output_shape: Value | None, y: Value, dy: Value, *,
     kernel_shape: Ints, pads: Ints | None, strides: Ints | None,

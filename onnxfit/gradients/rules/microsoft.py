@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.building import MICROSOFT, arange, transpose_matrices
-from onnxfit.gradients.table import Gradients, decompose, gradient
+from onnxfit.gradients.table import Gradients, decompose, rule
 from onnxfit.graph.inference import same_type_and_rank, same_type_and_shape
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -66,7 +66,7 @@ def trilu(op: GraphBuilder, x: Value, k: Value | None, *, upper: int = 1) -> Val
     return op.Trilu(x, k, upper=upper)
 
 
-@gradient("Inverse", MICROSOFT, infer=same_type_and_shape)
+@rule("Inverse", MICROSOFT, infer=same_type_and_shape)
 def inverse(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     """-y^T dy y^T"""
     transposed = transpose_matrices(op, y)

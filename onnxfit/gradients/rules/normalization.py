@@ -15,12 +15,12 @@ import numpy as np
 
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
 from onnxfit.gradients.building import MICROSOFT, per_channel, trailing_size
-from onnxfit.gradients.table import Gradients, decompose, gradient
+from onnxfit.gradients.table import Gradients, decompose, rule
 from onnxfit.graph.inference import same_type_and_shape
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("LayerNormalization", all_outputs=True)
+@rule("LayerNormalization", all_outputs=True)
 def layer_normalization(
     op: GraphBuilder,
     x: Value,
@@ -92,7 +92,7 @@ def _is_row(scale: Value, x: Value, axes: list[int]) -> bool:
     return scale.shape == x.shape[-1:] != (1,) and None not in scale.shape
 
 
-@gradient("InstanceNormalization")
+@rule("InstanceNormalization")
 def instance_normalization(
     op: GraphBuilder, x: Value, scale: Value, bias: Value, y: Value, dy: Value, *, epsilon: float
 ) -> Gradients:

@@ -11,8 +11,8 @@ from onnxfit.gradients.table import (
     Gradients,
     NoGradientError,
     Values,
-    gradient,
     not_differentiable,
+    rule,
 )
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -39,8 +39,8 @@ for _reason, _op_types in _REASONS.items():
     not_differentiable(__name__, _reason, *_op_types.split())
 
 
-@gradient("QLinearConv")
-@gradient("QLinearMatMul")
+@rule("QLinearConv")
+@rule("QLinearMatMul")
 def quantized(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     """Its integers represent floats, so a gradient of zero would be silently wrong."""
     raise NoGradientError(

@@ -32,7 +32,7 @@ from onnxfit.gradients.building import (
 from onnxfit.gradients.notes import PACKED_DX, PACKED_DY, noted
 from onnxfit.gradients.rules.indexing import gather
 from onnxfit.gradients.rules.quantization import sum_blocks
-from onnxfit.gradients.table import Gradients, NoGradientError, gradient
+from onnxfit.gradients.table import Gradients, NoGradientError, rule
 from onnxfit.graph.inference import same_type
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -139,7 +139,7 @@ def _when_it_runs(op: GraphBuilder, packed: Value, dy: Value) -> Value:
 # --------------------------------------------------------------------------------------------------
 
 
-@gradient("MatMulNBits", MICROSOFT, infer=_product_type_and_shape)
+@rule("MatMulNBits", MICROSOFT, infer=_product_type_and_shape)
 def matmul_of_bits(
     op: GraphBuilder, a: Value, b: Value, scales: Value, zero_points: Value | None,
     g_idx: Value | None, bias: Value | None, y: Value, dy: Value,
@@ -286,7 +286,7 @@ def _split_bytes(op: GraphBuilder, packed: Value, bits: int) -> list[Value]:
 # --------------------------------------------------------------------------------------------------
 
 
-@gradient("MatMulBnb4", MICROSOFT, infer=_product_type_and_shape)
+@rule("MatMulBnb4", MICROSOFT, infer=_product_type_and_shape)
 def matmul_of_4_bit_floats(
     op: GraphBuilder, a: Value, b: Value, absmax: Value, y: Value, dy: Value,
     *, K: int, N: int, block_size: int, quant_type: int, transB: int = 1,
@@ -327,7 +327,7 @@ def matmul_of_4_bit_floats(
 # --------------------------------------------------------------------------------------------------
 
 
-@gradient("GatherBlockQuantized", MICROSOFT, infer=_rows_type_and_shape)
+@rule("GatherBlockQuantized", MICROSOFT, infer=_rows_type_and_shape)
 def gather_of_blocks(
     op: GraphBuilder, data: Value, indices: Value, scales: Value, zero_points: Value | None,
     y: Value, dy: Value,

@@ -25,7 +25,7 @@ from onnxfit.gradients.building import (
     trailing_size,
 )
 from onnxfit.gradients.rules.convolution import ConvSpec, crop, padding, transposed_conv
-from onnxfit.gradients.table import NoGradientError, decompose, gradient
+from onnxfit.gradients.table import NoGradientError, decompose, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 # Up to this size of an axis, sums over windows are a product with a matrix. The cost of the product
@@ -36,7 +36,7 @@ MAX_POOLED_WIDTH = 512
 # ------------------------------------------------------------------------------------------------
 
 
-@gradient("AveragePool")
+@rule("AveragePool")
 def average_pool(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *,
     auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Ints | None,
@@ -78,7 +78,7 @@ def average_pool(
     return dx if part is None else part.gradient(dx)
 
 
-@gradient("LpPool")
+@rule("LpPool")
 def lp_pool(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *,
     auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, p: int,
@@ -101,7 +101,7 @@ def lp_pool(
     return dx if part is None else part.gradient(dx)
 
 
-@gradient("GlobalAveragePool")
+@rule("GlobalAveragePool")
 def global_average_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     return op.Expand(dy / trailing_size(op, x, 2), op.shape(x))
 

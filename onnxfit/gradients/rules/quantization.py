@@ -35,12 +35,12 @@ from onnxfit.gradients.building import (
     Ints,
     arange,
     axis_size,
+    constant_elements,
     equality_mask,
-    known,
 )
 from onnxfit.gradients.rules.convolution import conv
 from onnxfit.gradients.rules.linear import matmul
-from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.gradients.table import Gradients, NoGradientError, decompose, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 Array = npt.NDArray[Any]
@@ -48,7 +48,7 @@ Array = npt.NDArray[Any]
 SMALLEST_SCALE = 1e-25
 
 
-@gradient("QuantizeLinear")
+@rule("QuantizeLinear")
 def quantize(
     op: GraphBuilder,
     x: Value,
@@ -78,7 +78,7 @@ def quantize(
     )
 
 
-@gradient("DequantizeLinear")
+@rule("DequantizeLinear")
 def dequantize(
     op: GraphBuilder,
     x: Value,
@@ -150,7 +150,7 @@ def dequantize_of_microsoft(
     return op.DequantizeLinear(x, scale, zero_point, axis=axis, block_size=block_size or None)
 
 
-@gradient("DynamicQuantizeLinear", all_outputs=True)
+@rule("DynamicQuantizeLinear", all_outputs=True)
 def quantize_dynamically(
     op: GraphBuilder,
     x: Value,
@@ -187,7 +187,10 @@ def _constant_range(
     This takes a fifth of the time of rounding once more to compare the integers (64 images of 32
     channels, 8x8, one thread).
     """
-    s, zero = known(scale), np.zeros((), dtype) if zero_point is None else known(zero_point)
+    s, zero = (
+        constant_elements(scale),
+        np.zeros((), dtype) if zero_point is None else constant_elements(zero_point),
+    )
     if s is None or zero is None or x.dtype != np.float32 or s.dtype != np.float32:
         return None
     if "int" not in dtype.name:
@@ -226,7 +229,7 @@ def _last_rounded_to(limit: Array, scale: Array, sign: int) -> Array:
 
 def _as_float(op: GraphBuilder, q: Value, dtype: np.dtype[np.generic]) -> Value:
     """Zero points as floats."""
-    array = known(q)
+    array = constant_elements(q)
     if array is not None:
         return op.constant(array, dtype)
     # The zero determines the type of q: onnxruntime moves a DequantizeLinear without it elsewhere,
@@ -299,7 +302,7 @@ def _sum_to_zero_point(
 # --------------------------------------------------------------------------------------------------
 
 
-@gradient("MatMulInteger", broadcasts=True)
+@rule("MatMulInteger", broadcasts=True)
 def matmul_of_integers(
     op: GraphBuilder,
     a: Value,
@@ -322,7 +325,7 @@ def matmul_of_integers(
     return (*entries, None, None)
 
 
-@gradient("ConvInteger")
+@rule("ConvInteger")
 def convolution_of_integers(
     op: GraphBuilder,
     x: Value,

@@ -14,14 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.building import (
+    constant_elements,
     elements_at,
-    known,
     known_int,
     require_rank,
     static_size,
     zeros,
 )
-from onnxfit.gradients.table import Gradients, NoGradientError, gradient
+from onnxfit.gradients.table import Gradients, NoGradientError, rule
 from onnxfit.graph.steps import Stepped, Tensors, scan_steps
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -63,7 +63,7 @@ class Reduction:
         """The number of axes in `axes`, None if they are computed."""
         if self.axes is None:
             return 0
-        axes = known(self.axes)
+        axes = constant_elements(self.axes)
         return None if axes is None else axes.size
 
     def _with_rank(self, value: Value) -> Value:
@@ -83,8 +83,8 @@ def reduction(op_type: str, *, keeps_single: bool = True) -> Callable[[Formula],
     """
 
     def register(formula: Formula) -> Formula:
-        @gradient(op_type)
-        def rule(
+        @rule(op_type)
+        def reduction_rule(
             op: GraphBuilder,
             x: Value,
             axes: Value | None,
@@ -180,14 +180,14 @@ def reduce_log_sum_exp(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Re
     return over(dy) * op.Exp(x - op.Max(over(y), np.finfo(y.dtype).min))
 
 
-@gradient("CumSum")
+@rule("CumSum")
 def cum_sum(
     op: GraphBuilder, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int
 ) -> Gradients:
     return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse), None
 
 
-@gradient("CumProd")
+@rule("CumProd")
 def cum_prod(
     op: GraphBuilder, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int
 ) -> Gradients:
@@ -207,10 +207,10 @@ def cum_prod(
     axis_first = [first, *others]
 
     def step(body: GraphBuilder, states: Tensors, slices: Tensors) -> Stepped:
-        (carried,), (element, arriving) = states, slices
+        (carried,), (element, dy_element) = states, slices
         if exclusive:
-            return [arriving + element * carried], [carried]
-        through = arriving + carried
+            return [dy_element + element * carried], [carried]
+        through = dy_element + carried
         return [element * through], [through]
 
     none = zeros(op, x, elements_at(op, op.shape(x), others))

@@ -23,19 +23,19 @@ import onnx_ir as ir
 from onnxfit.gradients.building import (
     axis_size,
     concat_sizes,
+    constant_elements,
     elements_at,
     identity_matrix,
     int_vector,
-    known,
     normalize_axes,
 )
-from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
+from onnxfit.gradients.table import InputGradient, NoGradientError, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 CROP = "tf_crop_and_resize"
 
 
-@gradient("Resize")
+@rule("Resize")
 def resize(
     op: GraphBuilder, x: Value, roi: Value | None, scales: Value | None, sizes: Value | None,
     y: Value, dy: Value, *,
@@ -98,7 +98,7 @@ class ResizeSpec:
     @property
     def known_scales(self) -> npt.NDArray[Any] | None:
         """The scales if they are constants."""
-        return known(self.scales)
+        return constant_elements(self.scales)
 
     def lengths(self, axis: int) -> tuple[int | str | None, int | str | None]:
         """Return the sizes of an axis of x and y."""

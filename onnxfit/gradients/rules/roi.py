@@ -18,13 +18,13 @@ import onnx_ir as ir
 
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.building import arange, axis_size, concat_sizes
-from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
+from onnxfit.gradients.table import InputGradient, NoGradientError, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 INT64 = int(ir.DataType.INT64)
 
 
-@gradient("RoiAlign")
+@rule("RoiAlign")
 def roi_align(
     op: GraphBuilder, x: Value, rois: Value, batch: Value, y: Value, dy: Value, *,
     mode: str, coordinate_transformation_mode: str, output_height: int, output_width: int,
@@ -52,7 +52,7 @@ def roi_align(
     return dx, drois, None
 
 
-@gradient("MaxRoiPool")
+@rule("MaxRoiPool")
 def max_roi_pool(
     op: GraphBuilder,
     x: Value,

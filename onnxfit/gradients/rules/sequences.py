@@ -14,18 +14,18 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.blocker import STATIC
-from onnxfit.gradients.building import axis_size, concat_sizes, int_vector, known
-from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, gradient
+from onnxfit.gradients.building import axis_size, concat_sizes, constant_elements, int_vector
+from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 SUPPORTED_SEQUENCES = "use sequences that the model builds from tensors, at constant positions"
 
 
-@gradient("Optional")
-@gradient("SequenceConstruct")
-@gradient("SequenceErase")
-@gradient("SequenceInsert")
-@gradient("SplitToSequence")
+@rule("Optional")
+@rule("SequenceConstruct")
+@rule("SequenceErase")
+@rule("SequenceInsert")
+@rule("SplitToSequence")
 def sequence(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     """Refuse the gradient of a sequence.
 
@@ -52,7 +52,7 @@ def optional_get_element(op: GraphBuilder, x: Value) -> Value:
 @decompose("SequenceAt")
 def sequence_at(op: GraphBuilder, sequence: Value, position: Value) -> Value:
     maker = _maker(sequence.ir)
-    index = known(position)
+    index = constant_elements(position)
     if maker is not None and maker.op_type == "SplitToSequence":
         return _split_element(op, SplitSequence(op, maker), position)
     elements = _elements(op, sequence.ir)
@@ -126,7 +126,7 @@ def _position(op: GraphBuilder, node: ir.Node, index: int, last: int) -> int:
     value = node.inputs[index] if index < len(node.inputs) else None
     if value is None:
         return last
-    position = known(op.wrap(value))
+    position = constant_elements(op.wrap(value))
     if position is None:
         raise NoGradientError(
             f"the position at which {node.op_type} {node.name!r} changes the sequence is computed",
@@ -160,8 +160,8 @@ class SplitSequence:
     def elements(self) -> list[Value]:
         """Return the elements. NoGradientError: the number of parts is unknown."""
         op = self.op
-        length = known(self.length)
-        sizes = np.array(1) if self.sizes is None else known(self.sizes)
+        length = constant_elements(self.length)
+        sizes = np.array(1) if self.sizes is None else constant_elements(self.sizes)
         if sizes is None or (sizes.ndim == 0 and length is None):
             raise NoGradientError(
                 f"the number of parts that {self.x.name!r} is split into is unknown", STATIC
@@ -184,7 +184,7 @@ def _split_element(op: GraphBuilder, split: SplitSequence, position: Value) -> V
     position = op.cast(position, np.int64)
     if split.squeezed:
         return op.Gather(split.x, position, axis=split.axis)
-    constant = known(position)
+    constant = constant_elements(position)
     if constant is None:
         index = op.Reshape(position, [1])
     else:
@@ -204,8 +204,8 @@ def _bounds(
         index = op.Where(index < 0, index + count, index)
         start = index * sizes
         return start, start + sizes
-    constant_sizes = known(sizes)
-    constant_index = known(index)
+    constant_sizes = constant_elements(sizes)
+    constant_index = constant_elements(index)
     if constant_sizes is not None and constant_index is not None:
         ends = np.cumsum(constant_sizes)[constant_index]
         return op.constant(ends - constant_sizes[constant_index]), op.constant(ends)

@@ -21,9 +21,9 @@ from onnxfit.gradients.building import (
     arange,
     axis_size,
     concat_sizes,
+    constant_elements,
     element_numbers,
     int_vector,
-    known,
     known_int,
     normalize_axes,
     pad_axis,
@@ -31,38 +31,38 @@ from onnxfit.gradients.building import (
     transposed_gather,
     zeros,
 )
-from onnxfit.gradients.table import Gradients, Values, decompose, gradient
+from onnxfit.gradients.table import Gradients, Values, decompose, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("Flatten")
+@rule("Flatten")
 def flatten(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return reshape_like(op, dy, x)
 
 
-@gradient("Reshape")
-@gradient("Squeeze")
-@gradient("Unsqueeze")
+@rule("Reshape")
+@rule("Squeeze")
+@rule("Unsqueeze")
 def reshape(op: GraphBuilder, x: Value, how: Value | None, y: Value, dy: Value) -> Gradients:
     return reshape_like(op, dy, x), None
 
 
-@gradient("Transpose")
+@rule("Transpose")
 def transpose(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *, perm: tuple[int, ...] | None
 ) -> Gradients:
     return op.Transpose(dy, perm=None if perm is None else [int(axis) for axis in np.argsort(perm)])
 
 
-@gradient("Expand", broadcasts=True)
+@rule("Expand", broadcasts=True)
 def expand(op: GraphBuilder, x: Value, shape: Value, y: Value, dy: Value) -> Gradients:
     return dy, None
 
 
-@gradient("Tile")
+@rule("Tile")
 def tile(op: GraphBuilder, x: Value, repeats: Value, y: Value, dy: Value) -> Gradients:
     """The sum over the copies: an axis of size d repeated r times is reshaped to axes (r, d)."""
-    constant_repeats = known(repeats)
+    constant_repeats = constant_elements(repeats)
     if constant_repeats is None:
         pairs = op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.shape(x), [1]), axis=1)
         copies = op.Reshape(dy, op.Reshape(pairs, [-1]), allowzero=1)
@@ -80,7 +80,7 @@ def tile(op: GraphBuilder, x: Value, repeats: Value, y: Value, dy: Value) -> Gra
     return op.ReduceSum(copies, repeated_axes, keepdims=0), None
 
 
-@gradient("Concat")
+@rule("Concat")
 def concat(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, axis: int) -> Gradients:
     if len(xs) == 1:
         return dy
@@ -93,7 +93,7 @@ def concat(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, axis: int) -> G
     return tuple(partial(lambda i: pieces()[i], i) for i in range(len(xs)))
 
 
-@gradient("Split", all_outputs=True)
+@rule("Split", all_outputs=True)
 def split(
     op: GraphBuilder, x: Value, sizes: Value | None, ys: Values, dys: Values, *, axis: int
 ) -> Gradients:
@@ -124,7 +124,7 @@ def _scatter_back(op: GraphBuilder, read: Callable[[Value], Value], x: Value, dy
     return op.Reshape(total, op.shape(x), allowzero=1)
 
 
-@gradient("Slice")
+@rule("Slice")
 def slice_(
     op: GraphBuilder,
     x: Value,
@@ -135,7 +135,7 @@ def slice_(
     y: Value,
     dy: Value,
 ) -> Gradients:
-    constant_axes = known(axes)
+    constant_axes = constant_elements(axes)
     if axes is not None and constant_axes is None:
         dx = _scatter_back(op, lambda x: op.Slice(x, starts, ends, axes, steps), x, dy)
         return dx, None, None, None, None
@@ -151,7 +151,7 @@ def _element(op: GraphBuilder, vector: Value | None, i: int) -> Value:
     """Element i of a vector of integers, as a vector; 1 if the vector is absent."""
     if vector is None:
         return int_vector(op, 1)
-    values = known(vector)
+    values = constant_elements(vector)
     if values is not None:
         return int_vector(op, values[i])
     return op.cast(op.Slice(vector, [i], [i + 1]), np.int64)
@@ -178,7 +178,7 @@ def _unslice(op: GraphBuilder, x: Value, dy: Value, axis: int, bounds: list[Valu
     return op.Gather(pad_axis(op, dy, axis, 0, 1), row, axis=axis)
 
 
-@gradient("Pad")
+@rule("Pad")
 def pad(
     op: GraphBuilder,
     x: Value,
@@ -192,7 +192,7 @@ def pad(
 ) -> Gradients:
     if mode != "constant":
         return _unpad(op, x, pads, axes, dy, mode), None, None, None
-    widths = known(pads)
+    widths = constant_elements(pads)
     back = op.Neg(pads) if widths is None else op.constant(-widths)
 
     def of_value() -> Value:
@@ -212,8 +212,8 @@ def _unpad(
     op: GraphBuilder, x: Value, pads: Value, axes: Value | None, dy: Value, mode: str
 ) -> Value:
     """The gradient of a padding by copies: each copy's gradient is added to the copied element."""
-    widths = known(pads)
-    constant_axes = known(axes)
+    widths = constant_elements(pads)
+    constant_axes = constant_elements(axes)
     dx = None
     if widths is not None and (axes is None or constant_axes is not None):
         dx = _unpad_static(op, x, widths, normalize_axes(constant_axes, x.rank), dy, mode)
@@ -282,8 +282,8 @@ def center_crop_pad(
         positive_axes = normalize_axes(axes, x.rank)
         sizes = concat_sizes(op, *(axis_size(op, x, axis) for axis in positive_axes))
         pad_inputs = (None, op.constant(np.array(axes, np.int64)))
-    static_sizes = known(sizes)
-    new_sizes = known(target)
+    static_sizes = constant_elements(sizes)
+    new_sizes = constant_elements(target)
     if static_sizes is not None and new_sizes is not None:
         growth = new_sizes - static_sizes
         before = np.trunc(growth / 2).astype(np.int64)
@@ -297,7 +297,7 @@ def center_crop_pad(
 # --------------------------------------------------------------------------------------------------
 
 
-@gradient("DepthToSpace")
+@rule("DepthToSpace")
 def depth_to_space(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int, mode: str
 ) -> Gradients:
@@ -318,14 +318,14 @@ def depth_to_space(
     return reshape_like(op, op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), x)
 
 
-@gradient("SpaceToDepth")
+@rule("SpaceToDepth")
 def space_to_depth(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int, mode: str = "DCR"
 ) -> Gradients:
     return op.DepthToSpace(dy, blocksize=blocksize, mode=mode)
 
 
-@gradient("ReverseSequence")
+@rule("ReverseSequence")
 def reverse_sequence(
     op: GraphBuilder,
     x: Value,
@@ -339,7 +339,7 @@ def reverse_sequence(
     return op.ReverseSequence(dy, lengths, batch_axis=batch_axis, time_axis=time_axis), None
 
 
-@gradient("Trilu")
+@rule("Trilu")
 def trilu(
     op: GraphBuilder, x: Value, k: Value | None, y: Value, dy: Value, *, upper: int
 ) -> Gradients:

@@ -13,11 +13,11 @@ import numpy as np
 
 from onnxfit.gradients.blocker import TYPED
 from onnxfit.gradients.building import arange, axis_size, int_vector, known_int, require_rank
-from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.gradients.table import Gradients, NoGradientError, decompose, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("DFT")
+@rule("DFT")
 def dft(
     op: GraphBuilder,
     x: Value,
@@ -66,9 +66,9 @@ def _resize(
     """Truncate or zero-pad `length` elements along the first axis to `size`, and the 2 components
     along the second axis to `components`.
     """
-    known = [known_int(v) for v in (size, length, components)]
-    if None not in known:
-        new_size, old_size, new_components = (int(v) for v in known if v is not None)
+    sizes = [known_int(v) for v in (size, length, components)]
+    if None not in sizes:
+        new_size, old_size, new_components = (int(v) for v in sizes if v is not None)
         if (new_size, new_components) == (old_size, 2):
             return dx
         if new_size <= old_size:
@@ -94,9 +94,9 @@ def stft(
         length = op.shape(signal, 1, 2) if frame_length is None else _as_vector(op, frame_length)
     samples = op.shape(signal, 1, 2)
     step = _as_vector(op, frame_step)
-    known = [known_int(v) for v in (samples, length, step)]
-    if None not in known:
-        total, width, stride = (int(v) for v in known if v is not None)
+    sizes = [known_int(v) for v in (samples, length, step)]
+    if None not in sizes:
+        total, width, stride = (int(v) for v in sizes if v is not None)
         starts = np.arange(0, total - width + 1, stride)
         index = op.constant(np.add.outer(starts, np.arange(width)))
     else:

@@ -60,9 +60,9 @@ class StepSessions:
         own = {n: value for n, value in self.forward.outputs.items() if not names.reserved(n)}
         return copied_arrays(own)
 
-    def fed(self, batch: Batch) -> Mapping[str, Array]:
+    def inputs_of(self, batch: Batch) -> Mapping[str, Array]:
         """Return the arrays of `batch`, which was just run."""
-        return self.loss.fed(batch)
+        return self.loss.inputs_of(batch)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Evaluation:
         """Return `outputs`."""
         return self.outputs
 
-    def fed(self, batch: Batch) -> Mapping[str, Array]:
+    def inputs_of(self, batch: Batch) -> Mapping[str, Array]:
         """Return the arrays of `batch`."""
         return batch.arrays()
 

@@ -44,7 +44,7 @@ class Choice:
 
     - `position`: the number of the node in the graph.
     - `candidates`: how many axes there are; `chosen` is the number of one of them.
-    - `changes`, `ends`: how many changes and ends the walk had before this node.
+    - `changes`, `ends`: how many changes and ends there were before this node.
     """
 
     position: int
@@ -66,17 +66,17 @@ def hides_batch(node: ir.Node, axes: Mapping[str, BatchAxis | None]) -> BatchAxi
     - `axes`: the batch axis of each input that has one.
     """
     if node.op_type != "If":
-        return in_the_way(node, "the batch enters its body, which is not changed")
+        return batch_axis_error(node, "the batch enters its body, which is not changed")
     condition = node.inputs[0]
     sources = sorted(v.name or "" for v in sources_of(condition) if v.is_graph_input())
     name = None if condition is None else condition.name
     reason = f"the batch enters its branches, and its condition {name!r} is unknown"
     if not sources or any(axes.get(source) for source in sources):
         reason += ", because it is computed from inputs with a batch" if sources else ""
-        return in_the_way(node, reason, "Replace the If by the branch that you use.")
+        return batch_axis_error(node, reason, "Replace the If by the branch that you use.")
     reason += f", because it depends on {', '.join(map(repr, sources))}"
     values = ", ".join(f"{source!r}: ..." for source in sources)
-    return in_the_way(
+    return batch_axis_error(
         node,
         reason,
         "Give the input the value that you use, so that one branch remains:"
@@ -108,7 +108,7 @@ def read_by(node: ir.Node) -> list[ir.Value | None]:
     return [*node.inputs, *inner, *outputs]
 
 
-def in_the_way(node: ir.Node, reason: str, remedy: str = REMEDY) -> BatchAxisError:
+def batch_axis_error(node: ir.Node, reason: str, remedy: str = REMEDY) -> BatchAxisError:
     """Return the error that names a node that prevents another batch size."""
     error = BatchAxisError(
         f"The batch size cannot be changed, because of {node.op_type} {node.name!r}: {reason}."
@@ -164,7 +164,7 @@ def infer(graph: ir.Graph, node: ir.Node, *, strict: bool) -> None:
     except InputsError as error:
         if strict:
             shapes = ", ".join(describe(value) for value in node.inputs)
-            raise in_the_way(node, f"it does not accept {shapes}") from error
+            raise batch_axis_error(node, f"it does not accept {shapes}") from error
         return
     except ValueError:
         return

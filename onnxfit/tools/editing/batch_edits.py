@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnxfit.tools.editing.batch_axes import (
     Array,
     BatchAxis,
+    batch_axis_error,
     constant_of,
-    in_the_way,
     infer,
     repeats,
     sizes_of,
@@ -24,22 +24,22 @@ AXES_INPUT = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1}
 class BatchEdits:
     """Changes of a model that allow any batch size.
 
-    - `model`: the model, which is not changed; `mended` is the copy that changes.
+    - `model`: the model, which is not changed; `edited` is the copy that changes.
     - `rows`: the rows of the batch in the file.
     - `source`: an input and its batch axis, which tell the number of rows.
 
     `axes` has the batch axis of each value by name, or None for a value without a batch, and
-    `mends` counts the changes.
+    `edits` counts the changes.
     """
 
     def __init__(self, model: ir.Model, rows: int, source: tuple[str, int]) -> None:
-        self.mended = model.clone()
+        self.edited = model.clone()
         self.rows = rows
-        self.nodes = list(self.mended.graph)
+        self.nodes = list(self.edited.graph)
         self.axes: dict[str, BatchAxis | None] = {}
-        self.mends = 0
+        self.edits = 0
         self._source = source
-        self._names = _names_of(self.mended.graph)
+        self._names = _names_of(self.edited.graph)
         self._extended: dict[tuple[str, int], ir.Value] = {}
         self._row_count: ir.Value | None = None
         self._undo: list[Callable[[], object]] = []  # for each change, how to take it back
@@ -56,13 +56,13 @@ class BatchEdits:
         """Let a node of the file read another value."""
         old = node.inputs[position]
         node.replace_input_with(position, value)
-        self.mends += 1
+        self.edits += 1
         self._undo.append(lambda: self._restore_input(node, position, old))
 
     def squeeze_only(self, node: ir.Node, axes: Sequence[int], kept: int) -> None:
         """Let a Squeeze remove the given axes, but not the axis `kept`."""
         removed = sorted(axes) or [kept]
-        as_input = self.mended.graph.opset_imports.get("", 0) >= 13
+        as_input = self.edited.graph.opset_imports.get("", 0) >= 13
         if not axes:  # an axis of size 1 is inserted, which the Squeeze removes
             inputs = [node.inputs[0], *([self.constant(np.array(removed))] if as_input else [])]
             settings = {} if as_input else {"axes": removed}
@@ -77,7 +77,7 @@ class BatchEdits:
         """Give a node of the file another attribute."""
         old = node.attributes.get(attribute.name)
         node.attributes[attribute.name] = attribute
-        self.mends += 1
+        self.edits += 1
         self._undo.append(lambda: self._restore_attribute(node, attribute.name, old))
 
     def _restore_attribute(self, node: ir.Node, name: str, old: ir.Attr | None) -> None:
@@ -85,7 +85,7 @@ class BatchEdits:
             del node.attributes[name]
         else:
             node.attributes[name] = old
-        self.mends -= 1
+        self.edits -= 1
 
     def shift_axes(self, new: ir.Node) -> None:
         """Let a node keep to its axes if its inputs have a new first axis."""
@@ -106,7 +106,7 @@ class BatchEdits:
 
     def _restore_input(self, node: ir.Node, position: int, value: ir.Value | None) -> None:
         node.replace_input_with(position, value)
-        self.mends -= 1
+        self.edits -= 1
 
     def axis_of(self, value: ir.Value | None) -> BatchAxis | None:
         """Return the batch axis of a value; None without one, or if it is unknown."""
@@ -146,7 +146,7 @@ class BatchEdits:
         rank = len(sizes_of(value) or ())
         tensor = ir.convenience.get_const_tensor(value)
         if rest or (self.rows > 1 and tensor is not None and not repeats(tensor, axis, entries)):
-            raise in_the_way(
+            raise batch_axis_error(
                 node, f"its input {value.name!r} has {size} different entries along axis {axis}"
             )
         if self.rows > 1:
@@ -172,7 +172,7 @@ class BatchEdits:
         """Return the number of rows of the batch, an int64 tensor of one element."""
         if self._row_count is None:
             name, axis = self._source
-            source = next(v for v in self.mended.graph.inputs if v.name == name)
+            source = next(v for v in self.edited.graph.inputs if v.name == name)
             first = self.nodes[0]
             shape = self.add(first, "Shape", [source])
             index = self.constant(np.array([axis]))
@@ -197,7 +197,7 @@ class BatchEdits:
         ]
         node = ir.Node("", op_type, inputs, settings, name=self._unique_name(op_type))
         node.outputs[0].name = node.name
-        graph = self.mended.graph
+        graph = self.edited.graph
         graph.insert_before(before, node)
         self._undo.append(lambda: graph.remove(node, safe=True))
         infer(graph, node, strict=True)
@@ -212,7 +212,7 @@ class BatchEdits:
             type=ir.TensorType(tensor.dtype),
             const_value=tensor,
         )
-        initializers = self.mended.graph.initializers
+        initializers = self.edited.graph.initializers
         initializers.add(value)
         self._undo.append(lambda: initializers.pop(name))
         return value

@@ -1,4 +1,4 @@
-"""Read a model for a walk: its inputs, their batch axes, and no If whose condition is known."""
+"""Prepare a model for the propagation of batch axes."""
 
 from __future__ import annotations
 

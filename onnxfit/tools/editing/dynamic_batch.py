@@ -17,9 +17,12 @@ from onnxfit.graph.tensors import is_large
 from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.load.training_form import to_inference_form
 from onnxfit.tools.editing.batch_axes import REMEDY, BatchAxis, BatchAxisError, hides_batch
+from onnxfit.tools.editing.batch_axis_propagation import (
+    GROWTH,
+    BatchAxisPropagation,
+    propagate_batch_axes,
+)
 from onnxfit.tools.editing.batch_inputs import data_inputs, name_dimension, without_known_ifs
-from onnxfit.tools.editing.batch_search import walk
-from onnxfit.tools.editing.batch_walk import GROWTH, BatchAxisPropagation
 from onnxfit.tools.editing.fixed_inputs import with_fixed_inputs
 from onnxfit.tools.editing.row_check import ModelRun, Trial, accepts_any_batch, random_rows, rows_of
 
@@ -77,43 +80,45 @@ def dynamic_batch(
     trial = None if trials is None else next(trials)
     shapes = _shapes(work.graph, batch_axes, rows, TRIED_SIZES[0]) if not trial else trial.shapes
     try:
-        walked = walk(work, shapes, batch_axes, rows)
+        propagation = propagate_batch_axes(work, shapes, batch_axes, rows)
     except BatchAxisError:
         if fixed_rows is None and trial is not None and accepts_any_batch(trial, None):
             return original
         raise
-    if fixed_rows is None and trial is not None and accepts_any_batch(trial, walked.axes):
+    if fixed_rows is None and trial is not None and accepts_any_batch(trial, propagation.axes):
         return original
-    for node in walked.hidden:
+    for node in propagation.hidden:
         if node.op_type == "If":  # a comparison would run only one of its branches
-            raise hides_batch(node, walked.axes)
+            raise hides_batch(node, propagation.axes)
     outputs = [v.name or "" for v in work.graph.outputs]
-    batched = [name for name in outputs if walked.axes.get(name)]
-    unknown = [name for name in outputs if name not in walked.axes]
+    batched = [name for name in outputs if propagation.axes.get(name)]
+    unknown = [name for name in outputs if name not in propagation.axes]
     if not batched and not (unknown and trial):
-        raise _lost(walked, batch_axes)
-    mended = _declared(original, work.graph, walked, batch_axes, rows, name)
+        raise _lost(propagation, batch_axes)
+    edited = _declared(original, work.graph, propagation, batch_axes, rows, name)
     if trials is None or trial is None:
         warn_user(
             "The changed model was not compared with the original, because it is larger than 2 GB."
             " Compare their outputs for some rows yourself."
         )
     else:
-        found = _check(original, mended, walked, chain([trial], trials))
+        found = _check(original, edited, propagation, chain([trial], trials))
         if not any(found.values()):
-            raise _lost(walked, batch_axes)
-        for value in mended.graph.output:
+            raise _lost(propagation, batch_axes)
+        for value in edited.graph.output:
             if value.name in unknown:
                 _declare_output(value, found[value.name], rows, name)
-        _correct_rank(mended.graph, trial, found, name)
-    return mended
+        _correct_rank(edited.graph, trial, found, name)
+    return edited
 
 
-def _lost(walked: BatchAxisPropagation, axes: Mapping[str, int]) -> ModelError:
+def _lost(propagation: BatchAxisPropagation, axes: Mapping[str, int]) -> ModelError:
     """Return the error for outputs that have no batch."""
-    for node in walked.hidden[:1]:
-        return hides_batch(node, walked.axes)
-    ends = [f"; the batch axis is lost at {node.op_type} {node.name!r}" for node in walked.ends[:1]]
+    for node in propagation.hidden[:1]:
+        return hides_batch(node, propagation.axes)
+    ends = [
+        f"; the batch axis is lost at {node.op_type} {node.name!r}" for node in propagation.ends[:1]
+    ]
     return ModelError(
         "The batch size cannot be changed, because no output has the batch axis of"
         f" {', '.join(axes)}{''.join(ends)}. If another axis of an input is the batch,"
@@ -152,8 +157,10 @@ def _fixed_rows(graph: ir.Graph, axes: Mapping[str, int]) -> int | None:
 def _has_constant_rows(work: ir.Model, axes: Mapping[str, int]) -> bool:
     """Return whether nodes may fix the batch at 1 although the inputs leave it open."""
     try:
-        walked = walk(work, _shapes(work.graph, axes, 1, TRIED_SIZES[0]), axes, 1)
-        return walked.mends > 0 or bool(walked.hidden)
+        propagation = propagate_batch_axes(
+            work, _shapes(work.graph, axes, 1, TRIED_SIZES[0]), axes, 1
+        )
+        return propagation.edits > 0 or bool(propagation.hidden)
     except BatchAxisError:
         return True
 
@@ -222,30 +229,30 @@ def _for_inference(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _check(
     original: onnx.ModelProto,
-    mended: onnx.ModelProto,
-    walked: BatchAxisPropagation,
+    edited: onnx.ModelProto,
+    propagation: BatchAxisPropagation,
     trials: Iterable[Trial],
 ) -> dict[str, BatchAxis | None]:
     """Return the batch axis of each output, after a comparison on one row and on several.
 
     ModelError, with the node: the models disagree.
     """
-    inference = _for_inference(mended)
+    inference = _for_inference(edited)
     error: ModelError | None = None
     try:
         run = ModelRun(inference)
         for trial in trials:
-            axes = {**trial.found_axes(run(trial.feeds)), **walked.axes}
+            axes = {**trial.found_axes(run(trial.feeds)), **propagation.axes}
             wrong = trial.differences(run, axes)
             if not wrong:
                 return {name: axes[name] for name in trial.chunks[0]}
-            error = error or _difference(original, inference, walked, trial, wrong)
+            error = error or _difference(original, inference, propagation, trial, wrong)
             # Larger integers may tell a wrong row from the rounding of a nearly singular input.
             if trial.differences(run, axes, MAY_BE_ROUNDING):
                 break
     except Exception as failure:  # StepError, or a class of onnxruntime's own
-        for node in walked.hidden[:1]:
-            raise hides_batch(node, walked.axes) from None
+        for node in propagation.hidden[:1]:
+            raise hides_batch(node, propagation.axes) from None
         raise ModelError(
             "The batch size cannot be changed, because onnxruntime cannot run the changed model."
             f" {_first_line(failure)}"
@@ -257,14 +264,14 @@ def _check(
 def _difference(
     original: onnx.ModelProto,
     inference: onnx.ModelProto,
-    walked: BatchAxisPropagation,
+    propagation: BatchAxisPropagation,
     trial: Trial,
     wrong: Sequence[str],
 ) -> ModelError:
     """Return the error that names the outputs that differ, and the first node that does."""
-    for hiding in walked.hidden[:1]:
-        return hides_batch(hiding, walked.axes)
-    node = _first_difference(original, inference, walked, trial)
+    for hiding in propagation.hidden[:1]:
+        return hides_batch(hiding, propagation.axes)
+    node = _first_difference(original, inference, propagation, trial)
     reason = f"{', '.join(dict.fromkeys(wrong))} would differ from the original"
     if node is not None:
         reason += f", first at {node.op_type} {node.name!r}"
@@ -275,18 +282,21 @@ def _difference(
 
 
 def _first_difference(
-    original: onnx.ModelProto, mended: onnx.ModelProto, walked: BatchAxisPropagation, trial: Trial
+    original: onnx.ModelProto,
+    edited: onnx.ModelProto,
+    propagation: BatchAxisPropagation,
+    trial: Trial,
 ) -> onnx.NodeProto | None:
     """Return the first node whose outputs differ between the models, None if none is found."""
     own = {name for node in _for_inference(original).graph.node for name in node.output if name}
     nodes = [
-        (node, [name for name in node.output if name in own and name in walked.axes])
-        for node in mended.graph.node
+        (node, [name for name in node.output if name in own and name in propagation.axes])
+        for node in edited.graph.node
     ]
     names = [name for _, outputs in nodes for name in outputs]
     try:
-        old, new = ModelRun(_for_inference(original), names), ModelRun(mended, names)
-        wrong = set(trial.of(old).differences(new, walked.axes))
+        old, new = ModelRun(_for_inference(original), names), ModelRun(edited, names)
+        wrong = set(trial.of(old).differences(new, propagation.axes))
     except Exception:  # the error is clear enough without the node
         return None
     return next((node for node, outputs in nodes if wrong.intersection(outputs)), None)
@@ -304,21 +314,21 @@ def _first_line(error: Exception) -> str:
 def _declared(
     original: onnx.ModelProto,
     graph: ir.Graph,
-    walked: BatchAxisPropagation,
+    propagation: BatchAxisPropagation,
     axes: Mapping[str, int],
     rows: int,
     name: str,
 ) -> onnx.ModelProto:
-    """Return the mended model, whose inputs and outputs declare a batch called `name`."""
-    for old, new in zip(graph.inputs, walked.mended.graph.inputs):
+    """Return the edited model, whose inputs and outputs declare a batch called `name`."""
+    for old, new in zip(graph.inputs, propagation.edited.graph.inputs):
         new.shape = old.shape
-    model = ir.to_proto(walked.mended)
+    model = ir.to_proto(propagation.edited)
     initializers = {tensor.name for tensor in model.graph.initializer}
     # Exporters note in the metadata of an initializer whether it was a parameter.
     notes = [info for info in original.graph.value_info if info.name in initializers]
     del model.graph.value_info[:]
     model.graph.value_info.extend(notes)
-    hidden = {node.name for node in walked.hidden}
+    hidden = {node.name for node in propagation.hidden}
     for node in model.graph.node:
         for attribute in node.attribute:
             for body in subgraph_protos(attribute):
@@ -331,7 +341,7 @@ def _declared(
     declared = {value.name: value for value in original.graph.output}
     for value in model.graph.output:
         value.type.CopyFrom(declared[value.name].type)
-        _declare_output(value, walked.axes.get(value.name), rows, name)
+        _declare_output(value, propagation.axes.get(value.name), rows, name)
     return model
 
 

@@ -158,9 +158,9 @@ def _remove_class_names(model: onnx.ModelProto, output: str) -> None:
         write_class_names(model, names)
 
 
-def _check_number(name: str, number: int, least: int, most: float = np.inf) -> None:
-    if not is_integer(number) or not least <= number <= most:
-        bounds = f"{least} or more" if most == np.inf else f"{least} to {int(most):,}"
+def _check_number(name: str, number: int, minimum: int, maximum: float = np.inf) -> None:
+    if not is_integer(number) or not minimum <= number <= maximum:
+        bounds = f"{minimum} or more" if maximum == np.inf else f"{minimum} to {int(maximum):,}"
         raise SettingError(f"{name} must be a whole number, {bounds}, got {shortened(number)}.")
 
 

@@ -9,7 +9,7 @@ integers to operators of floats between QuantizeLinear and DequantizeLinear. `re
 adds what the quantizer left out.
 
 To report (`quantization_report`), `pairing` finds the layers of both models, with the origins of
-values in `quantized_graph`. `switched_model` computes each layer alone, `loss_meter` the loss, and
+values in `quantized_graph`. `layer_switches` computes each layer alone, `loss_meter` the loss, and
 `report` shows the result.
 """
 

@@ -21,6 +21,7 @@ from onnxfit.load.reading import ModelSource, load_model
 from onnxfit.runtime.device import CPU
 from onnxfit.runtime.session import StatelessSession
 from onnxfit.step.objectives import Losses
+from onnxfit.tools.quantization.layer_switches import ModelWithLayerSwitches, run_arrays
 from onnxfit.tools.quantization.loss_meter import LossMeter
 from onnxfit.tools.quantization.pairing import (
     PairedLayer,
@@ -31,7 +32,6 @@ from onnxfit.tools.quantization.pairing import (
 from onnxfit.tools.quantization.preparation import optimize_float_model
 from onnxfit.tools.quantization.qdq_form import in_qdq_form
 from onnxfit.tools.quantization.report import QuantizationReport, QuantizedLayer
-from onnxfit.tools.quantization.switched_model import SwitchedModel, run_arrays
 from onnxfit.trainable.quantized.parameters import FLOATS, Array
 
 __all__ = ["quantization_report"]
@@ -194,7 +194,7 @@ class _Analysis:
         ]
         if not self.outputs:
             raise ModelError("The float model has no float output to compare.")
-        self.switched = SwitchedModel(floats, pairing)
+        self.with_switches = ModelWithLayerSwitches(floats, pairing)
         self.integers = _observed(integers, [layer.integer_output for layer in pairing.layers])
         self.rows = 0
         self.whole = _Noise()
@@ -212,7 +212,7 @@ class _Analysis:
         """Add a batch; yield after each run of a model."""
         inputs = batch.arrays()
         self.rows += batch.rows
-        exact = self.switched.floats(inputs)
+        exact = self.with_switches.floats(inputs)
         for name in self.outputs:
             _require_finite(exact[name], "float model", name, DataError)
         self._add_loss(0, exact, batch)
@@ -229,7 +229,7 @@ class _Analysis:
             counts[1] += floats.size
         yield
         for i, (layer, alone) in enumerate(zip(self.layers, self.alone)):
-            outputs = self.switched.alone(layer, inputs)
+            outputs = self.with_switches.alone(layer, inputs)
             self._add_noise(alone, exact, outputs, f"model with {layer.name!r} in integers")
             self._add_loss(i + 2, outputs, batch)
             yield

@@ -42,15 +42,15 @@ class AdaptedModel(TrainableModel):
 
     def selected(self, patterns: Sequence[str] | str | None) -> Sequence[str]:
         """Return the names of the adapters' matrices, followed by `patterns`."""
-        own = [name for adapter in self.adapters for name in adapter.names]
-        others = [] if patterns is None else name_list("weights", patterns)
-        if others and all(pattern.startswith("!") for pattern in others):
+        adapted = [name for adapter in self.adapters for name in adapter.names]
+        given = [] if patterns is None else name_list("weights", patterns)
+        if given and all(pattern.startswith("!") for pattern in given):
             raise SettingError(
                 f"weights={shortened(patterns)} only excludes weights. With adapters=, weights="
                 " names the weights to train in addition to the adapters, such as"
                 " weights='head.*'. To train the adapters alone, remove weights=."
             )
-        return [*own, *(pattern for pattern in others if pattern not in own)]
+        return [*adapted, *(pattern for pattern in given if pattern not in adapted)]
 
     def initializer_values(self, arrays: Mapping[str, Array]) -> dict[str, Storable]:
         """Return a mapping from each initializer of the file to its value, with adapters merged."""
@@ -59,9 +59,9 @@ class AdaptedModel(TrainableModel):
         tensors = tensors_of(self.file.graph)
         for adapter in self.adapters:
             if not adapter.weight.is_packed:
-                own = {name: rest.pop(name) for name in adapter.names}
+                matrices = {name: rest.pop(name) for name in adapter.names}
                 name = adapter.weight.name
-                compute = partial(_merged, adapter, tensors[name], own)
+                compute = partial(_merged, adapter, tensors[name], matrices)
                 merged[name] = ComputedArray(compute, nbytes(tensors[name]))
         return {**super().initializer_values(rest), **merged}
 
@@ -90,17 +90,16 @@ class AdaptedModel(TrainableModel):
         SettingError: an adapter belongs to integers that are not the weight of a MatMulNBits.
         """
         packed = [one for one in self.adapters if one.weight.is_packed]
-        own = {name for one in packed for name in one.names}
-        others = {name: array for name, array in arrays.items() if name not in own}
+        rest = _without_adapters(arrays, packed)
         changed = repacked_weights(inline_functions(self.file.proto), packed, arrays)
-        return with_references(self.file.proto, {**self.initializer_values(others), **changed})
+        return with_references(self.file.proto, {**self.initializer_values(rest), **changed})
 
     @property
     def why_python_only(self) -> str | None:
         """The reason for which no graph merges the adapters; None if one does."""
         if any(one.weight.is_packed for one in self.adapters):
             return "trains adapters of integer weights, which cannot be merged into the integers"
-        if any(one.settings.dora or one.start for one in self.adapters):
+        if any(one.settings.dora or one.initial_factors for one in self.adapters):
             return (
                 "trains adapters with dora=True or init='pissa', which only Python can merge into"
                 " the weights"
@@ -108,13 +107,12 @@ class AdaptedModel(TrainableModel):
         return None
 
     def frozen_base(self, arrays: Mapping[str, Array]) -> OnnxModel:
-        """Return the file with the weights that train beside the adapters, without these."""
-        own = {name for adapter in self.adapters for name in adapter.names}
-        others = {name: array for name, array in arrays.items() if name not in own}
+        """Return the file with its other trained weights, but without the adapters."""
+        rest = _without_adapters(arrays, self.adapters)
         tensors = tensors_of(self.file.graph)
         # The tensors are written as raw data, so that a host can find their bytes in the file.
         bases = {one.weight.name: array_of(tensors[one.weight.name]) for one in self.adapters}
-        return with_references(self.file.proto, {**self.without_loss(others), **bases})
+        return with_references(self.file.proto, {**self.without_loss(rest), **bases})
 
     def add_export(self, op: GraphBuilder, trained: Collection[str]) -> dict[str, Value]:
         """Write W + s A B for each weight W, as `initializer_values` computes it."""
@@ -139,9 +137,8 @@ class AdaptedModel(TrainableModel):
         model = _beside(self.file.proto, adapters, zeros)
         for one in adapters:
             model.graph.input.extend(one.inputs)
-        own = {name for one in adapters for name in one.names}
-        others = {name: array for name, array in arrays.items() if name not in own}
-        return with_references(model, super().initializer_values(others))
+        rest = _without_adapters(arrays, adapters)
+        return with_references(model, super().initializer_values(rest))
 
     def parameters(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return a matrix for each input of `with_adapter_inputs`. B includes the scale s."""
@@ -150,7 +147,7 @@ class AdaptedModel(TrainableModel):
         return {
             name: matrix
             for one in self.adapters
-            for name, matrix in one.served(saved[one.weight.module]).items()
+            for name, matrix in one.input_values(saved[one.weight.module]).items()
         }
 
     def _require_no_magnitude(self) -> None:
@@ -173,17 +170,24 @@ class AdaptedModel(TrainableModel):
     @property
     def constants(self) -> Mapping[str, Sequence[Array]]:
         """A mapping from module to the first A and B, for weights frozen without their product."""
-        return {one.weight.module: one.start_in_peft for one in self.adapters if one.start}
+        return {
+            adapter.weight.module: adapter.initial_factors_in_peft
+            for adapter in self.adapters
+            if adapter.initial_factors
+        }
 
     def require_constants(self, constants: Mapping[str, Sequence[Array]]) -> None:
         """Raise SettingError unless the adapters started from the same frozen weights.
 
         On another machine, singular vectors may differ in sign, and their product in rounding.
         """
-        for one in self.adapters:
-            if one.start and not one.began_as(constants.get(one.weight.module, ())):
+        for adapter in self.adapters:
+            module = adapter.weight.module
+            if adapter.initial_factors is None:
+                continue
+            if not adapter.has_initial_product(constants.get(module, ())):
                 raise SettingError(
-                    f"The adapter of {one.weight.module!r} was initialized with init='pissa' from"
+                    f"The adapter of {module!r} was initialized with init='pissa' from"
                     " other singular vectors than the adapter in this checkpoint. Load the"
                     " checkpoint with Trainer.load(path), which restores its initial values."
                 )
@@ -225,9 +229,9 @@ def adapt(file: OnnxModel, adapters: LoRA | Sequence[LoRA], seed: int) -> Adapte
     matched = match_adapters(base, settings)
     _refuse_taken_names(base, matched)
     tensors = tensors_of(base.graph)
-    begun = [adapter.begun(seed, tensors[adapter.weight.name]) for adapter in matched]
-    chosen = [adapter for adapter, _ in begun]
-    arrays = {name: array for _, first in begun for name, array in first.items()}
+    pairs = [adapter.initialized(seed, tensors[adapter.weight.name]) for adapter in matched]
+    chosen = [adapter for adapter, _ in pairs]
+    arrays = {name: array for _, first in pairs for name, array in first.items()}
     _warn_of_other_bases(base, matched)
     return AdaptedModel(
         file=file,
@@ -242,7 +246,7 @@ def _frozen(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> onnx.ModelPr
     residuals = {
         one.weight.name: one.residual(array_of(tensors[one.weight.name]))
         for one in adapters
-        if one.start is not None
+        if one.initial_factors is not None
     }
     return with_tensors(model, residuals) if residuals else model
 
@@ -252,21 +256,31 @@ def with_constants(adapters: Any, constants: Mapping[str, Sequence[Array]]) -> A
     if isinstance(adapters, (list, tuple)):
         return [with_constants(one, constants) for one in adapters]
     if isinstance(adapters, LoRA) and adapters.init == "pissa" and adapters.matrices is None:
-        return adapters.beginning_with(constants)
+        return adapters.with_initial_factors(constants)
     return adapters
 
 
-def _merged(adapter: Adapter, weight: onnx.TensorProto, own: Mapping[str, Array]) -> Array:
+def _without_adapters(arrays: Mapping[str, Array], adapters: Sequence[Adapter]) -> dict[str, Array]:
+    """Return the trained arrays that belong to no adapter."""
+    matrices = {name for adapter in adapters for name in adapter.names}
+    return {name: array for name, array in arrays.items() if name not in matrices}
+
+
+def _merged(adapter: Adapter, weight: onnx.TensorProto, matrices: Mapping[str, Array]) -> Array:
     """Return the values of a weight with its adapter."""
-    return adapter.merged(array_of(weight), own)
+    return adapter.merged(array_of(weight), matrices)
 
 
 def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> None:
     tensors = tensors_of(model.graph)
-    others = [one.weight.module for one in adapters if not one.is_beside(tensors[one.weight.name])]
-    if others:
+    modules = [
+        adapter.weight.module
+        for adapter in adapters
+        if not adapter.matches_base_weight(tensors[adapter.weight.name])
+    ]
+    if modules:
         warn_user(
-            f"The loaded adapters of {listed_names(others)} were trained for a model whose weights"
+            f"The loaded adapters of {listed_names(modules)} were trained for a model whose weights"
             " have other values. Load them into the model that they were trained with. If this"
             " model has the same weights in another precision, such as 4-bit integers, ignore this"
             " warning."

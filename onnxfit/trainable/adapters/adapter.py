@@ -30,13 +30,13 @@ class Adapter:
 
     - `weight`: the weight.
     - `settings`: rank, scale and dropout.
-    - `start`: the first values of A and B, if their product was subtracted from the frozen weight
-      (PiSSA); None if the weight is unchanged.
+    - `initial_factors`: the first values of A and B, if their product was subtracted from the
+      frozen weight (PiSSA); None if the weight is unchanged.
     """
 
     weight: AdaptableWeight
     settings: LoRA
-    start: tuple[Array, Array] | None = field(default=None, compare=False)
+    initial_factors: tuple[Array, Array] | None = field(default=None, compare=False)
 
     @property
     def a(self) -> str:
@@ -97,7 +97,7 @@ class Adapter:
         settings = replace(self.settings, alpha=self.settings.rank, scaling="alpha/r")
         return replace(self, settings=settings)
 
-    def served(self, saved: Matrices) -> dict[str, Array]:
+    def input_values(self, saved: Matrices) -> dict[str, Array]:
         """Return A and s B by name, as onnxruntime's adapter files store them.
 
         - `saved`: the result of the method `saved`. Its rank may differ from the settings'.
@@ -105,8 +105,8 @@ class Adapter:
         a, b = self._as_peft(saved.a, saved.b * self.dtype.type(saved.scale))
         return {self.a: a, self.b: b}
 
-    def begun(self, seed: int, weight: TensorProto) -> tuple[Adapter, dict[str, Array]]:
-        """Return the adapter with its `start`, and the first values of its trained arrays by name.
+    def initialized(self, seed: int, weight: TensorProto) -> tuple[Adapter, dict[str, Array]]:
+        """Return the adapter with its `initial_factors`, and its first trained arrays by name.
 
         - `seed`: the seed of the first values. Loaded matrices need none.
         - `weight`: the weight of the file.
@@ -121,11 +121,12 @@ class Adapter:
             a, b = self._principal(weight)
         else:
             a, b = self._random(seed)
-        begun = replace(self, start=(a, b) if self.settings.init == "pissa" else None)
+        factors = (a, b) if self.settings.init == "pissa" else None
+        initialized = replace(self, initial_factors=factors)
         arrays = {self.a: a, self.b: b}
         if self.settings.dora:
-            arrays[self.magnitude] = begun._first_magnitude(weight, arrays, loaded)
-        return begun, arrays
+            arrays[self.magnitude] = initialized._first_magnitude(weight, arrays, loaded)
+        return initialized, arrays
 
     def _random(self, seed: int) -> tuple[Array, Array]:
         """Return first values of A and B. One of the two is zeros.
@@ -196,8 +197,8 @@ class Adapter:
         settings = self.settings
         a, b = self._as_peft(arrays[self.a], arrays[self.b])
         alpha = settings.alpha
-        if self.start is not None:
-            first_a, first_b = self._as_peft(*self.start)
+        if self.initial_factors is not None:
+            first_a, first_b = self._as_peft(*self.initial_factors)
             a, b = np.concatenate([a, first_a]), np.concatenate([b, -first_b], axis=1)
             alpha *= 2 if settings.scaling == "alpha/r" else math.sqrt(2)  # the same s
         return Matrices(
@@ -220,19 +221,20 @@ class Adapter:
         return magnitude
 
     @property
-    def start_in_peft(self) -> tuple[Array, ...]:
+    def initial_factors_in_peft(self) -> tuple[Array, ...]:
         """The first values of A and B as PEFT stores them; () if the weight is unchanged."""
-        return () if self.start is None else self._as_peft(*self.start)
+        return () if self.initial_factors is None else self._as_peft(*self.initial_factors)
 
-    def began_as(self, start: Sequence[Array]) -> bool:
-        """Return whether the `start_in_peft` of another adapter has the same product."""
-        if self.start is None or len(start) != len(self.start):
+    def has_initial_product(self, factors: Sequence[Array]) -> bool:
+        """Return whether `initial_factors_in_peft` of another adapter have the same product."""
+        if self.initial_factors is None or len(factors) != len(self.initial_factors):
             return False
-        a, b = self._as_peft(*start)  # the conversion is its own inverse
+        a, b = self._as_peft(*factors)  # the conversion is its own inverse
         if (a.shape, b.shape) != self.shapes:
             return False
-        own = self._product(*self.start)
-        return bool(np.allclose(self._product(a, b), own, rtol=0, atol=1e-5 * np.abs(own).max()))
+        product = self._product(*self.initial_factors)
+        tolerance = 1e-5 * np.abs(product).max()
+        return bool(np.allclose(self._product(a, b), product, rtol=0, atol=tolerance))
 
     def _as_peft(self, a: Array, b: Array) -> tuple[Array, Array]:
         return (a, b) if self.weight.kind == "conv" else (a.T, b.T)
@@ -242,18 +244,18 @@ class Adapter:
         """The checksums of the weight that the loaded matrices were trained with, if known."""
         return () if self._loaded is None else self._loaded.checksums
 
-    def is_beside(self, weight: TensorProto) -> bool:
+    def matches_base_weight(self, weight: TensorProto) -> bool:
         """Return whether the loaded matrices were trained with this weight, or an unknown one."""
         return not self.checksums or checksum_of(array_of(weight)) in self.checksums
 
     def residual(self, weight: Array) -> Array:
-        """Return the frozen weight as stored: the file's weight minus the `start`."""
-        if self.start is None:
+        """Return the frozen weight as stored: the file's weight minus s A0 B0."""
+        if self.initial_factors is None:
             return weight
-        return np.asarray(weight - self._product(*self.start)).astype(weight.dtype)
+        return np.asarray(weight - self._product(*self.initial_factors)).astype(weight.dtype)
 
     def merged(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
-        """Return the merged weight as stored: V = W + s A B minus the `start`, or V m / |V|."""
+        """Return the merged weight as stored: V = W + s (A B - A0 B0), or V m / |V|."""
         merged = self._sum(weight, arrays)
         if self.settings.dora:
             norms = self._norms(merged)
@@ -264,7 +266,7 @@ class Adapter:
         return merged.astype(weight.dtype, copy=False)
 
     def add_merged(self, op: GraphBuilder, weight: Array) -> Value:
-        """Write the nodes of `merged`, without `start` and magnitude; A and B are inputs."""
+        """Write the nodes of `merged` for an adapter of W + s A B; A and B are inputs."""
         a, b = (
             op.input(name, self.dtype, shape) for name, shape in zip((self.a, self.b), self.shapes)
         )
@@ -281,10 +283,10 @@ class Adapter:
         return op.cast(op.cast(op.constant(weight), self.dtype) + change, weight.dtype)
 
     def _sum(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
-        """Return W + s A B minus the `start`."""
+        """Return W + s (A B - A0 B0), with the `initial_factors` A0 and B0."""
         change = self._product(arrays[self.a], arrays[self.b])
-        if self.start is not None:
-            change = change - self._product(*self.start)
+        if self.initial_factors is not None:
+            change = change - self._product(*self.initial_factors)
         return np.asarray(weight + change)
 
     def _norms(self, weight: Array) -> Array:

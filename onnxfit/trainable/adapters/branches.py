@@ -49,10 +49,10 @@ def with_branches(
     copy.CopyFrom(model)
     copy.ir_version = max(copy.ir_version, FIRST_IR_WITH_OWN_INITIALIZERS)
     writer = _BranchWriter(copy)
-    own = {name: arrays[name] for adapter in adapters for name in adapter.names}
+    matrices = {name: arrays[name] for adapter in adapters for name in adapter.names}
     copy.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
-        for name, array in own.items()
+        for name, array in matrices.items()
     )
     branches = [(reader, adapter) for adapter in adapters for reader in adapter.weight.readers]
     for reader, adapter in sorted(branches, key=lambda branch: branch[0].index):

@@ -243,13 +243,13 @@ def _shape(reader: onnx.NodeProto, tensor: TensorProto) -> tuple[int, ...]:
 
 def _element_type(graph: GraphIndex, name: str) -> int:
     """Return the element type of an initializer; its scale's for a DequantizeLinear."""
-    own: int = graph.tensors[name].data_type
-    types = {own}
+    stored: int = graph.tensors[name].data_type
+    types = {stored}
     for index, position in _uses(graph, name):
         node = graph.nodes[index]
         if position == 0 and _dequantizes(graph, node):
             types.add(graph.tensors[node.input[1]].data_type)
-    return next((kind for kind in types if kind in FLOATS), own)
+    return next((kind for kind in types if kind in FLOATS), stored)
 
 
 def _dequantizes(graph: GraphIndex, node: onnx.NodeProto) -> bool:

@@ -142,10 +142,10 @@ class LoRA(ChecksArguments):
         """Return the settings that a checkpoint stores."""
         return replace(self, matrices=None)
 
-    def beginning_with(self, start: Mapping[str, Sequence[Any]]) -> LoRA:
-        """Return the same settings with matrices. `start` maps a module to A and B as in PEFT."""
+    def with_initial_factors(self, factors: Mapping[str, Sequence[Any]]) -> LoRA:
+        """Return the same settings with matrices. `factors` maps a module to A and B as in PEFT."""
         settings = self.alpha, self.dropout, self.scaling
-        matrices = {module: Matrices(a, b, *settings) for module, (a, b) in start.items()}
+        matrices = {module: Matrices(a, b, *settings) for module, (a, b) in factors.items()}
         return replace(self, matrices=matrices)
 
     @property

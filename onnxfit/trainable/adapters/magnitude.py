@@ -43,9 +43,9 @@ def write_scale(op: NodeWriter, adapter: Adapter, weight: Array) -> str:
     a, b = _matrices(op, adapter)  # (inputs, rank), (rank, outputs)
     a_flipped = op.node("Transpose", [a], perm=[1, 0])
     cross = op.node("Mul", [_projected(op, adapter, a), op.constant(np.array(2 * s, dtype))])
-    own = op.node("MatMul", [op.node("MatMul", [a_flipped, a]), b])
-    own = op.node("Mul", [own, op.constant(np.array(s * s, dtype))])
-    terms = op.node("Mul", [op.node("Add", [cross, own]), b])
+    square = op.node("MatMul", [op.node("MatMul", [a_flipped, a]), b])
+    square = op.node("Mul", [square, op.constant(np.array(s * s, dtype))])
+    terms = op.node("Mul", [op.node("Add", [cross, square]), b])
     ones = op.constant(np.ones(adapter.settings.rank, dtype))
     change = op.node("MatMul", [ones, terms])
     square = op.node("Abs", [op.node("Add", [squares, change])])  # rounding may make it negative

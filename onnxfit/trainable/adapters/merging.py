@@ -79,11 +79,11 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     matched = match_adapters(model, _loaded(adapter))
     for one in matched:
         _require_reversible(one)
-    adapters = [one.begun(0, tensors[one.weight.name]) for one in matched]
+    adapters = [one.initialized(0, tensors[one.weight.name]) for one in matched]
     base = [
         one.weight.module
         for one, _ in adapters
-        if one.checksums and one.is_beside(tensors[one.weight.name])
+        if one.checksums and one.matches_base_weight(tensors[one.weight.name])
     ]
     if base:
         raise SettingError(

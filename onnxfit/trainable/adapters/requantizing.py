@@ -45,9 +45,10 @@ def _require_own_tensors(
     elif len({tuple(node.input[WEIGHT : ZERO_POINT + 1]) for node in readers}) > 1:
         problem = "its layers have different scales"
     else:
-        own = {id(node) for node in readers}
-        others = {n for node in model.graph.node if id(node) not in own for n in read_by(node)}
-        shared = others.intersection(readers[0].input[SCALE : ZERO_POINT + 1]) - {""}
+        layers = {id(node) for node in readers}
+        outside = (node for node in model.graph.node if id(node) not in layers)
+        read_outside = {name for node in outside for name in read_by(node)}
+        shared = read_outside.intersection(readers[0].input[SCALE : ZERO_POINT + 1]) - {""}
         if shared:
             problem = f"other layers read {listed_names(sorted(shared))}"
     if problem:

@@ -8,6 +8,7 @@
 DequantizeLinear: `conversion` has the registry of conversions, `qlinear_conversions` and
 `dynamic_conversions` have one for each operator. `integer_weights` finds the weights,
 `integer_weight` is one of them, `packed_weights` unpacks those of MatMulNBits, and `float_model`
-has the floats from which they were made. `grids` finds the scales and zero points that training
-changes: `learning` trains them, `observing` lets them follow the batches, and `biases` follow both.
+has the floats from which they were made. `quantizers` finds the scales and zero points that
+training changes: `learning` trains them, `observing` lets them follow the batches, and `biases`
+follow both.
 """

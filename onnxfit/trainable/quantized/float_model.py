@@ -58,12 +58,12 @@ def _floats_of(
             if _may_round(weight, floats, tensors[name]):
                 return floats
     nearest: Array | None = None
-    least = np.inf
+    nearest_distance = np.inf
     for name, array in arrays.items():
         for floats in _oriented(array, weight):
             distance = float(np.abs(floats.astype(np.float64) - weight.values).mean())
-            if distance < least and _may_round(weight, floats, tensors[name]):
-                nearest, least = floats, distance
+            if distance < nearest_distance and _may_round(weight, floats, tensors[name]):
+                nearest, nearest_distance = floats, distance
     if nearest is None:
         raise _refusal(weight, arrays, [name for name in names if name in arrays])
     return nearest

@@ -58,7 +58,7 @@ class IntegerWeight:
         """The real numbers that the integers represent, in the element type of the scale."""
         return self.parameters.dequantized(self.integers)
 
-    def with_grid(self, changed: Mapping[str, Array]) -> IntegerWeight:
+    def with_parameters(self, changed: Mapping[str, Array]) -> IntegerWeight:
         """Return the same integers with another scale and zero point, if their names have one."""
         old = self.parameters
         new = replace(

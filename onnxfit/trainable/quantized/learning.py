@@ -18,8 +18,8 @@ from onnx import helper, numpy_helper
 from onnxfit.graph import protos
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.trainable.quantized.grids import Grid, quantizers, rounded_values
 from onnxfit.trainable.quantized.parameters import Array
+from onnxfit.trainable.quantized.quantizers import Quantizer, quantize_nodes, rounded_values
 
 MAX_FACTOR = 128  # the largest ratio between a learned scale and the file's scale
 # Every number between these two, multiplied by 2**83, is a float32 of at least 2**23, and so a
@@ -29,14 +29,16 @@ MIN_SCALE, MAX_SCALE = 2.0**-60, 2.0**40
 WHOLE = {np.dtype(np.float32): 2.0**83, np.dtype(np.float64): 2.0**112}
 
 
-def learned_names(found: Sequence[Grid]) -> list[str]:
+def learned_names(quantizers: Sequence[Quantizer]) -> list[str]:
     """Return the scales and zero points that are learned."""
-    scales = dict.fromkeys(grid.scale for grid in found)
-    zero_points = dict.fromkeys(grid.zero_point for grid in found if grid.learns_zero_point)
+    scales = dict.fromkeys(quantizer.scale for quantizer in quantizers)
+    zero_points = dict.fromkeys(
+        quantizer.zero_point for quantizer in quantizers if quantizer.learns_zero_point
+    )
     return [*scales, *zero_points]
 
 
-def learned_bounds(found: Sequence[Grid]) -> dict[str, tuple[Array, Array]]:
+def learned_bounds(quantizers: Sequence[Quantizer]) -> dict[str, tuple[Array, Array]]:
     """Return a mapping from scale or zero point to the bounds that an update keeps it in.
 
     torch.ao's learnable quantizer also clamps its scale at a small number, and its zero point to
@@ -44,34 +46,37 @@ def learned_bounds(found: Sequence[Grid]) -> dict[str, tuple[Array, Array]]:
     a bias would overflow 32 bits.
     """
     bounds = {}
-    for grid in found:
-        size = np.abs(grid.scales)
-        least = np.maximum(size / MAX_FACTOR, MIN_SCALE)
-        greatest = np.minimum(size * MAX_FACTOR, MAX_SCALE)
-        positive = grid.scales > 0  # a scale of a block may be negative
-        low, high = np.where(positive, least, -greatest), np.where(positive, greatest, -least)
-        bounds[grid.scale] = low, high
-        if grid.learns_zero_point:
-            shape = grid.zeros.shape
-            bounds[grid.zero_point] = np.full(shape, grid.lowest), np.full(shape, grid.highest)
+    for quantizer in quantizers:
+        size = np.abs(quantizer.scales)
+        minimum = np.maximum(size / MAX_FACTOR, MIN_SCALE)
+        maximum = np.minimum(size * MAX_FACTOR, MAX_SCALE)
+        positive = quantizer.scales > 0  # a scale of a block may be negative
+        low, high = np.where(positive, minimum, -maximum), np.where(positive, maximum, -minimum)
+        bounds[quantizer.scale] = low, high
+        if quantizer.learns_zero_point:
+            shape = quantizer.zeros.shape
+            bounds[quantizer.zero_point] = (
+                np.full(shape, quantizer.lowest),
+                np.full(shape, quantizer.highest),
+            )
     return bounds
 
 
-def with_float_zero_points(model: onnx.ModelProto, zero_points: Mapping[str, Grid]) -> None:
+def with_float_zero_points(model: onnx.ModelProto, zero_points: Mapping[str, Quantizer]) -> None:
     """Replace the zero points of a training model by floats, in place.
 
     A QuantizeLinear with scale 1 rounds them to integers.
 
-    - `zero_points`: a mapping from initializer to its grid.
+    - `zero_points`: a mapping from initializer to its quantizer.
     """
     graph = model.graph
     used = protos.used_names(model)
-    domains = {node.input[2]: node.domain for node in quantizers(graph) if len(node.input) > 2}
+    domains = {node.input[2]: node.domain for node in quantize_nodes(graph) if len(node.input) > 2}
     integers = {name: protos.unique_name(f"{name}/integers", used) for name in zero_points}
     protos.rename_inputs(graph, integers)
     nodes = []
-    for name, grid in zero_points.items():
-        floats = grid.zeros.astype(grid.scales.dtype)
+    for name, quantizer in zero_points.items():
+        floats = quantizer.zeros.astype(quantizer.scales.dtype)
         one, zero = (protos.unique_name(f"{name}/{end}", used) for end in ("one", "zero"))
         tensor = next(t for t in graph.initializer if t.name == name)
         graph.initializer.append(helper.make_tensor(zero, tensor.data_type, [], [0]))
@@ -96,18 +101,18 @@ def note_as_weights(model: onnx.ModelProto, chosen: Collection[str]) -> None:
         protos.note_kind(model, name, parameter=True)
 
 
-def scale_gradients(op: GraphBuilder, found: Sequence[Grid]) -> None:
+def scale_gradients(op: GraphBuilder, quantizers: Sequence[Quantizer]) -> None:
     """Multiply the gradients of scales and zero points by g, in the training graph of `op`.
 
-    A scale or zero point of several grids uses the factor of the first one.
+    A scale or zero point of several quantizers uses the factor of the first one.
     """
     inputs = {v.name or "": v for v in op.graph.inputs}
-    first: dict[str, Grid] = {}
-    for grid in found:
-        for name in learned_names([grid]):
+    first: dict[str, Quantizer] = {}
+    for quantizer in quantizers:
+        for name in learned_names([quantizer]):
             if name in inputs:  # the others are frozen
-                first.setdefault(name, grid)
-    factors = {name: _factor(op, grid) for name, grid in first.items()}
+                first.setdefault(name, quantizer)
+    factors = {name: _factor(op, quantizer) for name, quantizer in first.items()}
     for name, factor in factors.items():
         uses = list(inputs[name].uses())
         with op.scope(name):
@@ -117,20 +122,20 @@ def scale_gradients(op: GraphBuilder, found: Sequence[Grid]) -> None:
     op.graph.sort()
 
 
-def _factor(op: GraphBuilder, grid: Grid) -> Value:
+def _factor(op: GraphBuilder, quantizer: Quantizer) -> Value:
     """Return 1 / sqrt(N Q), in float64.
 
     N is the number of elements of a weight, or of a row of an activation; Q is the greatest
     integer.
     """
-    x = op.wrap(rounded_values(op.graph, grid.scale)[0])
-    start = 0 if grid.weight else 1
+    x = op.wrap(rounded_values(op.graph, quantizer.scale)[0])
+    start = 0 if quantizer.weight else 1
     sizes = None if x.shape is None else x.shape[start:]
     if sizes is not None and all(isinstance(size, int) for size in sizes):
         count = math.prod(size for size in sizes if isinstance(size, int))
-        return op.constant(1 / math.sqrt(max(count, 1) * grid.highest), np.float64)
+        return op.constant(1 / math.sqrt(max(count, 1) * quantizer.highest), np.float64)
     product = op.ReduceProd(op.shape(x, start), keepdims=0)
-    return 1 / op.Sqrt(op.cast(product, np.float64) * grid.highest)
+    return 1 / op.Sqrt(op.cast(product, np.float64) * quantizer.highest)
 
 
 def _with_gradient(op: GraphBuilder, value: Value, factor: Value) -> Value:

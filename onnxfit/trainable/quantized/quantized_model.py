@@ -32,7 +32,6 @@ from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.load.trainable import TrainableModel
 from onnxfit.trainable.quantized.biases import LayerBias, layer_biases
 from onnxfit.trainable.quantized.float_model import float_values
-from onnxfit.trainable.quantized.grids import Grid, grids, grids_to_write
 from onnxfit.trainable.quantized.integer_weight import PACKED, IntegerWeight, with_numbers
 from onnxfit.trainable.quantized.integer_weights import (
     integer_names,
@@ -47,11 +46,12 @@ from onnxfit.trainable.quantized.learning import (
     scale_gradients,
     with_float_zero_points,
 )
-from onnxfit.trainable.quantized.observing import next_ranges, observed_grids, observed_names
+from onnxfit.trainable.quantized.observing import next_ranges, observed_names, observed_quantizers
 from onnxfit.trainable.quantized.operators import is_conversion
 from onnxfit.trainable.quantized.packed_weights import PackedTensor, Shift, packed_weights, unpack
 from onnxfit.trainable.quantized.parameters import Array
 from onnxfit.trainable.quantized.qoperators import to_qdq
+from onnxfit.trainable.quantized.quantizers import Quantizer, find_quantizers, scales_to_write
 from onnxfit.trainable.quantized.settings import Quantization
 
 
@@ -61,42 +61,42 @@ class QuantizedModel(TrainableModel):
 
     - `integers`: the integer initializers that are trained, by name.
     - `packed`: the initializers of MatMulNBits whose numbers are unpacked in `model`, by name.
-    - `grids`: the grids whose scales and zero points training changes.
+    - `quantizers`: the quantizers whose scales and zero points training changes.
     - `biases`: the biases whose scales follow, by name.
-    - `observe`: the number of batches that the grids follow; 0 if the grids are learned.
+    - `observe`: the number of batches that they follow; 0 if they are learned.
     """
 
     evaluates_file: ClassVar[bool] = True
 
     integers: Mapping[str, IntegerWeight]
     packed: Mapping[str, PackedTensor] = field(default_factory=dict)
-    grids: Sequence[Grid] = ()
+    quantizers: Sequence[Quantizer] = ()
     biases: Mapping[str, LayerBias] = field(default_factory=dict)
     observe: int = 0
 
     @property
     def bounds(self) -> Mapping[str, tuple[Array, Array]]:
         """A mapping from learned scale or zero point to its bounds."""
-        return {} if self.observe else learned_bounds(self.grids)
+        return {} if self.observe else learned_bounds(self.quantizers)
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """The scales and zero points that follow the batches."""
-        return tuple(observed_names(self.grids)) if self.observe else ()
+        return tuple(observed_names(self.quantizers)) if self.observe else ()
 
     def to_training_form(self, op: GraphBuilder, step: Value) -> dict[str, Value]:
         """Scale the gradients of learned scales, or return the next ranges."""
         if self.observe:
-            return next_ranges(op, self.grids, step, self.observe)
-        scale_gradients(op, self.grids)
+            return next_ranges(op, self.quantizers, step, self.observe)
+        scale_gradients(op, self.quantizers)
         return {}
 
     def initializer_values(self, arrays: Mapping[str, Array]) -> dict[str, Storable]:
         """Return a mapping from the file's initializers to values, floats rounded to integers."""
-        changed = grids_to_write(self.grids, arrays)
+        changed = scales_to_write(self.quantizers, arrays)
         biases = {name: bias.with_scales(changed) for name, bias in self.biases.items()}
         changed |= {bias.scale_name: bias.parameters.scale for bias in biases.values()}
-        weights = {name: weight.with_grid(changed) for name, weight in self.integers.items()}
+        weights = {name: weight.with_parameters(changed) for name, weight in self.integers.items()}
         values = {**self._frozen_values(arrays), **arrays}
         for name, weight in {**weights, **biases}.items():
             if name in values:
@@ -114,7 +114,7 @@ class QuantizedModel(TrainableModel):
     @property
     def why_python_only(self) -> str | None:
         """The reason for which no graph computes the file's integers; None if one does."""
-        if self.grids:
+        if self.quantizers:
             return "trains scales of integers, which only Python writes into the file"
         narrow = [w.name for w in self.integers.values() if w.tensor.data_type in PACKED]
         if self.packed or narrow:
@@ -140,7 +140,7 @@ class QuantizedModel(TrainableModel):
 
         If their scales change, other integers represent the same real numbers.
         """
-        if not self.grids:
+        if not self.quantizers:
             return {}
         frozen = {name: bias.weight.values for name, bias in self.biases.items()}
         for tensor in self.model.graph.initializer:
@@ -205,8 +205,8 @@ def to_fake_quantized(file: OnnxModel, quantization: Quantization | None = None)
     if settings.float_model is not None:
         values = float_values(settings.float_model, weights)
     model = _with_floats(source, weights, values)
-    changing = _with_changing_grids(model, weights, settings)
-    biases = layer_biases(source, {grid.scale for grid in changing})
+    changing = _with_changing_scales(model, weights, settings)
+    biases = layer_biases(source, {quantizer.scale for quantizer in changing})
     if changing:
         changed = observed_names(changing) if settings.observe else learned_names(changing)
         _require_own_numbers(file.proto, source, changed, biases.values())
@@ -215,7 +215,7 @@ def to_fake_quantized(file: OnnxModel, quantization: Quantization | None = None)
         model=model,
         integers={weight.name: weight for weight in weights},
         packed=unpacked.packed,
-        grids=changing,
+        quantizers=changing,
         biases=biases,
         observe=settings.observe,
     )
@@ -260,32 +260,33 @@ def _require_own_numbers(
         )
 
 
-def _with_changing_grids(
+def _with_changing_scales(
     model: onnx.ModelProto, weights: Sequence[IntegerWeight], settings: Quantization
-) -> list[Grid]:
-    """Convert the zero points that training changes to floats, in place; return the grids.
+) -> list[Quantizer]:
+    """Convert the zero points that training changes to floats, in place; return the quantizers.
 
     - `model`: the training model with floats instead of the integer `weights`.
     """
     if settings.scales == "fixed" and not settings.observe:
         return []
-    found = grids(model, {weight.name: weight for weight in weights if not weight.is_bias})
+    floats = {weight.name: weight for weight in weights if not weight.is_bias}
+    quantizers = find_quantizers(model, floats)
     if settings.observe:
-        found = observed_grids(found)
-    elif not found:
+        quantizers = observed_quantizers(quantizers)
+    elif not quantizers:
         raise SettingError(
             "scales='learned' needs a file with integer weights or activations of at most 16 bits,"
             " but this file has only biases of 32 bits. Remove scales='learned'."
         )
     moving = [
-        grid
-        for grid in found
-        if (grid.moves_zero_point if settings.observe else grid.learns_zero_point)
+        quantizer
+        for quantizer in quantizers
+        if (quantizer.observes_zero_point if settings.observe else quantizer.learns_zero_point)
     ]
-    with_float_zero_points(model, {grid.zero_point: grid for grid in moving})
+    with_float_zero_points(model, {quantizer.zero_point: quantizer for quantizer in moving})
     if settings.scales == "learned":
-        note_as_weights(model, learned_names(found))
-    return found
+        note_as_weights(model, learned_names(quantizers))
+    return quantizers
 
 
 def _with_floats(

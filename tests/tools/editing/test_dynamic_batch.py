@@ -15,7 +15,7 @@ import pytest
 
 from onnxfit import DataError, ModelError, SettingError, Trainer, UnknownNameError, dynamic_batch
 from onnxfit.tools.editing import row_check
-from onnxfit.tools.editing.batch_walk import BatchAxisPropagation
+from onnxfit.tools.editing.batch_axis_propagation import BatchAxisPropagation
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]> '
 CONV = "<float[4, 3, 1, 1] w, float[4, 2] v>"
@@ -170,23 +170,23 @@ SQUEEZED = {
 @pytest.mark.parametrize("name", SQUEEZED)
 def test_a_batch_of_one_row_that_is_squeezed_becomes_the_first_axis(name: str) -> None:
     original = model_of(SQUEEZED[name], 1)
-    mended = dynamic_batch(original)
-    onnx.checker.check_model(mended, full_check=True)
-    assert sizes(mended.graph.output[0]) == ["batch", *sizes(original.graph.output[0])]
+    edited = dynamic_batch(original)
+    onnx.checker.check_model(edited, full_check=True)
+    assert sizes(edited.graph.output[0]) == ["batch", *sizes(original.graph.output[0])]
     shape = [d.dim_value for d in original.graph.input[0].type.tensor_type.shape.dim]
     x = RNG.standard_normal((4, *shape[1:])).astype(np.float32)
     expected = np.stack([run(original, x=x[i : i + 1])[0] for i in range(4)])
-    np.testing.assert_allclose(run(mended, x=x)[0], expected, rtol=1e-5)
-    assert run(mended, x=x[:1])[0].shape == expected[:1].shape
+    np.testing.assert_allclose(run(edited, x=x)[0], expected, rtol=1e-5)
+    assert run(edited, x=x[:1])[0].shape == expected[:1].shape
 
 
 def test_the_squeeze_of_an_old_opset_keeps_the_batch() -> None:
     graph = "g (float[1, 4, 1] x) => (float[4] y) { y = Squeeze <axes = [0, 2]> (x) }"
-    mended = dynamic_batch(
+    edited = dynamic_batch(
         onnx.parser.parse_model('<ir_version: 7, opset_import: ["": 11]>' + graph)
     )
     x = RNG.standard_normal((3, 4, 1)).astype(np.float32)
-    np.testing.assert_array_equal(run(mended, x=x)[0], x[..., 0])
+    np.testing.assert_array_equal(run(edited, x=x)[0], x[..., 0])
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -194,15 +194,15 @@ def test_the_squeeze_of_an_old_opset_keeps_the_batch() -> None:
 def test_equals_the_original_row_by_row(name: str, rows: int) -> None:
     original = model_of(GRAPHS[name], rows)
     before = original.SerializeToString()
-    mended = dynamic_batch(original)
+    edited = dynamic_batch(original)
     assert original.SerializeToString() == before, "the original changed"
-    onnx.checker.check_model(mended, full_check=True)
-    for value in (*mended.graph.input, *mended.graph.output):
+    onnx.checker.check_model(edited, full_check=True)
+    for value in (*edited.graph.input, *edited.graph.output):
         assert "batch" in sizes(value)
     shape = [d.dim_value for d in original.graph.input[0].type.tensor_type.shape.dim]
     x = RNG.standard_normal((4, *shape[1:])).astype(np.float32)
     chunks = [run(original, x=x[i : i + rows]) for i in range(0, 4, rows)]
-    for i, output in enumerate(run(mended, x=x)):
+    for i, output in enumerate(run(edited, x=x)):
         np.testing.assert_allclose(output, np.concatenate([c[i] for c in chunks]), rtol=1e-5)
 
 
@@ -327,18 +327,18 @@ def test_a_batch_of_no_rows_cannot_be_changed() -> None:
 
 def test_several_inputs_and_their_axes() -> None:
     two = "(float[1, 3] a, float[1, 3] b) => (float[1, 3] y) { y = Add(a, b) }"
-    mended = dynamic_batch(model_of(two, 1), name="N")
-    assert [sizes(v) for v in (*mended.graph.input, *mended.graph.output)] == [["N", 3]] * 3
+    edited = dynamic_batch(model_of(two, 1), name="N")
+    assert [sizes(v) for v in (*edited.graph.input, *edited.graph.output)] == [["N", 3]] * 3
     table = (
         "(float[1, 3] a, float[2, 3] t) => (float[1, 2] y) { s = Transpose(t)  y = MatMul(a, s) }"
     )
     with pytest.raises(ModelError, match=r"have different batch sizes: a 1 .*, t 2 along"):
         dynamic_batch(model_of(table, 1))
-    mended = dynamic_batch(model_of(table, 1), axes={"t": None})
-    assert [sizes(v) for v in mended.graph.input] == [["batch", 3], [2, 3]]
+    edited = dynamic_batch(model_of(table, 1), axes={"t": None})
+    assert [sizes(v) for v in edited.graph.input] == [["batch", 3], [2, 3]]
     columns = "(float[3, 1] a) => (float[3, 1] y) { y = Relu(a) }"
-    mended = dynamic_batch(model_of(columns, 1), axes={"a": -1})
-    assert sizes(mended.graph.output[0]) == [3, "batch"]
+    edited = dynamic_batch(model_of(columns, 1), axes={"a": -1})
+    assert sizes(edited.graph.output[0]) == [3, "batch"]
 
 
 def test_the_batch_of_an_initial_state_is_axis_1() -> None:
@@ -347,9 +347,9 @@ def test_the_batch_of_an_initial_state_is_axis_1() -> None:
         " <float[1, 6, 3] w, float[1, 6, 2] r>"
         " { y, last = GRU <hidden_size = 2> (x, w, r, , , h) }"
     )
-    mended = dynamic_batch(model_of(graph, 1), axes={"x": 1})
-    assert [sizes(v) for v in mended.graph.input] == [[4, "batch", 3], [1, "batch", 2]]
-    assert sizes(mended.graph.output[0]) == [4, 1, "batch", 2]
+    edited = dynamic_batch(model_of(graph, 1), axes={"x": 1})
+    assert [sizes(v) for v in edited.graph.input] == [[4, "batch", 3], [1, "batch", 2]]
+    assert sizes(edited.graph.output[0]) == [4, 1, "batch", 2]
 
 
 def test_wrong_axes_are_refused() -> None:
@@ -383,9 +383,9 @@ def test_open_sizes_beside_the_batch_stay_open() -> None:
         " { y = Reshape(x, s) }"
     )
     model = onnx.parser.parse_model(f"{HEADER} g {graph}")
-    mended = dynamic_batch(model)
-    assert sizes(mended.graph.input[0]) == ["batch", "L", 4]
-    assert run(mended, x=np.zeros((3, 7, 4), np.float32))[0].shape == (3, 7, 2, 2)
+    edited = dynamic_batch(model)
+    assert sizes(edited.graph.input[0]) == ["batch", "L", 4]
+    assert run(edited, x=np.zeros((3, 7, 4), np.float32))[0].shape == (3, 7, 2, 2)
 
 
 # ---------------------------------------------------------------------- Ifs
@@ -403,11 +403,11 @@ IF_INPUTS = (
 @pytest.mark.parametrize("rate", [8, 9])
 def test_a_fixed_input_leaves_one_branch_of_an_if(rate: int) -> None:
     original = model_of(f"{IF_INPUTS} {{ c = Equal(rate, r)  {BRANCHES} }}", 1)
-    mended = dynamic_batch(original, fixed_inputs={"rate": rate})
-    assert [value.name for value in mended.graph.input] == ["x"]
+    edited = dynamic_batch(original, fixed_inputs={"rate": rate})
+    assert [value.name for value in edited.graph.input] == ["x"]
     x = RNG.standard_normal((3, 4)).astype(np.float32)
     single = [run(original, x=x[i : i + 1], rate=np.array(rate))[0] for i in range(3)]
-    np.testing.assert_array_equal(run(mended, x=x)[0], np.concatenate(single))
+    np.testing.assert_array_equal(run(edited, x=x)[0], np.concatenate(single))
 
 
 def test_an_if_in_the_way_is_named_with_its_condition() -> None:
@@ -426,10 +426,10 @@ def test_a_loop_whose_body_accepts_any_batch_stays() -> None:
         " y = Loop(n, go, x) <body = b (int64 i, bool c, float[1, 4] s) => (bool d, float[1, 4] t)"
         " { d = Identity(c)  t = Add(s, s) }> }"
     )
-    mended = dynamic_batch(model_of(graph, 1))
-    assert sizes(mended.graph.output[0]) == ["batch", 4]
+    edited = dynamic_batch(model_of(graph, 1))
+    assert sizes(edited.graph.output[0]) == ["batch", 4]
     x = RNG.standard_normal((3, 4)).astype(np.float32)
-    np.testing.assert_array_equal(run(mended, x=x)[0], 8 * x)
+    np.testing.assert_array_equal(run(edited, x=x)[0], 8 * x)
 
 
 def test_a_dynamic_file_with_an_if_is_returned_unchanged() -> None:
@@ -448,9 +448,9 @@ def test_an_if_on_the_rank_is_folded_and_one_on_the_batch_is_not() -> None:
         f" {{ h = Shape(x)  k = Size(h)  c = Equal(k, two)  {BRANCHES} }}"
     )
     x = RNG.standard_normal((3, 4)).astype(np.float32)
-    mended = dynamic_batch(model_of(rank, 1))
-    assert "If" not in [node.op_type for node in mended.graph.node]
-    np.testing.assert_array_equal(run(mended, x=x)[0], x.reshape(3, 2, 2))
+    edited = dynamic_batch(model_of(rank, 1))
+    assert "If" not in [node.op_type for node in edited.graph.node]
+    np.testing.assert_array_equal(run(edited, x=x)[0], x.reshape(3, 2, 2))
     batch = (
         "(float[1, 4] x) => (float[1, 2, 2] y)"
         " <int64 one = {1}, int64[3] s = {1, 2, 2}, int64 zero = {0}>"
@@ -478,10 +478,10 @@ def test_the_name_of_a_size_tells_the_batch_axis() -> None:
         " <int64 i = {0}, int64[2] s = {1, 3}>"
         " { g = Gather(state, i)  a = Add(x, g)  y = Reshape(a, s) }"
     )
-    mended = dynamic_batch(model_of(graph, 1))
-    assert [sizes(v) for v in mended.graph.input] == [["batch", 3], [2, "batch", 3]]
+    edited = dynamic_batch(model_of(graph, 1))
+    assert [sizes(v) for v in edited.graph.input] == [["batch", 3], [2, "batch", 3]]
     x, state = (RNG.standard_normal(s).astype(np.float32) for s in ((3, 3), (2, 3, 3)))
-    np.testing.assert_allclose(run(mended, x=x, state=state)[0], x + state[0], rtol=1e-6)
+    np.testing.assert_allclose(run(edited, x=x, state=state)[0], x + state[0], rtol=1e-6)
 
 
 def test_an_output_with_a_wrong_rank_is_declared_as_it_is() -> None:
@@ -513,8 +513,8 @@ def test_rows_merged_after_another_axis_are_compared(monkeypatch: pytest.MonkeyP
         " { t = Transpose <perm = [1, 0, 2]> (x)  y = Reshape(t, s) }"
     )
     x = RNG.standard_normal((2, 3, 4)).astype(np.float32)
-    mended = dynamic_batch(model_of(graph, 1))
-    np.testing.assert_array_equal(run(mended, x=x)[0], x.transpose(1, 0, 2).reshape(6, 4))
+    edited = dynamic_batch(model_of(graph, 1))
+    np.testing.assert_array_equal(run(edited, x=x)[0], x.transpose(1, 0, 2).reshape(6, 4))
     monkeypatch.setattr(row_check, "is_close", lambda *_: False)
     with pytest.raises(ModelError, match="y would differ from the original"):
         dynamic_batch(model_of(graph, 1))

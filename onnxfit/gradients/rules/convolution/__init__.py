@@ -31,14 +31,14 @@ from onnxfit.gradients.rules.convolution.spec import (
 )
 from onnxfit.gradients.rules.convolution.transposed import transposed_conv
 from onnxfit.gradients.rules.convolution.weights import weight_gradient
-from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.gradients.table import Gradients, NoGradientError, decompose, rule
 from onnxfit.graph.inference import like
 from onnxfit.graph.values import GraphBuilder, Value
 
 __all__ = ["ConvSpec", "conv", "crop", "padding", "transposed_conv"]
 
 
-@gradient("Conv")
+@rule("Conv")
 def conv(
     op: GraphBuilder, x: Value, w: Value, b: Value | None, y: Value, dy: Value, *,
     auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
@@ -80,7 +80,7 @@ def _conv_gradients(
     )
 
 
-@gradient("ConvTranspose")
+@rule("ConvTranspose")
 def conv_transpose(
     op: GraphBuilder, x: Value, w: Value, b: Value | None, y: Value, dy: Value, *,
     auto_pad: str, dilations: Ints | None, group: int, output_padding: Ints | None,

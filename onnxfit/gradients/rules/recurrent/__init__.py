@@ -23,7 +23,7 @@ from onnxfit.gradients.rules.recurrent.activations import activations_of
 from onnxfit.gradients.rules.recurrent.cells import gru_gradients, rnn_gradients
 from onnxfit.gradients.rules.recurrent.direction import Direction, DirectionGradients
 from onnxfit.gradients.rules.recurrent.lstm import LstmCell, lstm_gradients
-from onnxfit.gradients.table import InputGradient, gradient
+from onnxfit.gradients.table import InputGradient, rule
 from onnxfit.graph.values import GraphBuilder, Value
 
 Floats = Sequence[float]
@@ -32,7 +32,7 @@ Floats = Sequence[float]
 REVERSE = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 
 
-@gradient("RNN", all_outputs=True)
+@rule("RNN", all_outputs=True)
 def rnn(
     op: GraphBuilder, x: Value, w: Value, r: Value, b: Value | None,
     sequence_lens: Value | None, initial_h: Value | None,
@@ -49,7 +49,7 @@ def rnn(
     return _entries(layout, gradients)[:6]
 
 
-@gradient("GRU", all_outputs=True)
+@rule("GRU", all_outputs=True)
 def gru(
     op: GraphBuilder, x: Value, w: Value, r: Value, b: Value | None,
     sequence_lens: Value | None, initial_h: Value | None,
@@ -69,7 +69,7 @@ def gru(
     return _entries(layout, gradients)[:6]
 
 
-@gradient("LSTM", all_outputs=True)
+@rule("LSTM", all_outputs=True)
 def lstm(
     op: GraphBuilder, x: Value, w: Value, r: Value, b: Value | None,
     sequence_lens: Value | None, initial_h: Value | None, initial_c: Value | None, p: Value | None,

@@ -21,7 +21,7 @@ from onnxfit.trainable.quantized.parameters import Array, QuantizationParameters
 SCOPE = "quantization"
 
 
-class SwitchedModel:
+class ModelWithLayerSwitches:
     """One compiled graph that computes the float model, or any of its layers as integers.
 
     A weight is an input of the graph, which receives its floats or its rounded values. An
@@ -34,7 +34,7 @@ class SwitchedModel:
     """
 
     def __init__(self, model: onnx.ModelProto, pairing: Pairing) -> None:
-        graph = _SwitchedGraph(model, pairing)
+        graph = _GraphWithSwitches(model, pairing)
         self.observed = graph.observed
         self.outputs = {value.name: graph.outputs[value.name] for value in model.graph.output}
         self._weights = graph.weights
@@ -72,7 +72,7 @@ class SwitchedModel:
         return arrays | {output: arrays[name] for output, name in self.outputs.items()}
 
 
-class _SwitchedGraph:
+class _GraphWithSwitches:
     """Edits a copy of the float model.
 
     - `weights`: (index of a node, index of its input) -> the input of the graph for the weight.

@@ -24,7 +24,7 @@ from onnxfit.trainable.quantized.parameters import LIMITS, Array
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class Quantizer:
     """The scale and the zero point of the numbers to which a QuantizeLinear rounds.
 
     - `scale`, `zero_point`: their initializers; "" for no zero point.
@@ -66,25 +66,29 @@ class Grid:
         return bool(self.zero_point and self.zeros.any() and not self.is_symmetric)
 
     @property
-    def moves_zero_point(self) -> bool:
+    def observes_zero_point(self) -> bool:
         """Whether the zero point follows the range of an activation."""
         return bool(self.zero_point and not self.is_symmetric)
 
 
-def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[Grid]:
-    """Return the grids of the QuantizeLinears of a training model whose scales are initializers.
+def find_quantizers(
+    model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]
+) -> list[Quantizer]:
+    """Return the quantizers of a training model whose scales are initializers.
 
     - `model`: the training model, whose main graph is searched.
     - `weights`: the integer weights by name, of which the model has floats.
 
-    Two grids may share a scale or a zero point. ModelError: integers are read through two scales.
+    Two quantizers may share a scale or a zero point.
+
+    ModelError: integers are read through two scales.
     """
     graph = model.graph
     index = GraphIndex(graph)
     tensors = index.tensors
     _require_one_scale(index, weights.values())
-    found: dict[tuple[str, str], Grid] = {}
-    for node in quantizers(graph):
+    found: dict[tuple[str, str], Quantizer] = {}
+    for node in quantize_nodes(graph):
         scale, zero_point = [*node.input, ""][1:3]
         if scale not in tensors or (zero_point and zero_point not in tensors):
             continue  # computed from the batch
@@ -94,8 +98,10 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
             continue  # floats of 8 bits
         numbers = array_of(tensors[scale])
         zeros = numbers_of(tensors[zero_point]) if zero_point else np.zeros((), np.int64)
-        grid = Grid(scale, zero_point, data_type, numbers, zeros, _weight_of(node, weights, index))
-        found.setdefault((scale, zero_point), grid)
+        quantizer = Quantizer(
+            scale, zero_point, data_type, numbers, zeros, _weight_of(node, weights, index)
+        )
+        found.setdefault((scale, zero_point), quantizer)
     return list(found.values())
 
 
@@ -111,7 +117,7 @@ def _weight_of(
     return value if value in weights else ""
 
 
-def quantizers(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def quantize_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Return the QuantizeLinears of a graph."""
     return filter(is_quantize, graph.node)
 
@@ -126,25 +132,29 @@ def rounded_values(graph: ir.Graph, scale: str) -> list[ir.Value]:
     ]
 
 
-def grids_to_write(found: Sequence[Grid], arrays: Mapping[str, Array]) -> dict[str, Array]:
+def scales_to_write(
+    quantizers: Sequence[Quantizer], arrays: Mapping[str, Array]
+) -> dict[str, Array]:
     """Return the trained scales and zero points for the file, by name.
 
-    - `found`: the grids that training changed.
+    - `quantizers`: the quantizers that training changed.
     - `arrays`: the trained weights and statistics; zero points among them are floats.
 
     DivergenceError: a number is NaN, or a scale is invalid.
     """
     written: dict[str, Array] = {}
-    for grid in found:
-        if grid.scale in arrays:
-            scale = arrays[grid.scale]
-            _refuse_numbers(grid.scale, scale, np.isfinite(scale) & (scale * grid.scales > 0))
-            written[grid.scale] = scale
-        if grid.zero_point in arrays:
-            zeros = arrays[grid.zero_point]
-            _refuse_numbers(grid.zero_point, zeros, ~np.isnan(zeros))
-            rounded = np.clip(np.rint(zeros), grid.lowest, grid.highest)
-            written[grid.zero_point] = rounded.astype(np.int64)
+    for quantizer in quantizers:
+        if quantizer.scale in arrays:
+            scale = arrays[quantizer.scale]
+            _refuse_numbers(
+                quantizer.scale, scale, np.isfinite(scale) & (scale * quantizer.scales > 0)
+            )
+            written[quantizer.scale] = scale
+        if quantizer.zero_point in arrays:
+            zeros = arrays[quantizer.zero_point]
+            _refuse_numbers(quantizer.zero_point, zeros, ~np.isnan(zeros))
+            rounded = np.clip(np.rint(zeros), quantizer.lowest, quantizer.highest)
+            written[quantizer.zero_point] = rounded.astype(np.int64)
     return written
 
 
@@ -172,10 +182,10 @@ def _require_one_scale(index: GraphIndex, weights: Collection[IntegerWeight]) ->
             )
 
 
-def shared_zero_points(found: Sequence[Grid]) -> dict[str, list[str]]:
+def shared_zero_points(quantizers: Sequence[Quantizer]) -> dict[str, list[str]]:
     """Return a mapping from zero point to scales, for moving zero points with several scales."""
     scales: dict[str, list[str]] = {}
-    for grid in found:
-        if grid.moves_zero_point:
-            scales.setdefault(grid.zero_point, []).append(grid.scale)
+    for quantizer in quantizers:
+        if quantizer.observes_zero_point:
+            scales.setdefault(quantizer.zero_point, []).append(quantizer.scale)
     return {name: names for name, names in scales.items() if len(names) > 1}

@@ -1,6 +1,6 @@
 """Follow the batch through a graph, and change the constants that fix its size.
 
-The graph is walked twice at once: with the batch of the file, and with GROWTH times as many rows.
+The shapes are inferred twice: with the batch of the file, and with GROWTH times as many rows.
 The two shapes of a value must differ by this factor along the batch axis, and agree everywhere
 else. If they do not, the node has a constant that contains the batch size, or prevents the change.
 """
@@ -16,9 +16,10 @@ import onnx_ir as ir
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.tools.editing.batch_axes import (
     BatchAxis,
+    BatchAxisError,
     Choice,
+    batch_axis_error,
     constant_of,
-    in_the_way,
     infer,
     read_by,
     resolved,
@@ -26,7 +27,7 @@ from onnxfit.tools.editing.batch_axes import (
 )
 from onnxfit.tools.editing.batch_edits import BatchEdits
 
-GROWTH = 3  # the second walk has this many times the rows of the file
+GROWTH = 3  # the second batch has this many times the rows of the file
 BROADCASTING = {
     "Add", "And", "BitShift", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
     "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where",
@@ -41,12 +42,14 @@ SAME_SIZES: dict[str, tuple[int, ...]] = {
 }
 RECURRENT = {"GRU", "LSTM", "RNN"}
 SIZES_INPUT = {"AffineGrid": 1, "MaxUnpool": 2, "Resize": 3}  # the input that holds output sizes
+# Other choices among the possible batch axes that may fail in a row without getting any further
+MAX_FAILURES = 20
 
 
 class BatchAxisPropagation(BatchEdits):
-    """A walk over the main graph; the arguments are those of `walk`.
+    """The batch axes of a main graph; the arguments are those of `propagate_batch_axes`.
 
-    After `run`, `mended` is the model with a batch of any size, and `ends` are the nodes whose
+    After `run`, `edited` is the model with a batch of any size, and `ends` are the nodes whose
     outputs have no batch any more. After an error, `position` is the number of the node in the way;
     `choose_next` goes back to a Reshape before it, from which `run` continues.
     """
@@ -65,7 +68,7 @@ class BatchAxisPropagation(BatchEdits):
         self._dependent = set(axes)
         self.position = 0
         self._choices: dict[str, Choice] = {}  # by the name of the node, in the order of the graph
-        for old, new in zip(self._before.graph.inputs, self.mended.graph.inputs):
+        for old, new in zip(self._before.graph.inputs, self.edited.graph.inputs):
             name = old.name or ""
             if name not in shapes:
                 continue
@@ -105,7 +108,7 @@ class BatchAxisPropagation(BatchEdits):
         return found
 
     def run(self) -> None:
-        """Walk on from `position` to the end of the graph.
+        """Continue from `position` to the end of the graph.
 
         BatchAxisError: a node prevents another batch size.
         """
@@ -124,7 +127,7 @@ class BatchAxisPropagation(BatchEdits):
 
     def reaches_outputs(self) -> bool:
         """Return whether an output of the model has a batch axis."""
-        return any(self.axis_of(value) is not None for value in self.mended.graph.outputs)
+        return any(self.axis_of(value) is not None for value in self.edited.graph.outputs)
 
     def _visit(self, old: ir.Node, new: ir.Node) -> None:
         if not self._depends(old):
@@ -140,14 +143,14 @@ class BatchAxisPropagation(BatchEdits):
                 self.shift_axes(new)
             else:
                 self._mend(old, new)
-        infer(self.mended.graph, new, strict=True)
+        infer(self.edited.graph, new, strict=True)
         self._find_axes(old, new)
         if self._ends_batch(new):
             self.ends.append(new)
 
     def _infer_constant(self, old: ir.Node, new: ir.Node) -> None:
         """Infer the outputs of a node that no input with a batch leads to."""
-        for graph, node in ((self._before.graph, old), (self.mended.graph, new)):
+        for graph, node in ((self._before.graph, old), (self.edited.graph, new)):
             declared = [value.shape for value in node.outputs]
             infer(graph, node, strict=False)
             for value, shape in zip(node.outputs, declared):
@@ -185,7 +188,7 @@ class BatchAxisPropagation(BatchEdits):
                 or len(changed) != 1
                 or after[axis] != before[axis] * GROWTH
             ):
-                raise in_the_way(
+                raise batch_axis_error(
                     new,
                     f"its output is {before} for {self.rows} rows, and {after} for"
                     f" {self.rows * GROWTH}",
@@ -256,7 +259,7 @@ class BatchAxisPropagation(BatchEdits):
             return
         axis = self._target_axis(new, sizes, origin, result)
         if axis is None:
-            raise in_the_way(new, f"it reshapes {sizes} to {result}, which has no batch axis")
+            raise batch_axis_error(new, f"it reshapes {sizes} to {result}, which has no batch axis")
         wanted = [size * GROWTH if i == axis else size for i, size in enumerate(result)]
         copies = not (new.attributes.get_int("allowzero", 0))
         if resolved(target, grown, copies) == wanted:
@@ -491,3 +494,37 @@ MENDS: dict[str, Callable[[BatchAxisPropagation, ir.Node, ir.Node], None]] = {
     "Slice": BatchAxisPropagation.mend_slice,
     "Squeeze": BatchAxisPropagation.mend_squeeze,
 }
+
+
+def propagate_batch_axes(
+    model: ir.Model, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int], rows: int
+) -> BatchAxisPropagation:
+    """Return a finished propagation, after which the batch may have any size.
+
+    A Reshape may leave several batch axes to choose from, which are tried in turn.
+
+    - `model`: the model, which is not changed; its nodes have names.
+    - `shapes`: a shape without unknown sizes for each input, with the batch of the file.
+    - `axes`: the batch axis of each input that has one.
+    - `rows`: the rows of the batch in the file.
+
+    BatchAxisError: a node prevents another batch size.
+    """
+    attempt = BatchAxisPropagation(model, shapes, axes, rows)
+    first: BatchAxisError | None = None
+    farthest = failures = 0
+    while failures <= MAX_FAILURES:
+        try:
+            attempt.run()
+        except BatchAxisError as error:
+            first = first or error
+            failures = 0 if attempt.position > farthest else failures + 1
+            farthest = max(farthest, attempt.position)
+            if not attempt.choose_next():
+                break
+            continue
+        if first is None or attempt.reaches_outputs():
+            return attempt
+        break  # another axis avoids the node, but the batch does not come to the end
+    assert first is not None
+    raise first
