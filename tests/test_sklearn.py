@@ -38,7 +38,7 @@ from onnxfit.losses import BinaryCrossEntropy, CrossEntropy
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.sklearn import OnnxClassifier, OnnxRegressor
 from onnxfit.sklearn.columns import relative_weights, standardization
-from onnxfit.sklearn.convergence import still_falls
+from onnxfit.sklearn.estimator import still_falls
 from onnxfit.sklearn.names import ANSWERS
 from tests.constants import batch_for, structure, with_constants
 from tests.models import mlp

@@ -1,18 +1,17 @@
-"""Ranks that exchange messages by MPI."""
+"""Ranks that exchange messages by MPI, also in float16, for messages of half the size."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxfit.checks import check_arguments, shortened
 from onnxfit.distributed.communicator import TIMEOUT, require_settings
-from onnxfit.distributed.float16 import Float16Converter, NumpyConverter
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError
 
 __all__ = ["MPI"]
@@ -27,6 +26,29 @@ MAX_BYTES_OF_BUSY_SUM = 2**19
 PAUSE = 2e-4  # seconds
 # Below this, two messages of half the bytes take longer than one.
 MIN_ELEMENTS_COMPRESSED = 4096
+
+
+class Float16Converter(Protocol):
+    """Converter of arrays in C order. It rounds to nearest, and ties to even."""
+
+    def narrow(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+        """Return the numbers as float16; numbers outside its range become infinite."""
+        ...
+
+    def widen(self, numbers: npt.NDArray[np.float16], out: npt.NDArray[np.float32]) -> None:
+        """Write the numbers to `out`, which has the same number of elements."""
+        ...
+
+
+class NumpyConverter:
+    """Converter that uses NumPy, in software: about 6 ns per number to float16, and 2 ns back."""
+
+    def narrow(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+        with np.errstate(over="ignore"):  # numbers outside the range of float16 become infinite
+            return numbers.astype(np.float16)
+
+    def widen(self, numbers: npt.NDArray[np.float16], out: npt.NDArray[np.float32]) -> None:
+        out[...] = numbers
 
 
 class MPI:

@@ -20,7 +20,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from onnxfit.callbacks import Callback, EarlyStopping
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph.dense import Scaling, dense_network
-from onnxfit.graph.model import tensor_outputs
+from onnxfit.graph.model import spec_of, tensor_outputs
 from onnxfit.graph.probabilities import probability_operator
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.load.normalize import normalize
@@ -31,8 +31,6 @@ from onnxfit.optimizers.lookup import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.schedules import LearningRate
 from onnxfit.sklearn.columns import relative_weights, standardization, validation_pair
-from onnxfit.sklearn.convergence import still_falls
-from onnxfit.sklearn.models import only_input, only_output
 from onnxfit.sklearn.names import checks_own_names, require_own_names
 from onnxfit.sklearn.trainers import base_model, continued, packed, unpacked
 from onnxfit.step.distillation import Distillation
@@ -388,3 +386,49 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             with_files = {name: state[name] for name in ("teacher", "quantization")}
             state = {**state, "trainer_": unpacked(state["trainer_"], with_files)}
         super().__setstate__(state)
+
+
+def still_falls(losses: Sequence[float]) -> bool:
+    """Return whether the loss was still falling in the last epochs.
+
+    The mean of the last tenth of the epochs is compared with the mean of the tenth before. A fall
+    counts if it is at least 1/50 of the whole fall, and at least 1e-4 of the first loss.
+    """
+    window = max(1, len(losses) // 10)
+    if len(losses) < 2 * window:
+        return False
+    last = float(np.mean(losses[-window:]))
+    fall = float(np.mean(losses[-2 * window : -window])) - last
+    return fall > max(0.02 * (losses[0] - last), 1e-4 * abs(losses[0]))
+
+
+def only_input(model: onnx.ModelProto) -> TensorSpec:
+    """Return the spec of the only input. SettingError: the model has several inputs."""
+    inputs = [spec_of(v) for v in normalize(model).graph.inputs]
+    if len(inputs) != 1:
+        raise SettingError(
+            "The estimators of onnxfit.sklearn need a model with one input, but the inputs of this"
+            f" model are {'; '.join(map(str, inputs))}. Use onnxfit.Trainer instead."
+        )
+    return inputs[0]
+
+
+def only_output(loss: Losses, outputs: Mapping[str, TensorSpec]) -> tuple[str, Any]:
+    """Return the output that is fitted to y, and the loss of that output.
+
+    SettingError: the model has several outputs, and `loss` does not choose one.
+    """
+    if isinstance(loss, Mapping):
+        if len(loss) != 1 or not set(loss) <= set(outputs):
+            raise SettingError(
+                f"loss must be a dict with exactly one output ({', '.join(outputs)}) and its loss,"
+                f" got {dict(loss)!r}."
+            )
+        return next(iter(loss.items()))
+    if len(outputs) != 1:
+        floats = ", ".join(outputs) or "none"
+        raise SettingError(
+            "The estimators of onnxfit.sklearn fit one float output to y, but the float outputs of"
+            f" the model are: {floats}. Choose one with loss={{name: loss}}."
+        )
+    return next(iter(outputs)), loss

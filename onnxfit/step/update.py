@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from onnxfit.gradients.update import NO_BOUNDS, Bounds, apply_update
 from onnxfit.graph import names, scopes
+from onnxfit.graph.layers import unit_axes
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.sums import sum_of_squares
-from onnxfit.graph.units import unit_axes
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.optimizers.base import WeightOptimizer
 from onnxfit.step.frozen_rows import without_frozen_rows

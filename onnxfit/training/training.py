@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
+from threading import local
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from onnxfit.callbacks.callback_list import CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
@@ -30,7 +32,6 @@ from onnxfit.training.output_check import OutputCheck
 from onnxfit.training.position import PendingFit
 from onnxfit.training.ranks import require_same_weights
 from onnxfit.training.state import TrainerState, TrainingState, require_same_form
-from onnxfit.training.thread_state import ThreadState
 
 if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
@@ -39,6 +40,21 @@ Array = npt.NDArray[Any]
 DEFAULT_BATCH_SIZE = 32
 # Distance between the seeds of two ranks: a prime number above any seed that users choose.
 RANK_STRIDE = 4_294_967_311
+
+
+class ThreadState(local):
+    """State of a trainer's calls in one thread.
+
+    - `callbacks`: the callbacks of the running fit, evaluation or prediction, or None.
+    - `current_outputs`: output -> array of the current batch of a prediction.
+    - `carried`: the states of the running evaluation or prediction, or None.
+    """
+
+    callbacks: CallbackList | None = None
+    carried: CarriedStates | None = None
+
+    def __init__(self) -> None:
+        self.current_outputs: dict[str, npt.NDArray[Any]] = {}
 
 
 class Training:

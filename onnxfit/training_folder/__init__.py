@@ -4,7 +4,6 @@
 - `inference_operators`: the operators of the graphs for "npu", and their check.
 - `manifest`: the names and types of `manifest.json`, and its reader.
 - `description`: the contents of the manifest, from a trainer.
-- `scalar_program`: the scalars of a step in JSON.
 - `json_numbers`: floats that JSON lacks.
 - `tensors`: the state as a list of tensors, and its file.
 - `message`: the places of tensors in the bytes of a model.

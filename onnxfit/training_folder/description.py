@@ -7,8 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx.numpy_helper import to_array
 
 from onnxfit.graph import names
 from onnxfit.graph.labels import AllowedLabels
@@ -21,10 +23,10 @@ from onnxfit.training.setting_values import encode_setting
 from onnxfit.training_folder.json_numbers import with_finite_floats
 from onnxfit.training_folder.manifest import EXPORT, SCALARS
 from onnxfit.training_folder.message import files_of_constants, places_of_tensors
-from onnxfit.training_folder.scalar_program import described_program
 from onnxfit.training_folder.tensors import StateEntry
 
 Json = dict[str, Any]
+PROGRAM_VERSION = 1  # of the scalars of a step in JSON
 ROLES = {
     names.LEARNING_RATE: "learning_rate",
     names.STEP: "step",
@@ -262,3 +264,35 @@ def described_object(value: Any) -> Json:
     if config is None:
         return {"name": getattr(value, "__name__", type(value).__name__), "settings": None}
     return {"name": config["name"], "settings": with_finite_floats(config.get("settings", {}))}
+
+
+def described_program(model: onnx.ModelProto) -> Json:
+    """Return the constants and the nodes of a graph that `cut_host_scalars` returned.
+
+    Integers of 64 bits are texts, since many readers of JSON keep 53 bits of a number.
+    """
+    graph = ir.from_proto(model).graph
+    constants = []
+    for tensor in model.graph.initializer:
+        array = to_array(tensor)
+        data = array.ravel().tolist()
+        if array.dtype == np.int64:
+            data = [str(number) for number in data]
+        constants.append(
+            {"name": tensor.name, "type": str(array.dtype), "data": with_finite_floats(data)}
+        )
+    nodes = [
+        {
+            "op": node.op_type,
+            "inputs": [value.name for value in node.inputs if value is not None],
+            "output": node.outputs[0].name,
+            "type": _type_of(node.outputs[0]),
+        }
+        for node in graph
+    ]
+    return {"version": PROGRAM_VERSION, "constants": constants, "nodes": nodes}
+
+
+def _type_of(value: ir.Value) -> str:
+    assert value.dtype is not None  # cut_host_scalars keeps nodes of unknown types in the step
+    return str(value.dtype.numpy())

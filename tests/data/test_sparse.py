@@ -14,7 +14,7 @@ import scipy.sparse
 
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback
-from onnxfit.data.sparse import SparseRows
+from onnxfit.data.memory import SparseRows
 from onnxfit.errors import DataError
 from onnxfit.graph.dense import dense_network
 

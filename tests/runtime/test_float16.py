@@ -8,7 +8,7 @@ import numpy as np
 import onnx.parser
 
 from onnxfit import Trainer
-from onnxfit.distributed.float16 import NumpyConverter
+from onnxfit.distributed.mpi import NumpyConverter
 from onnxfit.runtime.float16 import CastConverter, convert_by_casts
 from tests.distributed.threads import on_ranks
 

@@ -66,7 +66,7 @@ def test_the_operators_of_hosts_are_those_that_the_docs_define() -> None:
 
 
 def test_numbers_that_json_lacks_come_back() -> None:
-    from onnxfit.training_folder.scalar_program import described_program
+    from onnxfit.training_folder.description import described_program
 
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         g (double x) => (double y, int64 z)

@@ -1,8 +1,8 @@
 """Make an integer model of a float model, or a float model of it, and report what it loses.
 
 To make integers (`quantize`), onnxruntime's quantizer works between `preparation`, which optimizes
-the float model and chooses what is quantized, `calibration`, which measures ranges, and
-`weight_axes`, which finds the channels of weights. `weight_only` leaves activations in float.
+the float model and chooses what is quantized, and `weight_axes`, which finds the channels of
+weights.
 
 To make floats (`dequantize`), `qoperators` of `trainable/quantized` first turns operators of
 integers to operators of floats between QuantizeLinear and DequantizeLinear. `removed_activations`

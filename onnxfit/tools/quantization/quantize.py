@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Union
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 
+from onnxfit.callbacks.progress.batches import shown_batches
 from onnxfit.checks import check_arguments
+from onnxfit.data import DataAdapter, Source
 from onnxfit.errors import DataError, ModelError, SettingError, UnknownNameError
+from onnxfit.graph import protos
+from onnxfit.graph.index import tensors_of
+from onnxfit.graph.model import spec_of, to_ir
+from onnxfit.graph.replacement import replace_nodes
+from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.quantizer import (
     INTEGER_TYPES,
     METHODS,
+    Calibrator,
     quantizable_operators,
+    quantize_array,
     quantize_layers,
 )
-from onnxfit.tools.quantization.calibration import calibration_source, measured_ranges
+from onnxfit.runtime.values import Array
 from onnxfit.tools.quantization.preparation import (
     FOUR_BITS,
     cut_outputs,
@@ -28,9 +39,13 @@ from onnxfit.tools.quantization.preparation import (
     require_quantizable,
     restore_declarations,
 )
-from onnxfit.tools.quantization.weight_axes import LAYERS, explicit_axes, require_finite_weights
-from onnxfit.tools.quantization.weight_only import quantize_weights_only
-from onnxfit.trainable.quantized.operators import is_conversion
+from onnxfit.tools.quantization.weight_axes import (
+    LAYERS,
+    channel_axes,
+    explicit_axes,
+    require_finite_weights,
+)
+from onnxfit.trainable.quantized.operators import DEQUANTIZE, SUFFIX, is_conversion
 
 __all__ = ["quantize"]
 
@@ -154,3 +169,77 @@ def _check_settings(weights: str, activations: str | None, method: str, calibrat
             "onnxruntime has no kernels for int8 activations with uint8 weights. Use"
             " weights='int8' or activations='uint8'."
         )
+
+
+def calibration_source(model: onnx.ModelProto, data: Any, batch_size: int) -> Source:
+    """Return the batches of calibration data. DataError: the data does not fit the model."""
+    inputs = [spec_of(value) for value in to_ir(model).graph.inputs]
+    return DataAdapter(inputs, {}, purpose="calibration").source(data, batch_size=batch_size)
+
+
+def measured_ranges(
+    optimized: onnx.ModelProto,
+    source: Source,
+    method: str,
+    verbose: int | str,
+    values: Collection[str],
+) -> Any:
+    """Return the ranges of an optimized model's values, in the form of onnxruntime's quantizer.
+
+    - `source`: the result of `calibration_source`.
+    - `method`: one of onnxfit.runtime.quantizer.METHODS.
+    - `verbose`: as for `shown_batches`.
+    - `values`: the values whose ranges are needed.
+
+    DataError: the data has no rows, or makes a value infinite or NaN.
+    """
+    rows = 0
+    with source, Calibrator(optimized, method, values) as calibrator:
+        for batch in shown_batches(source, None, verbose, "calibrate"):
+            rows += batch.rows
+            if batch.rows:
+                calibrator.collect(batch.arrays())
+        if not rows:
+            raise DataError("The calibration data has no rows. Pass at least one row.")
+        return calibrator.ranges()
+
+
+def quantize_weights_only(
+    optimized: onnx.ModelProto, weights: str, per_channel: bool, excluded: set[str]
+) -> onnx.ModelProto:
+    """Return the model with each weight replaced by integers and a DequantizeLinear.
+
+    - `optimized`: a model with unique node names. It is changed.
+    - `weights`: the type of the integers.
+    - `per_channel`: whether each output channel of a weight has its own scale.
+    - `excluded`: names of nodes whose weights stay in float.
+    """
+    tensors = tensors_of(optimized.graph)
+    nodes = []
+    dequantized: dict[str, str] = {}
+    for name, axis in channel_axes(optimized, excluded).items():
+        array = onnx.numpy_helper.to_array(tensors[name])
+        made = quantize_array(array, weights, axis if per_channel else None)
+        inputs = [f"{name}{SUFFIX}", f"{name}_scale", f"{name}_zero_point"]
+        optimized.graph.initializer.extend(map(_tensor, made, inputs))
+        output = f"{name}_DequantizeLinear_Output"
+        dequantized[name] = output
+        nodes.append(
+            onnx.helper.make_node(DEQUANTIZE, inputs, [output], f"{name}_DequantizeLinear")
+        )
+        if per_channel:
+            nodes[-1].attribute.append(onnx.helper.make_attribute("axis", axis))
+    for node in optimized.graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = dequantized.get(name, name)
+    read = {value.name for value in optimized.graph.output}.union(
+        *(read_by(node) for node in optimized.graph.node)
+    )
+    for name in dequantized.keys() - read:
+        protos.remove_initializer(optimized, name)
+    replace_nodes(optimized.graph, [*nodes, *optimized.graph.node])
+    return optimized
+
+
+def _tensor(array: Array, name: str) -> onnx.TensorProto:
+    return ir.to_proto(ir.tensor(np.asarray(array, order="C"), name=name))

@@ -13,13 +13,12 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfit.errors import SettingError
+from onnxfit.errors import ModelError, SettingError
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.trainable.adapters.layers import AdaptableWeight
 from onnxfit.trainable.adapters.lora import LoRA
 from onnxfit.trainable.adapters.peft import Matrices, checksum_of
-from onnxfit.trainable.adapters.principal import principal_matrices
 
 Array = npt.NDArray[Any]
 
@@ -318,3 +317,28 @@ def _require_columns(weight: AdaptableWeight) -> None:
             f" the weight with target=[..., '!{weight.name}'], or give it its own adapter with"
             " dora=False."
         )
+
+
+def principal_matrices(weight: Array, rank: int, scale: float, *, name: str) -> tuple[Array, Array]:
+    r"""Return $A = U_r \sqrt{S_r / s}$ and $B = \sqrt{S_r / s}\, V_r^T$ of PiSSA, in float64.
+
+    Meng et al. 2024, arXiv:2404.02948: of the singular value decomposition $W = U S V^T$ the
+    adapter gets the $r$ largest singular values, $s A B = U_r S_r V_r^T$. The frozen weight is the
+    residual $W - s A B$, so the layer first computes what it did before.
+
+    - `weight`: of (inputs, outputs).
+    - `rank`: $r$.
+    - `scale`: $s$.
+    - `name`: the name of the weight, for the error.
+
+    ModelError: the weight contains NaN or infinity.
+    """
+    matrix = np.asarray(weight, np.float64)
+    if not np.isfinite(matrix).all():
+        raise ModelError(
+            f"The weight {name!r} contains NaN or infinity, so init='pissa' cannot decompose it."
+            " Repair the weight, or exclude it from the adapters' target."
+        )
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    roots = np.sqrt(values[:rank] / scale)
+    return left[:, :rank] * roots, roots[:, None] * right[:rank]

@@ -15,7 +15,7 @@ from onnxfit import LoRA, ModelError, SettingError, Trainer
 from onnxfit.callbacks import ModelCheckpoint
 from onnxfit.errors import OnnxfitError
 from onnxfit.trainable.adapters import adapter as adapter_module
-from onnxfit.trainable.adapters.principal import principal_matrices
+from onnxfit.trainable.adapters.adapter import principal_matrices
 from onnxfit.training import checkpoint
 from tests import models
 from tests.trainable.adapters.files import KINDS, file_of, initializers, packed_file, rows_of, run

@@ -5,7 +5,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxfit.graph.units import unit_axes
+from onnxfit.graph.layers import unit_axes
 
 NODES = {
     "y = MatMul(x, w)": ([4, 3], (0,)),
