@@ -46,7 +46,7 @@ def greedy_decode(
     >>> greedy_decode(np.eye(3)[best])
     [[1, 1, 2]]
     """
-    scores, blank, lengths = _checked(outputs, blank, input_lengths)
+    scores, blank, lengths = _checked_outputs(outputs, blank, input_lengths)
     path = scores.argmax(axis=2)
     begins = np.ones(path.shape, bool)
     begins[:, 1:] = path[:, 1:] != path[:, :-1]
@@ -102,8 +102,8 @@ def beam_search_decode(
         if not is_integer(value) or value < 1 or (maximum is not None and value > maximum):
             bound = "at least 1" if maximum is None else f"from 1 to beam_width={maximum}"
             raise SettingError(f"{name} must be {bound}, got {shortened(value)}.")
-    scores, blank, lengths = _checked(outputs, blank, input_lengths)
-    log_p = _log_probabilities(scores, from_logits)
+    scores, blank, lengths = _checked_outputs(outputs, blank, input_lengths)
+    log_p = _normalized(scores, from_logits)
     return [
         _search(row[:length], blank, beam_width)[:top_paths] for row, length in zip(log_p, lengths)
     ]
@@ -152,7 +152,7 @@ def _largest(values: Array, count: int) -> Array:
     return found[values[found] > -np.inf]
 
 
-def _checked(
+def _checked_outputs(
     outputs: npt.ArrayLike, blank: int, input_lengths: Sequence[int] | Array | None
 ) -> tuple[Array, int, Array]:
     """Return the outputs, the index of the blank from 0 on, and the length of each row."""
@@ -181,7 +181,7 @@ def _checked(
     return scores, int(blank) % classes, lengths
 
 
-def _log_probabilities(scores: Array, from_logits: bool | None) -> Array:
+def _normalized(scores: Array, from_logits: bool | None) -> Array:
     scores = scores.astype(np.float64)
     if from_logits is None:
         sums = scores.sum(axis=2)

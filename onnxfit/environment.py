@@ -69,13 +69,13 @@ def installed_distributions() -> list[OnnxruntimeDistribution]:
     """Return every installed distribution with the module `onnxruntime`, also unknown ones."""
     installed: dict[tuple[str, Path], OnnxruntimeDistribution] = {}
     for candidate in _candidates():
-        found = _described(candidate)
+        found = _with_runtime(candidate)
         if found is not None:
             installed.setdefault((found.name, found.folder), found)
     return list(installed.values())
 
 
-def _described(candidate: importlib.metadata.Distribution) -> OnnxruntimeDistribution | None:
+def _with_runtime(candidate: importlib.metadata.Distribution) -> OnnxruntimeDistribution | None:
     """Return a distribution; None if it has no onnxruntime, or if pip does not know it.
 
     A failed uninstallation leaves a folder without metadata, or one whose name begins with "~".
@@ -208,13 +208,13 @@ def reinstallation(
     - `installed`: the distributions to uninstall.
     - `package`: the package to install. By default it is one of these distributions.
     """
-    names = sorted({one.name for one in installed}, key=_rank)
+    names = sorted({one.name for one in installed}, key=_place_in_order)
     uninstall = [f"pip uninstall -y {' '.join(names)}"] if names else []
     kept = package or (names[0] if names else MODULE)
     return "\n  ".join((f"{problem} Run", *uninstall, f"pip install {kept}"))
 
 
-def _rank(name: str) -> int:
+def _place_in_order(name: str) -> int:
     """Return the place of a name in DISTRIBUTIONS. Unknown names are just before the plain one."""
     return DISTRIBUTIONS.index(name) if name in DISTRIBUTIONS else len(DISTRIBUTIONS) - 2
 
@@ -227,7 +227,7 @@ def mixed_distributions() -> str | None:
     onnxruntime = require_onnxruntime()
     installed = in_folder_of(onnxruntime.__file__, installed_distributions())
     if len(installed) > 1:
-        kept = min((one.name for one in installed), key=_rank)
+        kept = min((one.name for one in installed), key=_place_in_order)
         return reinstallation(
             f"{' and '.join(map(str, installed))} have overwritten each other's files. Keep one of"
             f" them, for example {kept}.",

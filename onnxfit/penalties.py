@@ -89,10 +89,10 @@ class L1(Penalty):
     weight: float = 0.01
 
     def __post_init__(self) -> None:
-        _check("L1", "weight", self.weight)
+        _check_strength("L1", "weight", self.weight)
 
     def __call__(self, op: GraphBuilder, w: Value) -> Value:
-        return self.weight * _sum(op, abs(w))
+        return self.weight * _sum_of_elements(op, abs(w))
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ class L2(Penalty):
     weight: float = 0.01
 
     def __post_init__(self) -> None:
-        _check("L2", "weight", self.weight)
+        _check_strength("L2", "weight", self.weight)
 
     def __call__(self, op: GraphBuilder, w: Value) -> Value:
-        return self.weight * _sum(op, w * w)
+        return self.weight * _sum_of_elements(op, w * w)
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ class ElasticNet(Penalty):
     l2: float = 0.01
 
     def __post_init__(self) -> None:
-        _check("ElasticNet", "l1", self.l1)
-        _check("ElasticNet", "l2", self.l2)
+        _check_strength("ElasticNet", "l1", self.l1)
+        _check_strength("ElasticNet", "l2", self.l2)
 
     def __call__(self, op: GraphBuilder, w: Value) -> Value:
-        return _sum(op, self.l1 * abs(w) + self.l2 * (w * w))
+        return _sum_of_elements(op, self.l1 * abs(w) + self.l2 * (w * w))
 
 
 def get_penalty(spec: OnePenalty) -> Penalty:
@@ -215,12 +215,12 @@ def _check_keys(penalty: Mapping[str, Any], names: Sequence[str]) -> None:
             raise UnknownNameError("trained weight", pattern, names)
 
 
-def _sum(op: GraphBuilder, x: Value) -> Value:
+def _sum_of_elements(op: GraphBuilder, x: Value) -> Value:
     if x.shape is not None and 0 in x.shape:
         return op.constant(0, x.dtype)  # onnxruntime cannot compile the gradient of an empty sum
     return op.ReduceSum(x, keepdims=0) if x.rank else x
 
 
-def _check(penalty: str, field: str, value: Any) -> None:
+def _check_strength(penalty: str, field: str, value: Any) -> None:
     if not (is_number(value) and value >= 0 and is_finite(value)):
         raise SettingError(f"{penalty} needs a finite {field} >= 0, got {shortened(value)}.")

@@ -245,7 +245,7 @@ def test_a_penalty_is_added_in_one_place(add, tmp_path, monkeypatch) -> None:
         weight: float = 0.01
 
         def __call__(self, op, w):
-            return self.weight * penalties._sum(op, w**4)
+            return self.weight * penalties._sum_of_elements(op, w**4)
 
     add(penalties, Quartic)
     assert penalties.get_penalty("quartic") == Quartic()

@@ -161,7 +161,7 @@ class BackupAndRestore(SavingCallback):
     def _save(self) -> None:
         self.finish_save()
         self._last_step = self.trainer.global_step
-        number = max((_number(path) for path in self._backups()), default=-1) + 1
+        number = max((_number_of_backup(path) for path in self._backups()), default=-1) + 1
         path = self.backup_dir / f"backup-{number:06d}.onnxfit"
         snapshot = self.trainer.snapshot(adapters_only=self.adapters_only, copy=self.copies_state)
         count = 2 if self.double_checkpoint else 1
@@ -180,7 +180,7 @@ class BackupAndRestore(SavingCallback):
             for path in self.backup_dir.glob("backup-*.onnxfit")
             if path.stem.removeprefix("backup-").isdecimal()
         ]
-        return sorted(paths, key=_number)
+        return sorted(paths, key=_number_of_backup)
 
     def _delete_all_except(self, kept: list[Path]) -> None:
         try:
@@ -196,5 +196,5 @@ class BackupAndRestore(SavingCallback):
             ) from error
 
 
-def _number(path: Path) -> int:
+def _number_of_backup(path: Path) -> int:
     return int(path.stem.removeprefix("backup-"))

@@ -81,7 +81,7 @@ class CallbackList:
         caller: str = "fit",
     ) -> None:
         callbacks = list(callbacks)
-        _check(callbacks, trainer.backend)
+        _check_callbacks(callbacks, trainer.backend)
         self.callbacks = sorted(callbacks, key=lambda callback: PHASES.index(callback.phase))
         for callback in self.callbacks:
             callback.trainer = trainer
@@ -383,7 +383,7 @@ def _fix_for(value: Any) -> str:
     )
 
 
-def _check(callbacks: list[Any], backend: str) -> None:
+def _check_callbacks(callbacks: list[Any], backend: str) -> None:
     """Raise SettingError for callbacks that cannot run; warn about methods never called."""
     keys: set[str] = set()
     for callback in callbacks:

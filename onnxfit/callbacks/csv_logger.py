@@ -171,8 +171,8 @@ class CSVLogger(_FileLogger):
 
     def _write(self, rows: list[Row]) -> None:
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        header = _table([dict(zip(columns, columns))], columns, self.separator) if rows else ""
-        text = header + _table(rows, columns, self.separator)
+        header = _as_csv([dict(zip(columns, columns))], columns, self.separator) if rows else ""
+        text = header + _as_csv(rows, columns, self.separator)
         write_atomically(self.filename, lambda file: file.write(text.encode()))
         self._columns = columns
 
@@ -183,10 +183,10 @@ class CSVLogger(_FileLogger):
         return rows
 
     def _format(self, rows: list[Row]) -> str:
-        return _table(rows, self._columns, self.separator)
+        return _as_csv(rows, self._columns, self.separator)
 
 
-def _table(rows: list[Row], columns: list[str], separator: str) -> str:
+def _as_csv(rows: list[Row], columns: list[str], separator: str) -> str:
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, columns, delimiter=separator, lineterminator="\r\n")
     lines = []

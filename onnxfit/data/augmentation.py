@@ -43,7 +43,7 @@ def get_augmentation(augment: Any) -> Augmentation:
     SettingError: `augment` is something else.
     """
     if isinstance(augment, str):
-        return _by_name(augment)
+        return _augmentation_by_name(augment)
     if isinstance(augment, (list, tuple)):
         return _Sequence([get_augmentation(one) for one in augment])
     if callable(augment) and not isinstance(augment, type):
@@ -59,7 +59,7 @@ def get_augmentation(augment: Any) -> Augmentation:
     )
 
 
-def _by_name(name: str) -> Augmentation:
+def _augmentation_by_name(name: str) -> Augmentation:
     functions = {"flip": flip, "flip_vertical": flip_vertical, "crop": crop, "erase": erase}
     aliases = {"flip_horizontal": "flip", "random_flip": "flip", "random_crop": "crop"}
     aliases |= {"random_erasing": "erase", "cutout": "erase"}

@@ -71,7 +71,7 @@ def differences(found: Content, expected: Mapping[str, Mapping[str, Any]]) -> li
     """Return a sentence for each array that differs: its type, its shape, or its rows."""
     problems = []
     for name, one in expected.items():
-        other, what = found.get(name), _named(name)
+        other, what = found.get(name), _input_in_words(name)
         if other is None:
             problems.append(f"{what} is missing.")
         elif (other["type"], [*other["shape"]]) != (one["type"], [*one["shape"]]):
@@ -81,10 +81,13 @@ def differences(found: Content, expected: Mapping[str, Mapping[str, Any]]) -> li
             )
         elif other["sha256"] != one["sha256"]:
             problems.append(f"{what} differs{_places(other['blocks'], one)}.")
-    return [*problems, *(f"{_named(n)} was not there." for n in found if n not in expected)]
+    return [
+        *problems,
+        *(f"{_input_in_words(n)} was not there." for n in found if n not in expected),
+    ]
 
 
-def _named(name: str) -> str:
+def _input_in_words(name: str) -> str:
     """Return the words for a graph input in a message."""
     label = name.removeprefix("y_true/")
     return f"the array {name!r} of the data" if label == name else f"the array of labels {label!r}"

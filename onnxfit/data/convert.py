@@ -97,7 +97,7 @@ def in_shape(array: Array, spec: TensorSpec) -> Array:
         return array  # the caller reports that there are no rows
     if array.ndim == len(shape) - 1 and array.ndim and shape[-1] == 1:
         array = array[..., None]
-    if not _fits(array.shape, shape):
+    if not _has_shape(array.shape, shape):
         raise DataError(
             f"{spec} got an array of shape {array.shape}. The first dimension is the batch."
             + _channels_hint(array.shape, shape)
@@ -119,7 +119,7 @@ def rows_first(value: Any, spec: TensorSpec) -> Any:
         return value
     array = value if isinstance(value, np.ndarray) else as_array(value, spec)
     sizes = array.shape
-    if len(sizes) != len(shape) or not _fits(
+    if len(sizes) != len(shape) or not _has_shape(
         (sizes[axis], *sizes[:axis], *sizes[axis + 1 :]), (spec.rows_first().shape or ())
     ):
         raise DataError(f"{spec} got an array of shape {sizes}. Axis {axis} is the batch.")
@@ -138,7 +138,7 @@ def whole_array(array: Array, spec: TensorSpec) -> Array:
     return array
 
 
-def _fits(sizes: Sequence[int], shape: Sequence[int | str | None]) -> bool:
+def _has_shape(sizes: Sequence[int], shape: Sequence[int | str | None]) -> bool:
     """Return whether an array of these sizes has the input's shape, apart from the batch."""
     return len(sizes) == len(shape) and not any(
         isinstance(expected, int) and expected != size
@@ -152,7 +152,7 @@ def _channels_hint(sizes: Sequence[int], shape: Sequence[int | str | None]) -> s
         return ""
     rows, a, b, c = sizes
     for last, moved in ((True, (rows, b, c, a)), (False, (rows, c, a, b))):
-        if _fits(moved, shape):
+        if _has_shape(moved, shape):
             axes = (0, 2, 3, 1) if last else (0, 3, 1, 2)
             return (
                 f" The model expects channels {'last' if last else 'first'}. Pass"

@@ -46,7 +46,7 @@ class Corpus:
 
     def read(self, start: int, stop: int) -> Array:
         """Return the ids from `start` up to `stop`. DataError: an id is impossible."""
-        return _checked(np.asarray(self.tokens[start:stop]), start)
+        return _checked_ids(np.asarray(self.tokens[start:stop]), start)
 
     def read_labels(self, start: int, stop: int) -> Array:
         """Return the labels from `start` up to `stop`. DataError: a label is impossible."""
@@ -139,7 +139,7 @@ class Document:
         if not ids.size:
             raise DataError(f"Document {number} has no tokens. Remove it from the data.")
         place = f"document {number}"
-        ids = _checked(_checked_type(ids, place), place).astype(np.int32)
+        ids = _checked_ids(_checked_type(ids, place), place).astype(np.int32)
         if labels is not None:
             _checked_type(labels, f"the column of labels in {place}", "Labels")
             labels = _checked_labels(labels, place).astype(np.int32)
@@ -175,14 +175,14 @@ def read_corpus(data: Any, columns: Columns, end: int | None) -> Corpus:
         if flat is not None:
             return _flat_corpus(flat, given, columns, end)
         if given:
-            data = _rows({columns.tokens: data[columns.tokens], **given})
+            data = _rows_of_columns({columns.tokens: data[columns.tokens], **given})
         else:
             data = data[columns.tokens]
     flat = _flat(data, "the list" if isinstance(data, (list, tuple)) else "the array")
     if flat is not None:
         return Corpus(flat, None, end)
     if is_path(data):
-        return _joined(_documents_of_files([data], columns), end)
+        return _join_documents(_documents_of_files([data], columns), end)
     if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
         raise DataError(
             "TextLoader needs token ids: a .npy or Parquet file, an array, or an iterable of"
@@ -190,8 +190,8 @@ def read_corpus(data: Any, columns: Columns, end: int | None) -> Corpus:
         )
     first = data[0] if isinstance(data, (list, tuple)) and data else None
     if is_path(first) and Path(first).suffix in FORMATS:
-        return _joined(_documents_of_files(data, columns), end)
-    return _joined(_documents(data, columns), end)
+        return _join_documents(_documents_of_files(data, columns), end)
+    return _join_documents(_documents(data, columns), end)
 
 
 def _flat(data: Any, name: str, values: str = "Token ids") -> Array | None:
@@ -227,7 +227,7 @@ def _flat_corpus(
     return Corpus(tokens, None, end, labels)
 
 
-def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _rows_of_columns(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the rows of columns. DataError: their sizes differ."""
     common_rows([(name, values) for name, values in columns.items()], "loader's")
     for values in zip(*columns.values()):
@@ -266,12 +266,12 @@ def _documents_of_files(paths: Any, columns: Columns) -> Iterator[Document]:
                     name: np.split(values, np.cumsum(lengths)[:-1])
                     for name, (values, lengths) in lists_of.items()
                 }
-                for row in _rows(split):
+                for row in _rows_of_columns(split):
                     yield columns.document(row, number)
                     number += 1
 
 
-def _checked(ids: Array, place: int | str) -> Array:
+def _checked_ids(ids: Array, place: int | str) -> Array:
     """Return `ids` if all are possible.
 
     - `place`: the position of the first id, or the name of the document.
@@ -286,7 +286,7 @@ def _checked(ids: Array, place: int | str) -> Array:
 
 
 def _checked_labels(labels: Array, place: int | str) -> Array:
-    """Return `labels` if all are possible; `place` is the same as for `_checked`."""
+    """Return `labels` if all are possible; `place` is the same as for `_checked_ids`."""
     wrong = ((labels < 0) & (labels != IGNORED)) | (labels > MAX_ID)
     if wrong.any():
         first = int(wrong.argmax())
@@ -306,7 +306,7 @@ def _checked_type(array: Array, name: str, values: str = "Token ids") -> Array:
     return array
 
 
-def _joined(documents: Iterator[Document], end: int | None) -> Corpus:
+def _join_documents(documents: Iterator[Document], end: int | None) -> Corpus:
     """Return documents as one array in memory, with 4 bytes per token, and the same for labels."""
     parts: list[Document] = []
     for number, document in enumerate(documents):

@@ -16,7 +16,7 @@ def fingerprint_of(columns: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
     - `columns`: pairs (name, array), or anything that NumPy reads as an array.
     """
-    described = {name: _describe(value) for name, value in columns}
+    described = {name: _description_of(value) for name, value in columns}
     return {
         "columns": list(described),
         **{f"column {name}": values for name, values in described.items()},
@@ -28,7 +28,7 @@ def checksum(*texts: str) -> int:
     return zlib.crc32("\0".join(texts).encode(errors="surrogatepass"))
 
 
-def _describe(value: Any) -> list[Any]:
+def _description_of(value: Any) -> list[Any]:
     array = getattr(value, "stored", value)  # a sparse matrix would become dense
     if not isinstance(array, np.ndarray):
         array = np.asarray(value)

@@ -119,8 +119,8 @@ class ImageFolder(Loader, Splittable):
         self.crop = bool(crop)
         self._augmentation = None if augment is None else get_augmentation(augment)
         self._trainer_seed = 0
-        self._mean = _per_channel("mean", mean, channels)
-        self._std = _per_channel("std", std, channels)
+        self._mean = _setting_per_channel("mean", mean, channels)
+        self._std = _setting_per_channel("std", std, channels)
         if not np.all(self._std > 0):
             raise SettingError(f"ImageFolder needs std > 0, got {std}.")
         require_path(root)
@@ -298,7 +298,7 @@ def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def _per_channel(name: str, value: float | Sequence[float], channels: int) -> Array:
+def _setting_per_channel(name: str, value: float | Sequence[float], channels: int) -> Array:
     """Return a setting as an array of shape `(channels, 1, 1)`. SettingError: it does not fit."""
     try:
         numbers = np.asarray(value, np.float32)

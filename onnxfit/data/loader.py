@@ -422,12 +422,12 @@ class DataLoader(Loader):
             x, *others = self._elements
             if self.batch_axes:
                 chosen: Any = {
-                    name: _rows(index, array, self.batch_axes.get(name, 0))
+                    name: _rows_at(index, array, self.batch_axes.get(name, 0))
                     for name, array in x.items()
                 }
             else:
-                chosen = map_arrays(x, partial(_rows, index))
-            yield (chosen, *(map_arrays(data, partial(_rows, index)) for data in others))
+                chosen = map_arrays(x, partial(_rows_at, index))
+            yield (chosen, *(map_arrays(data, partial(_rows_at, index)) for data in others))
 
     def collated(self, numbers: Iterable[int]) -> tuple[Any, ...]:
         """Return the batch of the samples with these `numbers`."""
@@ -472,7 +472,7 @@ def _number_of_samples(x: Any, y: Any, weights: Any, axes: Any) -> int:
     return rows
 
 
-def _rows(index: Any, array: Any, axis: int | None = 0) -> Any:
+def _rows_at(index: Any, array: Any, axis: int | None = 0) -> Any:
     """Return the rows of an array. An array without rows is returned unchanged."""
     if axis is None or not array.ndim:
         return array

@@ -217,11 +217,11 @@ def split_rows(
     train_rows = count_training_rows(rows, fraction)
 
     def part(index: slice) -> tuple[Any, Any, Any]:
-        chosen = _select(x, index)
+        chosen = _rows_in(x, index)
         if isinstance(x, Mapping):
             chosen = {name: _in_file(value, inputs.get(name)) for name, value in chosen.items()}
             chosen |= whole
-        return chosen, _select(y, index), _select(sample_weight, index)
+        return chosen, _rows_in(y, index), _rows_in(sample_weight, index)
 
     return part(slice(0, train_rows)), part(slice(train_rows, rows))
 
@@ -254,6 +254,6 @@ def count_training_rows(rows: int, fraction: float) -> int:
     return train_rows
 
 
-def _select(data: Any, rows: slice) -> Any:
+def _rows_in(data: Any, rows: slice) -> Any:
     """Return some rows of every array. Values without rows are returned unchanged."""
     return None if data is None else map_arrays(data, lambda value: select_rows(value, rows))

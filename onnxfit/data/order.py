@@ -58,7 +58,7 @@ def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
             f" {shortened(block)}."
         )
     words = [part for number in (seed, epoch, block) for part in divmod(number % 2**64, WORD)[::-1]]
-    first, second = _key(0, words), _key(1, words)
+    first, second = _hash_of_words(0, words), _hash_of_words(1, words)
     bits = np.arange(rows, dtype=np.uint32)
     bits += np.uint32(first)
     _mix(bits)
@@ -70,7 +70,7 @@ def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
     return by_lower[np.argsort(bits.astype(np.uint16)[by_lower], kind="stable")]
 
 
-def _key(start: int, words: Iterable[int]) -> int:
+def _hash_of_words(start: int, words: Iterable[int]) -> int:
     """Return a hash of whole numbers below 2^32."""
     key = start
     for word in words:

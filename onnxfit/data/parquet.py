@@ -97,7 +97,7 @@ class ParquetLoader(Loader):
         self._elements = [
             columns for columns in (inputs, labels, sample_weight) if columns is not None
         ]
-        names = [name for columns in self._elements for name in _names(columns)]
+        names = [name for columns in self._elements for name in _requested_columns(columns)]
         self.files: list[ColumnFile] = column_files(
             [paths] if isinstance(paths, (str, os.PathLike)) else paths, list(dict.fromkeys(names))
         )
@@ -118,14 +118,14 @@ class ParquetLoader(Loader):
         remainder = Table()
         for block in self._blocks(epoch, seed):
             remainder = _concatenate([remainder, block]) if remainder else block
-            full = _rows(remainder) // size
+            full = _row_count(remainder) // size
             for start in range(0, full * size, size):
                 if number >= skip:
                     yield self._make_batch(remainder, slice(start, start + size))
                 number += 1
-            remainder = _select(remainder, slice(full * size, None))
+            remainder = _rows_at(remainder, slice(full * size, None))
         if skip <= number < len(self):
-            yield self._make_batch(remainder, slice(0, _rows(remainder)))
+            yield self._make_batch(remainder, slice(0, _row_count(remainder)))
 
     def _blocks(self, epoch: int, seed: int | None) -> Iterator[Table]:
         """Yield tables of `buffer` rows; the last table may be shorter.
@@ -136,11 +136,11 @@ class ParquetLoader(Loader):
         ready = Table()
         for table in self._tables(epoch, seed):
             ready = _concatenate([ready, table]) if ready else table
-            while _rows(ready) >= self.buffer:
+            while _row_count(ready) >= self.buffer:
                 number += 1
-                yield _shuffle(_select(ready, slice(0, self.buffer)), epoch, seed, number)
-                ready = _select(ready, slice(self.buffer, None))
-        if _rows(ready):
+                yield _shuffle(_rows_at(ready, slice(0, self.buffer)), epoch, seed, number)
+                ready = _rows_at(ready, slice(self.buffer, None))
+        if _row_count(ready):
             yield _shuffle(ready, epoch, seed, number + 1)
 
     def _tables(self, epoch: int, seed: int | None) -> Iterator[Table]:
@@ -164,7 +164,7 @@ class ParquetLoader(Loader):
 
     def _make_batch(self, table: Table, rows: slice) -> tuple[Any, ...]:
         """Return the batch of some rows, or this rank's share of the batch."""
-        table = _select(table, self._share.select(rows))
+        table = _rows_at(table, self._share.select(rows))
         return tuple(self._element(columns, table) for columns in self._elements)
 
     def _element(self, columns: Columns, table: Table) -> Any:
@@ -173,17 +173,17 @@ class ParquetLoader(Loader):
             return table[columns]
         if isinstance(columns, Mapping):
             return {name: self._element(column, table) for name, column in columns.items()}
-        matrices = [table[name].reshape(_rows(table), -1) for name in columns]
+        matrices = [table[name].reshape(_row_count(table), -1) for name in columns]
         # NumPy would concatenate integers and float32 to float64.
         return self._floats(np.concatenate(matrices, axis=1), "columns")
 
 
-def _names(columns: Columns) -> list[str]:
+def _requested_columns(columns: Columns) -> list[str]:
     """Return every requested column. SettingError: no column is requested."""
     if isinstance(columns, str):
         return [columns]
     if isinstance(columns, Mapping):
-        names = [name for column in columns.values() for name in _names(column)]
+        names = [name for column in columns.values() for name in _requested_columns(column)]
     else:
         names = list(columns)
     if not names:
@@ -194,11 +194,11 @@ def _names(columns: Columns) -> list[str]:
     return names
 
 
-def _rows(table: Table) -> int:
+def _row_count(table: Table) -> int:
     return len(next(iter(table.values()), ()))
 
 
-def _select(table: Table, index: Any) -> Table:
+def _rows_at(table: Table, index: Any) -> Table:
     return {name: column[index] for name, column in table.items()}
 
 
@@ -220,4 +220,4 @@ def _shuffle(table: Table, epoch: int, seed: int | None, number: int) -> Table:
     """Return the rows of block `number` of an epoch in a new order, if there is a seed."""
     if seed is None:
         return table
-    return _select(table, permutation(seed, epoch, _rows(table), number))
+    return _rows_at(table, permutation(seed, epoch, _row_count(table), number))

@@ -51,7 +51,7 @@ def world_of(distribute: Any = "auto") -> World:
     elif distribute in _by_way:
         world = _by_way[distribute]
     else:
-        world = _found() if distribute == "auto" else _named(distribute)
+        world = _found() if distribute == "auto" else _way_in_words(distribute)
         _by_way[distribute] = world
     protect(world)
     return world
@@ -65,9 +65,11 @@ def launched_ranks(environment: Mapping[str, str]) -> int:
     >>> launched_ranks({"SLURM_NTASKS": "4"})  # a batch script, not one of four processes
     1
     """
-    counts = [_count(environment, name) for name in SIZES]
+    counts = [_count_in_environment(environment, name) for name in SIZES]
     if any(name in environment for name in SLURM_CONNECTIONS):
-        sizes = [_count(environment, name) for name in SLURM_SIZES if name in environment]
+        sizes = [
+            _count_in_environment(environment, name) for name in SLURM_SIZES if name in environment
+        ]
         counts += sizes[:1]
     return max(counts)
 
@@ -77,7 +79,7 @@ def is_launched(environment: Mapping[str, str]) -> bool:
     return launched_ranks(environment) > 1 or any(name in environment for name in SIZES)
 
 
-def _count(environment: Mapping[str, str], name: str) -> int:
+def _count_in_environment(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else 1
 
@@ -90,7 +92,7 @@ def _world_of_communicator(communicator: Any) -> World:
     return world
 
 
-def _named(way: str) -> World:
+def _way_in_words(way: str) -> World:
     if way == "torch":
         return World(Torch())
     auto = _by_way.get("auto", ALONE)
@@ -131,7 +133,7 @@ def _found() -> World:
 
 
 def _warn_of_torchrun() -> None:
-    ranks = _count(os.environ, "WORLD_SIZE")
+    ranks = _count_in_environment(os.environ, "WORLD_SIZE")
     if ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         warn_user(
             f"torchrun started {ranks} processes, but each trains a separate model. To train one"
@@ -142,7 +144,7 @@ def _warn_of_torchrun() -> None:
 
 def _warn_of_srun() -> None:
     """Warn about a Slurm step whose processes are not connected; a batch script is not a step."""
-    ranks = _count(os.environ, "SLURM_STEP_NUM_TASKS")
+    ranks = _count_in_environment(os.environ, "SLURM_STEP_NUM_TASKS")
     if ranks > 1:
         warn_user(
             f"srun started {ranks} processes, but each trains a separate model, because srun did"

@@ -202,7 +202,7 @@ class _Picture:
         ink, faint = ("#ffffff", FAINT_ON_DARK) if kind == "output" else (INK, FAINT)
         self.graph.add_node(
             key,
-            label=_table(tensor.name, [tensor.type], faint),
+            label=_label_markup(tensor.name, [tensor.type], faint),
             shape=style.shape,
             style="filled",
             fillcolor=style.fill,
@@ -268,16 +268,16 @@ def _node_label(node: DrawnNode, output_types: str) -> str:
     """
     if not node.operator:
         title = node.name.removeprefix(f"{MODEL}/")
-        return _table(title, [*summary(node).split(": "), output_types])
+        return _label_markup(title, [*summary(node).split(": "), output_types])
     changed = [a for a in node.attributes if not a.default]
     lines = [f"{clean(a.name)} = {a.value}" for a in changed[:MAX_ATTRIBUTES]]
     if any(a.literal for a in node.arguments):
         arguments = ", ".join(a.literal or "·" for a in node.arguments if not a.captured)
         lines.insert(0, f"({arguments})")
-    return _table(node.operator, [*lines, output_types])
+    return _label_markup(node.operator, [*lines, output_types])
 
 
-def _table(title: str, lines: list[str], colour: str = FAINT) -> str:
+def _label_markup(title: str, lines: list[str], colour: str = FAINT) -> str:
     """Return Graphviz's markup of a bold title with smaller lines below it."""
     rows = [f"<tr><td><b>{_text(title)}</b></td></tr>"]
     rows += [

@@ -19,14 +19,14 @@ def as_text(scene: Scene) -> str:
         tensors = [tensor for tensor in scene.inputs if tensor.kind == kind]
         if tensors:
             lines += ["", title + "s" * (kind in _PLURAL and len(tensors) > 1)]
-            lines += [f"  {_tensor(tensor)}" for tensor in tensors]
+            lines += [f"  {_tensor_text(tensor)}" for tensor in tensors]
     for stage in scene.stages:
         lines += ["", STAGES[stage]]
         for node in scene.nodes:
             if node.stage == stage:
                 lines += _node_lines(scene, node, "  ")
     lines += ["", f"output{'s' * (len(scene.outputs) != 1)}"]
-    lines += [f"  {_tensor(tensor)}" for tensor in scene.outputs]
+    lines += [f"  {_tensor_text(tensor)}" for tensor in scene.outputs]
     return "\n".join(lines)
 
 
@@ -42,14 +42,14 @@ def summary(box: DrawnNode) -> str:
     return f"{sum(box.operator_counts.values())} nodes: {', '.join(shown)}"
 
 
-def _tensor(tensor: Tensor) -> str:
+def _tensor_text(tensor: Tensor) -> str:
     return f"{clean(tensor.name)}: {tensor.type}" if tensor.type else clean(tensor.name)
 
 
 def _node_lines(scene: Scene, node: DrawnNode, indent: str) -> Iterator[str]:
     """Yield the line of a node and those of its bodies."""
     outputs = _outputs(scene, node)
-    arguments = _arguments(node)
+    arguments = _inputs_text(node)
     if node.operator:
         line = f"{outputs} = {clean(node.operator)}({arguments})"
     else:
@@ -60,12 +60,12 @@ def _node_lines(scene: Scene, node: DrawnNode, indent: str) -> Iterator[str]:
         notes.append(f"reads {', '.join(captured)}")
     yield f"{indent}{line}{'  ' * bool(notes)}{' '.join(notes)}"
     for name, body in node.bodies:
-        inputs = ", ".join(_tensor(t) for t in body.inputs if t.kind == "input")
+        inputs = ", ".join(_tensor_text(t) for t in body.inputs if t.kind == "input")
         results = ", ".join(clean(t.name) for t in body.outputs)
         yield f"{indent}  {clean(name)}({inputs}) -> ({results})"
         for tensor in body.inputs:
             if tensor.kind != "input":
-                yield f"{indent}    {_tensor(tensor)}"
+                yield f"{indent}    {_tensor_text(tensor)}"
         for inner in body.nodes:
             yield from _node_lines(body, inner, f"{indent}    ")
 
@@ -81,7 +81,7 @@ def _outputs(scene: Scene, node: DrawnNode) -> str:
     )
 
 
-def _arguments(node: DrawnNode) -> str:
+def _inputs_text(node: DrawnNode) -> str:
     """Return the inputs of a node; "_" stands for one that is left out."""
     arguments = [argument for argument in node.arguments if not argument.captured]
     while arguments and arguments[-1] == Argument(""):

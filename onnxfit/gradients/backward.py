@@ -68,7 +68,7 @@ def add_gradients(
     """
     path = check_ends(model, loss, weights)
     op = GraphBuilder(model.graph, device=device)
-    position = _position(model, loss)
+    position = _position_of_loss(model, loss)
     one = op.constant(1, op.wrap(model.graph.outputs[position]).dtype)
     inputs = {v.name: v for v in model.graph.inputs}
     by_value, blocking = gradients(op, {position: one}, [inputs[w] for w in weights], path)
@@ -88,7 +88,7 @@ def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blo
     path = check_ends(model, loss, weights)
     inputs = {v.name: v for v in model.graph.inputs}
     wrt = [inputs[weight] for weight in weights]
-    position = _position(model, loss)
+    position = _position_of_loss(model, loss)
     others = frozenset(model.graph.inputs).difference(wrt)
     tape = Tape(GraphBuilder(model.graph), inputs=others)
     path = prepare(tape, [position], wrt, path)
@@ -96,7 +96,7 @@ def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blo
     return without_consequences(_in_order(tape))
 
 
-def _position(model: ir.Model, loss: str) -> int:
+def _position_of_loss(model: ir.Model, loss: str) -> int:
     """Return the position of the loss among the outputs."""
     return next(i for i, v in enumerate(model.graph.outputs) if v.name == loss)
 
@@ -161,7 +161,7 @@ def _call_rules(tape: Tape, target: ir.Value, path: Sequence[PathNode]) -> None:
         positions = frozenset(i for i in path_node.outputs if node.outputs[i] in reached)
         if not positions:
             continue
-        kind = _kind(op.graph, path_node, positions)
+        kind = _kind_of_node(op.graph, path_node, positions)
         differentiated = answers.get(kind)
         if differentiated is None:
             dys = [
@@ -174,7 +174,7 @@ def _call_rules(tape: Tape, target: ir.Value, path: Sequence[PathNode]) -> None:
         reached.update(_input(node, i) for i in differentiated)
 
 
-def _kind(graph: ir.Graph, path_node: PathNode, positions: frozenset[int]) -> Any:
+def _kind_of_node(graph: ir.Graph, path_node: PathNode, positions: frozenset[int]) -> Any:
     """Return everything that a rule can see of a node; None if it is not hashable.
 
     - `positions`: the outputs whose gradients arrive.
@@ -243,7 +243,7 @@ def _decompose_or_block(tape: Tape, node: ir.Node) -> bool:
     except NoGradientError as error:
         tape.blockers[node] = error
     except _CONTRADICTIONS as error:
-        tape.blockers[node] = _contradiction(error)
+        tape.blockers[node] = _contradiction_error(error)
     return False
 
 
@@ -265,14 +265,14 @@ def backward(
     for path_node in reversed(path):
         node = path_node.node
         dys = [
-            _sum(op, pending, v) if i in path_node.outputs else None
+            _sum_of_gradients(op, pending, v) if i in path_node.outputs else None
             for i, v in enumerate(node.outputs)
         ]
         if any(dy is not None for dy in dys):
             with op.scope(scopes.gradient_of(node.name or node.op_type), nested=False):
                 for i, dx in _input_gradients(tape, path_node, dys).items():
                     pending.setdefault(_input(node, i), []).append(dx)
-    sums = {v: _sum(op, pending, v) for v in wrt}
+    sums = {v: _sum_of_gradients(op, pending, v) for v in wrt}
     return {v: total for v, total in sums.items() if total is not None}
 
 
@@ -288,7 +288,7 @@ def _input(node: ir.Node, index: int) -> ir.Value:
     return next(v for i, v in differentiable_inputs(node) if i == index)
 
 
-def _sum(
+def _sum_of_gradients(
     op: GraphBuilder, pending: Mapping[ir.Value, list[Value]], value: ir.Value
 ) -> Value | None:
     """Return the sum of the gradients of a value, which replaces them in `pending`."""
@@ -324,7 +324,7 @@ def _input_gradients(
     except NoGradientError as error:
         tape.blockers.setdefault(node, error)
     except _CONTRADICTIONS as error:
-        tape.blockers.setdefault(node, _contradiction(error))
+        tape.blockers.setdefault(node, _contradiction_error(error))
     # With zeros the walk continues, and finds the other blockers as well.
     return {
         i: zeros_like(op, op.wrap(_input(node, i)))
@@ -333,7 +333,7 @@ def _input_gradients(
     }
 
 
-def _contradiction(error: Exception) -> NoGradientError:
+def _contradiction_error(error: Exception) -> NoGradientError:
     if isinstance(error, InputsError):
         fix = STATIC if isinstance(error, UnknownRankError) else FITTING
         return NoGradientError(str(error).rstrip("."), fix)
@@ -360,7 +360,9 @@ def _by_rule(
     )
     missing = [None] * (len(node.outputs) - len(dys))
     gradients = _arguments(op, [*dys, *missing], signature.outputs, signature.variadic_outputs)
-    result = rule.function(op, *inputs, *outputs, *gradients, **_attributes(op, node, signature))
+    result = rule.function(
+        op, *inputs, *outputs, *gradients, **_rule_attributes(op, node, signature)
+    )
     entries: tuple[InputGradient, ...] = result if isinstance(result, tuple) else (result,)
     if len(entries) < len(node.inputs):
         raise GradientError(
@@ -441,7 +443,7 @@ def _add_optional_outputs(op: GraphBuilder, node: ir.Node, count: int) -> None:
         infer_outputs(op.graph, node)
 
 
-def _attributes(op: GraphBuilder, node: ir.Node, signature: RuleSignature) -> dict[str, Any]:
+def _rule_attributes(op: GraphBuilder, node: ir.Node, signature: RuleSignature) -> dict[str, Any]:
     """Return a node's attributes as a rule's keywords, with the operator's defaults."""
     keywords: dict[str, Any] = {}
     if not signature.attributes:
@@ -494,7 +496,7 @@ def _simpler_outputs(op: GraphBuilder, node: ir.Node) -> tuple[Any, ...]:
     if key in DECOMPOSITIONS:
         signature = DECOMPOSITIONS[key].signature
         inputs = _arguments(op, node.inputs, signature.inputs, signature.variadic_inputs)
-        attributes = _attributes(op, node, signature)
+        attributes = _rule_attributes(op, node, signature)
         outputs = DECOMPOSITIONS[key].function(op, *inputs, **attributes)
     if outputs is None:
         body = function_body(node, op.graph)

@@ -76,10 +76,12 @@ def operator(key: Key) -> Operator:
     """Return one operator and how it is differentiated."""
     domain, op_type = key
     by_builder = not domain and op_type in CHECKS
-    return Operator(domain, op_type, _gradient(key), NOT_DIFFERENTIABLE.get(key, ""), by_builder)
+    return Operator(
+        domain, op_type, _kind_of_gradient(key), NOT_DIFFERENTIABLE.get(key, ""), by_builder
+    )
 
 
-def _gradient(key: Key) -> str:
+def _kind_of_gradient(key: Key) -> str:
     """Return how an operator is differentiated, as a key of GRADIENTS."""
     if key in RULES or key in SUBGRAPHS:
         return "rule"

@@ -172,7 +172,7 @@ class Inspection:
             counts = Counter((use.trains, use.parameter) for use in usual)
             uses = tuple(use for use in uses if use.parameter not in USUAL)
         more = len(uses) - MAX_INITIALIZERS_LISTED
-        cells = [(*_shown(use), "yes" * use.trains, use.parameter) for use in uses]
+        cells = [(*_shown_initializer(use), "yes" * use.trains, use.parameter) for use in uses]
         rows = cells[:MAX_INITIALIZERS_LISTED]
         if more > 0:
             rows.append((f"… {more} more", "", "", ""))
@@ -216,7 +216,7 @@ class Inspection:
         return lines
 
 
-def _shown(use: InitializerUse) -> tuple[str, str]:
+def _shown_initializer(use: InitializerUse) -> tuple[str, str]:
     """Return the name of an initializer, shortened in the middle, and its shape."""
     name, half = use.name, MAX_NAME_CHARACTERS // 2
     if len(name) > MAX_NAME_CHARACTERS:

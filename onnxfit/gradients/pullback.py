@@ -58,7 +58,7 @@ def add_pullback(
         input_gradients[name] = (
             by_value[value] if value in by_value else zeros_like(op, op.wrap(value))
         )
-    return _with_outputs(op, output_gradients, input_gradients)
+    return _add_gradient_outputs(op, output_gradients, input_gradients)
 
 
 def pullback_from_gradients(add_gradients: AddGradients) -> AddPullback:
@@ -83,7 +83,7 @@ def pullback_from_gradients(add_gradients: AddGradients) -> AddPullback:
         op = GraphBuilder(graph)
         seeds = {i: op.wrap(values[dy.name]) for i, dy in output_gradients.items()}
         input_gradients = {name: op.wrap(values[gradient_names[name]]) for name in wrt}
-        return _with_outputs(op, seeds, input_gradients)
+        return _add_gradient_outputs(op, seeds, input_gradients)
 
     return add_pullback
 
@@ -106,7 +106,7 @@ def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
     return output_gradients
 
 
-def _with_outputs(
+def _add_gradient_outputs(
     op: GraphBuilder, output_gradients: Mapping[int, Value], input_gradients: Mapping[str, Value]
 ) -> Pullback:
     """Add an output for each input's gradient."""

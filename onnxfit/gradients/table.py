@@ -269,7 +269,7 @@ def _is_own(module: str) -> bool:
 
 def _rule_signature(function: Callable[..., Any]) -> RuleSignature:
     """Return the parameters of a rule, or raise TypeError unless gradients mirror the outputs."""
-    positional, keywords = _parameters(function)
+    positional, keywords = _rule_parameters(function)
     names = [p.name for p in positional]
     # the longest tail (y, z, dy, dz) in which the second half is "d" + the first half
     for count in range(len(names) // 2, 0, -1):
@@ -285,11 +285,11 @@ def _rule_signature(function: Callable[..., Any]) -> RuleSignature:
 
 
 def _decomposition_signature(function: Callable[..., Any]) -> RuleSignature:
-    positional, keywords = _parameters(function)
+    positional, keywords = _rule_parameters(function)
     return _signature(positional, [], keywords)
 
 
-def _parameters(
+def _rule_parameters(
     function: Callable[..., Any],
 ) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
     """The parameters after `op` that are passed by position, and the keyword-only ones."""

@@ -113,7 +113,7 @@ def activation_of(value: ir.Value | None) -> FoundActivation | None:
         inner = None if is_chain else activation_of(exponent)
         if inner is not None and inner.operator == before:
             return FoundActivation(result, inner.scores, (*inner.nodes, node), inner.axes)
-    found = _sigmoid(node) or _softmax(node) or _log_softmax(node)
+    found = _find_sigmoid(node) or _softmax(node) or _find_log_softmax(node)
     is_broadcast = found is not None and _differ(found.scores, node.outputs[0])
     return None if is_broadcast else found
 
@@ -160,7 +160,7 @@ def _is_copy(node: ir.Node) -> bool:
 # ---------------------------------------------------------------------- the sigmoid
 
 
-def _sigmoid(node: ir.Node) -> FoundActivation | None:
+def _find_sigmoid(node: ir.Node) -> FoundActivation | None:
     """Return the sigmoid that ends in a node, spelled in one of `SIGMOIDS`."""
     for pattern in SIGMOIDS:
         match = _matched(pattern, node)
@@ -184,10 +184,12 @@ def _matched(pattern: Pattern, node: ir.Node) -> Match[ir.Value] | None:
     """Return the match of a pattern whose root is a node."""
     if pattern[0] != node.op_type:
         return None
-    return next(Matcher(_look, _fits).node(pattern, node.op_type, _operands(node)), None)
+    return next(
+        Matcher(_seen_through, _matches_number).node(pattern, node.op_type, _operands(node)), None
+    )
 
 
-def _look(value: ir.Value) -> tuple[str, Sequence[ir.Value]] | None:
+def _seen_through(value: ir.Value) -> tuple[str, Sequence[ir.Value]] | None:
     node = node_of(value)
     return None if node is None else (node.op_type, _operands(node))
 
@@ -198,7 +200,7 @@ def _operands(node: ir.Node) -> list[ir.Value]:
     return [value for value in values if value is not None]
 
 
-def _fits(text: str, value: ir.Value) -> bool:
+def _matches_number(text: str, value: ir.Value) -> bool:
     return text.isalpha() or number_of(value) == float(text)
 
 
@@ -226,7 +228,7 @@ def _softmax(node: ir.Node) -> FoundActivation | None:
     return None
 
 
-def _log_softmax(node: ir.Node) -> FoundActivation | None:
+def _find_log_softmax(node: ir.Node) -> FoundActivation | None:
     """Return the log-softmax that ends in a difference: x minus log sum e^x."""
     if node.op_type != "Sub" or len(node.inputs) != 2:
         return None

@@ -77,7 +77,7 @@ def _add_node(
         if proto is not None:
             attributes[attribute.name] = ir.serde.deserialize_attribute(proto).value
     if node.op_type == "Constant":
-        return (_constant(op, attributes),)
+        return (_constant_of_node(op, attributes),)
     outputs: tuple[Value, ...] = getattr(op, node.op_type)(
         *(values[name] for name in node.input),
         _outputs=len(node.output),
@@ -179,7 +179,7 @@ def _parse(data: bytes) -> onnx.FunctionProto:
     return function
 
 
-def _constant(op: GraphBuilder, attributes: dict[str, object]) -> Value:
+def _constant_of_node(op: GraphBuilder, attributes: dict[str, object]) -> Value:
     (value,) = attributes.values()
     if isinstance(value, ir.TensorProtocol):
         return op.constant(value.numpy())

@@ -41,7 +41,7 @@ def coordinates(
     - `known`: other weights, whose numbers are not read.
     """
     tensors = model.graph.initializers
-    roles = {name: _role(tensors[name]) for name in candidates}
+    roles = {name: _role_of_numbers(tensors[name]) for name in candidates}
     found = {tensors[name]: role for name, role in roles.items() if role is not None}
     if not found:
         return {}
@@ -78,7 +78,7 @@ def _values_before(graph: ir.Graph, weights: Collection[ir.Value]) -> set[ir.Val
     return values
 
 
-def _role(value: ir.Value) -> str | None:
+def _role_of_numbers(value: ir.Value) -> str | None:
     """Return the role of an initializer by its numbers and the nodes that read it."""
     uses = [(use.node, use.idx) for use in value.uses()]
     tensor = value.const_value

@@ -50,8 +50,8 @@ def dense_network(
     x = "X"
     if inputs is not None:
         nodes += [
-            _constant("X_center", inputs.center, dtype),
-            _constant("X_scale", inputs.scale, dtype),
+            _constant_tensor("X_center", inputs.center, dtype),
+            _constant_tensor("X_scale", inputs.scale, dtype),
             make.make_node("Sub", [x, "X_center"], ["X_centered"], name="center_X"),
             make.make_node("Div", ["X_centered", "X_scale"], ["X_scaled"], name="scale_X"),
         ]
@@ -72,8 +72,8 @@ def dense_network(
             nodes.append(make.make_node("Relu", [total], [x], name=f"relu_{i}"))
     if outputs is not None:
         nodes += [
-            _constant("y_center", outputs.center, dtype),
-            _constant("y_scale", outputs.scale, dtype),
+            _constant_tensor("y_center", outputs.center, dtype),
+            _constant_tensor("y_scale", outputs.scale, dtype),
             make.make_node("Mul", [total, "y_scale"], ["y_scaled"], name="scale_y"),
             make.make_node("Add", ["y_scaled", "y_center"], ["predictions"], name="center_y"),
         ]
@@ -85,6 +85,6 @@ def dense_network(
     )
 
 
-def _constant(name: str, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> onnx.NodeProto:
+def _constant_tensor(name: str, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> onnx.NodeProto:
     tensor = onnx.numpy_helper.from_array(values.astype(dtype), name)
     return make.make_node("Constant", [], [name], name=f"constant_{name}", value=tensor)

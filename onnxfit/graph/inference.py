@@ -281,7 +281,7 @@ def _expand(node: ir.Node) -> None:
 
 
 @register_inference("Split")
-def _split(node: ir.Node) -> None:
+def _infer_split(node: ir.Node) -> None:
     """Give outputs with computed sizes the input's sizes along every other axis."""
     x = node.inputs[0]
     if x is None or x.shape is None:

@@ -79,7 +79,7 @@ def _standardizes(pair: Sequence[Step]) -> bool:
         return False
     if not all(node.inputs[1] is constant for node, constant in pair):
         return False
-    deviations = _numbers(pair[1][1])
+    deviations = _channel_numbers(pair[1][1])
     return deviations is not None and bool((deviations > 0).all())
 
 
@@ -89,7 +89,7 @@ def _is_of_colors(constant: ir.Value) -> bool:
     They may be those of colors from 0 to 255, of the other order of colors, or the factors and
     terms of the same normalization.
     """
-    numbers = _numbers(constant)
+    numbers = _channel_numbers(constant)
     if numbers is None or numbers.size != len(COLORS[0][0]):
         return False
     found = np.sort(np.abs(numbers.reshape(-1)))
@@ -101,7 +101,7 @@ def _is_of_colors(constant: ir.Value) -> bool:
     return False
 
 
-def _numbers(constant: ir.Value) -> npt.NDArray[np.float64] | None:
+def _channel_numbers(constant: ir.Value) -> npt.NDArray[np.float64] | None:
     """Return the numbers of a constant with one number for each channel or column."""
     array = constant_of(constant, MAX_ELEMENTS)
     return None if array is None or not array.size else array.astype(np.float64)

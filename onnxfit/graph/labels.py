@@ -183,12 +183,12 @@ def refuse_where(
     if wrong.any():
         index = np.unravel_index(int(wrong.argmax()), wrong.shape)
         raise DataError(
-            f"{owner} expects {expected} for output {output}, got {_shown(labels[index].item())}"
-            f" at row {index[0]}.{hint}"
+            f"{owner} expects {expected} for output {output}, got"
+            f" {_shown_label(labels[index].item())} at row {index[0]}.{hint}"
         )
 
 
-def _shown(label: float) -> str:
+def _shown_label(label: float) -> str:
     """Return the text of a label for messages. A whole number shows all its digits."""
     return str(label) if isinstance(label, int) else f"{label:g}"
 

@@ -28,7 +28,7 @@ def layers_after(graph: ir.Graph) -> dict[str, int]:
     stored = {v: {n} if v.dtype in FLOATS else set() for n, v in graph.initializers.items()}
     depth_of_weight: dict[str, int] = {}
     for node in graph:
-        read = _values_read(node)
+        read = _values_read_by(node)
         names: set[str] = set().union(*(stored.get(value, ()) for value in read))
         if all(value in stored for value in read):
             stored.update(dict.fromkeys(node.outputs, names))
@@ -54,7 +54,7 @@ def _with_bodies(node: ir.Node) -> list[ir.Node]:
     return nodes
 
 
-def _values_read(node: ir.Node) -> list[ir.Value]:
+def _values_read_by(node: ir.Node) -> list[ir.Value]:
     """Return the values that a node and its bodies read."""
     return [value for one in _with_bodies(node) for value in one.inputs if value is not None]
 

@@ -175,7 +175,7 @@ def _bounded_where_computed(value: ir.Value | None, depth: int) -> _Bounded | No
         return _Bounded(1.0, activation)
     if node.op_type == "Div":
         return _quotient(node, depth - 1)
-    if node.op_type == "Sub" and _is_constant(node.inputs[0]):
+    if node.op_type == "Sub" and _has_constant(node.inputs[0]):
         other = _probabilities(node.inputs[1], depth - 1)  # 1 - p, the first of two classes
         return None if other is None else other.through(node, 1.0)
     if node.op_type in BOUNDING:
@@ -345,7 +345,7 @@ def _is_arithmetic(node: ir.Node | None) -> bool:
     return node is not None and node.domain == "" and node.op_type in ARITHMETIC
 
 
-def _is_constant(value: ir.Value | None) -> bool:
+def _has_constant(value: ir.Value | None) -> bool:
     return value is not None and ir.convenience.get_const_tensor(value) is not None
 
 
@@ -353,20 +353,20 @@ def _description(activation: FoundActivation, path: Sequence[ir.Node]) -> str:
     """Return which nodes compute the output, and which only pass it on."""
     first, last = activation.nodes[0], activation.nodes[-1]
     if first is last:
-        text = f"{_named(last)} computes the output"
+        text = f"{_node_in_words(last)} computes the output"
     else:
         text = (
-            f"{len(activation.nodes)} nodes from {_named(first)} to {_named(last)} compute the"
-            f" output as a {activation.operator}"
+            f"{len(activation.nodes)} nodes from {_node_in_words(first)} to {_node_in_words(last)}"
+            f" compute the output as a {activation.operator}"
         )
     if not path:
         return text
-    shown = [*map(_named, path[:MAX_SHOWN])]
+    shown = [*map(_node_in_words, path[:MAX_SHOWN])]
     if len(path) > MAX_SHOWN:
         shown[-1:] = [f"{len(path) - MAX_SHOWN + 1} more nodes"]
     return f"{text} through {' and '.join(shown)}"
 
 
-def _named(node: ir.Node) -> str:
+def _node_in_words(node: ir.Node) -> str:
     article = "an" if node.op_type[0] in "AEIOU" else "a"
     return f"{node.op_type} node {node.name!r}" if node.name else f"{article} {node.op_type} node"

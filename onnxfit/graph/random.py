@@ -60,7 +60,7 @@ def uniform(
     - `iteration`: inside a Loop, the number of the iteration, an int64 scalar.
     """
     with op.scope(scopes.random_stream(stream)):
-        key = _key(op, seed, step, stream)
+        key = _key_of_stream(op, seed, step, stream)
         if iteration is not None:
             key = key + op.cast(iteration, np.int32) * _int32(ITERATION_FACTOR)
         count, starts = _row_starts(op, shape)
@@ -100,7 +100,7 @@ def normal(
     return op.Reshape(radius * op.Cos(np.float32(2 * np.pi) * angle), shape)
 
 
-def _key(op: GraphBuilder, seed: Value, step: Value, stream: int) -> Value:
+def _key_of_stream(op: GraphBuilder, seed: Value, step: Value, stream: int) -> Value:
     """Return the key of a stream: RANK int32 numbers, the upper halves of hashes of 64 bits."""
     lanes = [_int64(FIRST_KEY + stream * STREAM_FACTOR + k * LANE_FACTOR) for k in range(RANK)]
     first, second = (_int64(factor) for factor in KEY_FACTORS)

@@ -97,7 +97,7 @@ def _uses_through(root: ir.Value, value: ir.Value, alias: str | None) -> Iterato
             named = PARAMETER_NAME.fullmatch(copy.name or "")
             yield from _uses_through(root, copy, copy.name if named else alias)
         else:
-            yield Use(node, index, alias, _role(root, node, index))
+            yield Use(node, index, alias, _role_in_layer(root, node, index))
 
 
 def reader_counts(model: ir.Model) -> dict[str, int]:
@@ -247,7 +247,7 @@ def _has_several_readers(model: onnx.ModelProto, names: set[str]) -> bool:
     return False
 
 
-def _role(value: ir.Value, node: ir.Node, index: int) -> str:
+def _role_in_layer(value: ir.Value, node: ir.Node, index: int) -> str:
     """Return the purpose of an initializer in the layer of a node that reads it."""
     op_type = node.op_type
     if op_type in NORMALIZATIONS:
@@ -410,14 +410,14 @@ def _matrices_near(
             if near in seen:
                 continue
             seen.add(near)
-            names = _matrices(near)
+            names = _matrix_names(near)
             found |= names
             if not names:
                 waiting.append(near)
     return frozenset(found)
 
 
-def _matrices(node: ir.Node) -> set[str]:
+def _matrix_names(node: ir.Node) -> set[str]:
     """Return the names of a node's float initializers with two axes or more."""
     weights = [
         _weight_at(v)

@@ -137,7 +137,7 @@ def detached(
         )
         refer(stub, location, offset, size)
         tensors.append(arrays.get(tensor.name, tensor if shared is None else shared))
-        offset += _aligned(size)
+        offset += _aligned_size(size)
     return bare, tensors
 
 
@@ -178,10 +178,10 @@ def tensors_size(tensors: Iterable[Storable]) -> int:
         nbytes(tensor) if isinstance(tensor, onnx.TensorProto) else tensor.nbytes
         for tensor in tensors
     ]
-    return sum(map(_aligned, sizes))
+    return sum(map(_aligned_size, sizes))
 
 
-def _aligned(size: int) -> int:
+def _aligned_size(size: int) -> int:
     """Return the smallest multiple of ALIGNMENT_BYTES that is not below `size`."""
     return size + -size % ALIGNMENT_BYTES
 
@@ -190,7 +190,7 @@ def write_tensors(file: BinaryIO, tensors: Iterable[Storable]) -> None:
     """Write tensors one after another, each at an aligned offset."""
     for tensor in tensors:
         size = write_elements(file, tensor)
-        file.write(bytes(_aligned(size) - size))
+        file.write(bytes(_aligned_size(size) - size))
 
 
 def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[TensorContents]:
@@ -208,8 +208,8 @@ def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[TensorContents]:
             size = nbytes(tensor)
             if int(entries["offset"]) != offset or int(entries["length"]) != size:
                 raise ModelError(f"the tensor {tensor.name!r} is not at its recorded offset")
-            data = file.read(_aligned(size))
-            if len(data) != _aligned(size):
+            data = file.read(_aligned_size(size))
+            if len(data) != _aligned_size(size):
                 raise ModelError(f"the tensor {tensor.name!r} is truncated")
             offset += len(data)
             if shares and is_sharable(tensor.data_type, size):

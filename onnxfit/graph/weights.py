@@ -167,7 +167,7 @@ def weight_reasons(model: ir.Model, known: Container[str] = ()) -> dict[str, Rea
             name in known,
         )
         for name, uses in _uses(model)
-        if _is_float(tensors[name])
+        if _is_float_value(tensors[name])
     }
     if lifted and not keeps_weights_in_constant_nodes(model, reasons, known):
         layers = LAYERS - {"Gather"} if unrecorded else LAYERS
@@ -229,7 +229,7 @@ def weights_in_functions(model: ir.Model) -> list[str]:
     return [
         value.name or ""
         for value in values
-        if _is_float(value) and _is_weight_in_constant_node(value, LAYERS)
+        if _is_float_value(value) and _is_weight_in_constant_node(value, LAYERS)
     ]
 
 
@@ -255,7 +255,7 @@ def has_module_names(model: ir.Model) -> bool:
     records = Records(model.graph)
     if any(r.kind is not None or r.origins for r in map(records.of, tensors.values())):
         return False
-    floats = [name for name, value in tensors.items() if _is_float(value) and value.shape]
+    floats = [name for name, value in tensors.items() if _is_float_value(value) and value.shape]
     return 2 * sum(bool(OLDER_EXPORTER.fullmatch(name)) for name in floats) >= len(floats)
 
 
@@ -328,7 +328,7 @@ def _is_matrix_or_bias(
 
     - `layers`: the operators of layers.
     """
-    for source, node in _readers(value):
+    for source, node in _reading_nodes(value):
         if node.op_type in layers:
             return True
         products = [p for p in _producers_beside(node, source) if p.op_type in LAYERS]
@@ -338,14 +338,14 @@ def _is_matrix_or_bias(
     return False
 
 
-def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node]]:
+def _reading_nodes(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node]]:
     """Yield each node that reads a tensor, with the value that it reads.
 
     This value is the tensor itself, or the result of nodes that only rearrange it.
     """
     for node, index in value.uses():
         if node.op_type in REARRANGING and index == 0 and not node.domain:
-            yield from _readers(node.outputs[0])
+            yield from _reading_nodes(node.outputs[0])
         else:
             yield value, node
 
@@ -405,7 +405,9 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
     selected.
     """
     initializers = model.graph.initializers
-    floats = [name for name, v in initializers.items() if _is_float(v) and v.shape is not None]
+    floats = [
+        name for name, v in initializers.items() if _is_float_value(v) and v.shape is not None
+    ]
     integers = quantized_weights(model)
     if not floats:
         note = [describe_quantized(integers)] if integers else []
@@ -483,7 +485,7 @@ def _message_without_floats(model: ir.Model) -> str:
         " is a float tensor."
     )
     constants = sum(
-        node.op_type == "Constant" and _is_float(node.outputs[0]) for node in model.graph
+        node.op_type == "Constant" and _is_float_value(node.outputs[0]) for node in model.graph
     )
     if constants:
         message += (
@@ -499,7 +501,7 @@ def _message_without_floats(model: ir.Model) -> str:
     return message
 
 
-def _is_float(value: ir.Value) -> bool:
+def _is_float_value(value: ir.Value) -> bool:
     return value.dtype in FLOATS
 
 

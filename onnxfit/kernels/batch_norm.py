@@ -115,7 +115,7 @@ class BatchNormGradient(KernelRule):
         )
         if per_element is None or two is None or one_part is None:
             return "a factor is not a constant"
-        elements = _elements(graph, found["x"])
+        elements = _elements_per_channel(graph, found["x"])
         if not math.isclose(per_element * elements, two, rel_tol=1e-6):
             return "the slope is not that of the variance"
         if not math.isclose(one_part * elements, 1, rel_tol=1e-6):
@@ -205,7 +205,7 @@ def _sums(graph: NodeSearch, operand: str) -> list[str]:
     return [name for name in graph.results(operand, "ReduceSum") if _is_of_channels(graph, name)]
 
 
-def _elements(graph: NodeSearch, name: str) -> int:
+def _elements_per_channel(graph: NodeSearch, name: str) -> int:
     """Return the number of elements of each channel."""
     shape = graph.shape(name)
     return math.prod(shape) // shape[1]

@@ -135,7 +135,7 @@ def convolutions(graph: onnx.GraphProto) -> dict[str, AnyConvolution]:
     if not any(node.op_type in _OPERATORS or node.metadata_props for node in graph.node):
         return {}
     shapes = _static_shapes(graph)
-    gradients = {gradient.node.output[0]: gradient for gradient in _gradients(graph, shapes)}
+    gradients = {gradient.node.output[0]: gradient for gradient in _marked_gradients(graph, shapes)}
     found: dict[str, AnyConvolution] = {}
     for node in graph.node:
         convolution = gradients.get(node.output[0]) or _convolution(node, shapes)
@@ -144,7 +144,9 @@ def convolutions(graph: onnx.GraphProto) -> dict[str, AnyConvolution]:
     return found
 
 
-def _gradients(graph: onnx.GraphProto, shapes: Shapes) -> Iterator[WeightGradient | ImageGradient]:
+def _marked_gradients(
+    graph: onnx.GraphProto, shapes: Shapes
+) -> Iterator[WeightGradient | ImageGradient]:
     """Find the gradients whose nodes are marked, as `gradients.notes.CONV_LARGE` describes.
 
     A mark on several nodes, such as copies, is not used.

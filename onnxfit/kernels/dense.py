@@ -88,7 +88,7 @@ def _has_numbers_in_range(kernel: onnx.NodeProto) -> bool:
 
 def kernel_for(convolution: AnyConvolution) -> onnx.NodeProto | None:
     """Return a kernel for a dense convolution; None if there is none, or it is slower."""
-    return _kernel(convolution) if _is_faster(convolution) else None
+    return _dense_kernel(convolution) if _is_faster(convolution) else None
 
 
 class _Images(NamedTuple):
@@ -158,7 +158,7 @@ def _min_winograd_channels(sizes: Sequence[int], is_of_weights: bool) -> int:
     return MIN_WINOGRAD_CHANNELS[has_one_axis]
 
 
-def _kernel(convolution: AnyConvolution) -> onnx.NodeProto | None:
+def _dense_kernel(convolution: AnyConvolution) -> onnx.NodeProto | None:
     """Return the node of a kernel, None if there is no kernel for the attributes."""
     if len(convolution.kernel) > MAX_AXES:
         return None
@@ -172,7 +172,7 @@ def _kernel(convolution: AnyConvolution) -> onnx.NodeProto | None:
     else:
         op_type, sizes = "ConvTranspose", convolution.pixels[2:]
         inputs = [convolution.dy, convolution.filters]
-    return _node(
+    return _dense_node(
         op_type,
         convolution,
         inputs,
@@ -193,7 +193,7 @@ def _kernel_of_operator(convolution: Convolution) -> onnx.NodeProto | None:
         return None
     if min(attributes.get("pads", (0,))) < 0:
         return None
-    return _node(
+    return _dense_node(
         convolution.node.op_type,
         convolution,
         convolution.inputs,
@@ -204,7 +204,7 @@ def _kernel_of_operator(convolution: Convolution) -> onnx.NodeProto | None:
     )
 
 
-def _node(
+def _dense_node(
     op_type: str, convolution: AnyConvolution, inputs: Sequence[str], **attributes: Any
 ) -> onnx.NodeProto:
     replaced = convolution.node

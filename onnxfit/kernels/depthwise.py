@@ -34,10 +34,10 @@ def kernel_for(convolution: AnyConvolution) -> onnx.NodeProto | None:
         return None
     if len(convolution.kernel) != 2:
         return None
-    return _kernel(convolution) if _is_faster(convolution) else None
+    return _depthwise_kernel(convolution) if _beats_onnxruntime(convolution) else None
 
 
-def _is_faster(convolution: Convolution | WeightGradient) -> bool:
+def _beats_onnxruntime(convolution: Convolution | WeightGradient) -> bool:
     """Return whether the kernel is faster than what would compute the convolution otherwise."""
     block = channel_block()
     if not block or convolution.channels % block:
@@ -49,12 +49,12 @@ def _is_faster(convolution: Convolution | WeightGradient) -> bool:
     return math.prod(convolution.x[2:]) >= MIN_PIXELS
 
 
-def _kernel(convolution: Convolution | WeightGradient) -> onnx.NodeProto | None:
+def _depthwise_kernel(convolution: Convolution | WeightGradient) -> onnx.NodeProto | None:
     """Return the node of a kernel, None if there is no kernel for the attributes."""
     if math.prod(convolution.kernel) > MAX_TAPS:
         return None
     if isinstance(convolution, WeightGradient):
-        return _node(
+        return _depthwise_node(
             "DepthwiseConvWeights",
             convolution.node,
             [convolution.large, convolution.small],
@@ -69,7 +69,7 @@ def _kernel(convolution: Convolution | WeightGradient) -> onnx.NodeProto | None:
         return None
     if attributes.get("output_shape"):  # which changes the pads
         return None
-    return _node(
+    return _depthwise_node(
         "DepthwiseConv" if convolution.node.op_type == "Conv" else "DepthwiseConvTranspose",
         convolution.node,
         convolution.inputs,
@@ -81,7 +81,7 @@ def _kernel(convolution: Convolution | WeightGradient) -> onnx.NodeProto | None:
     )
 
 
-def _node(
+def _depthwise_node(
     op_type: str, replaced: onnx.NodeProto, inputs: Sequence[str], **attributes: Any
 ) -> onnx.NodeProto:
     return make_node(op_type, inputs, replaced.output[:1], replaced.name, **attributes)

@@ -169,14 +169,14 @@ def _pieces(
     inputs = {n for node in needed for n in node.input} - {node.output[0] for node in needed}
     tensors = sorted(name for name in inputs if search.types[name].shape == group.type.shape)
     for name in tensors:
-        parts = _parts(name, search)
+        parts = _concatenated_values(name, search)
         only_here = {*group.positions}.issuperset(search.reading[name])
         if parts and only_here and len(tensors) > 1 and name not in search.outputs:
             return {name: parts}
     return {}
 
 
-def _parts(name: str, search: SpreadSearch) -> list[str]:
+def _concatenated_values(name: str, search: SpreadSearch) -> list[str]:
     """Return the values that a Concat joins to a vector, or those of the gradient of a large table;
     else [].
     """

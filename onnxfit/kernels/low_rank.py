@@ -89,7 +89,7 @@ class _LowRankSearch(NodeSearch):
         """Return the gradient of a factor that a node computes."""
         is_update = len(gemm.input) == 3  # w - gradient
         scales = {"alpha": -1.0, "beta": 1.0} if is_update else {}
-        if _attributes(gemm) != {"transA": 1, **scales}:
+        if _needed_attributes(gemm) != {"transA": 1, **scales}:
             return None
         left, right = gemm.input[:2]
         for value, dy in ((left, right), (right, left)):
@@ -124,7 +124,7 @@ class _LowRankSearch(NodeSearch):
         if node is None or node.domain or len(node.input) != 2:
             return "", "", False
         x, matrix = node.input
-        if node.op_type == "Gemm" and _attributes(node) == {"transB": 1}:
+        if node.op_type == "Gemm" and _needed_attributes(node) == {"transB": 1}:
             return x, matrix, True
         if node.op_type != "MatMul":
             return "", "", False
@@ -160,7 +160,7 @@ class _LowRankSearch(NodeSearch):
         yield from after
 
 
-def _attributes(gemm: onnx.NodeProto) -> dict[str, float]:
+def _needed_attributes(gemm: onnx.NodeProto) -> dict[str, float]:
     """Return the attributes of a Gemm that are not the default, or matter for a third input."""
     defaults = {"transA": 0, "transB": 0, "alpha": 1.0}
     values = attributes_of(gemm)

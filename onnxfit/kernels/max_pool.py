@@ -36,13 +36,13 @@ def replace_pool_gradients(
     """
     replaced = {}
     for reader, producer in paired_notes(nodes, MAX_POOL_DY, MAX_POOL_DX):
-        gradient = _gradient(reader, producer, types)
+        gradient = _gradient_kernel(reader, producer, types)
         if gradient is not None:
             replaced[id(producer.node)] = gradient
     return [replaced.get(id(node), node) for node in nodes] if replaced else nodes
 
 
-def _gradient(
+def _gradient_kernel(
     reader: Note, producer: Note, types: Mapping[str, ResultType]
 ) -> onnx.NodeProto | None:
     """Return the node of a gradient; None if there is no kernel for it."""

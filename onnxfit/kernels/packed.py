@@ -41,7 +41,7 @@ def replace_packed_products(
     The nodes that are not needed any more are still there. The nodes are returned themselves if
     there is no such product. `keep_rounding`: as for `with_kernels`.
     """
-    kernels = {kernel.output[0]: kernel for kernel in _gradients(nodes, types)}
+    kernels = {kernel.output[0]: kernel for kernel in _noted_gradients(nodes, types)}
     products = product_kernels(nodes, types, keep_rounding=keep_rounding)
     kernels |= {kernel.output[0]: kernel for _, kernel in products}
     return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
@@ -74,12 +74,14 @@ def product_kernels(
         rounds = attributes.pop("accuracy_level", 0) not in FLOAT_LEVELS
         if g_idx or (rounds and keep_rounding):
             continue
-        kernel = _kernel("PackedProduct", node, [a, b, scales, zeros], bias, attributes, types)
+        kernel = _packed_kernel(
+            "PackedProduct", node, [a, b, scales, zeros], bias, attributes, types
+        )
         if kernel is not None:
             yield node, kernel
 
 
-def _gradients(
+def _noted_gradients(
     nodes: Sequence[onnx.NodeProto], types: Mapping[str, ResultType]
 ) -> Iterator[onnx.NodeProto]:
     """Yield the kernel of each noted gradient da = dy W; see `gradients.notes.PACKED_DX`."""
@@ -89,12 +91,14 @@ def _gradients(
         shared = names.packed(b)
         integers = shared if shared in types else b
         inputs = [reader.node.input[position], integers, scales, zeros]
-        kernel = _kernel("PackedProductGradient", producer.node, inputs, "", attributes, types)
+        kernel = _packed_kernel(
+            "PackedProductGradient", producer.node, inputs, "", attributes, types
+        )
         if kernel is not None:
             yield kernel
 
 
-def _kernel(
+def _packed_kernel(
     op_type: str,
     replaced: onnx.NodeProto,
     inputs: Sequence[str],

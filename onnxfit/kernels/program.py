@@ -104,7 +104,7 @@ def compile_program(
     is_scalar: Callable[[str], bool],
 ) -> Program:
     """Return the program that computes `outputs` from `inputs` as the nodes do, in their order."""
-    instructions = _select(nodes, outputs, is_scalar)
+    instructions = _instructions_for(nodes, outputs, is_scalar)
     numbers = {name: i for i, name in enumerate((*inputs, *outputs))}
     first_temporary = len(numbers)
     last_use = {name: i for i, each in enumerate(instructions) for name in each.operands}
@@ -125,7 +125,7 @@ def compile_program(
     return Program(program, temporaries)
 
 
-def _select(
+def _instructions_for(
     nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], is_scalar: Callable[[str], bool]
 ) -> list[Instruction]:
     """Return instructions for the nodes, of which one may compute several."""

@@ -78,16 +78,16 @@ def _replaced(
 
     The types of new values are added to `types`.
     """
-    kernel = _kernel_for(node, types, constants)
+    kernel = _scan_kernel(node, types, constants)
     if kernel is None:
         return []
     larger = search.with_inputs_inside(node) or node
     largest, transposes, new_types = search.with_products_inside(larger)
-    found = _kernel_for(largest, {**types, **new_types}, constants)
+    found = _scan_kernel(largest, {**types, **new_types}, constants)
     if found is not None:
         types.update(new_types)
         return [found, *transposes]
-    return [_kernel_for(larger, types, constants) or kernel]
+    return [_scan_kernel(larger, types, constants) or kernel]
 
 
 def _with_splits_outside(
@@ -100,14 +100,14 @@ def _with_splits_outside(
     if not _is_scan(node):
         return [node]
     changed, splits = with_splits_outside(node)
-    return [changed, *splits] if _kernel_for(changed, types, constants) else [node]
+    return [changed, *splits] if _scan_kernel(changed, types, constants) else [node]
 
 
 def _is_scan(node: onnx.NodeProto) -> bool:
     return node.op_type == "Scan" and not node.domain
 
 
-def _kernel_for(
+def _scan_kernel(
     node: onnx.NodeProto, types: Mapping[str, ResultType], constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.NodeProto | None:
     """Return the kernel for a Scan; None if there is none, or the node is no Scan."""

@@ -73,7 +73,7 @@ class SoftmaxGradient(KernelRule):
             other = each["unmasked"]
             if graph.number(each["zero"]) == 0 and graph.shape(other) == graph.shape(dy):
                 dy = other
-        return _gradient(y, dy, found["dx"], is_masked=False)
+        return _gradient_kernel(y, dy, found["dx"], is_masked=False)
 
 
 def _masked(graph: NodeSearch) -> Iterator[onnx.NodeProto]:
@@ -97,7 +97,7 @@ def _masked(graph: NodeSearch) -> Iterator[onnx.NodeProto]:
         (z,) = node.output
         yield make_node("MaskedSoftmax", softmax.input, [z], softmax.name)
         for each in gradients:
-            yield _gradient(z, each.input[1], each.output[0], is_masked=True)
+            yield _gradient_kernel(z, each.input[1], each.output[0], is_masked=True)
 
 
 def _is_over_rows(graph: NodeSearch, node: onnx.NodeProto) -> bool:
@@ -108,6 +108,6 @@ def _is_over_rows(graph: NodeSearch, node: onnx.NodeProto) -> bool:
     return is_softmax and bool(shape) and axis in (-1, len(shape) - 1)
 
 
-def _gradient(y: str, dy: str, dx: str, *, is_masked: bool) -> onnx.NodeProto:
+def _gradient_kernel(y: str, dy: str, dx: str, *, is_masked: bool) -> onnx.NodeProto:
     """Return the node of a gradient; `is_masked`: whether y has 0 in the place of NaN."""
     return make_node("SoftmaxGradient", [y, dy], [dx], dx, is_masked=int(is_masked))

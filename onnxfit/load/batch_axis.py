@@ -217,10 +217,12 @@ def _without_given(
     """Return the layout in which the axes of other values than `axes` are final."""
     if batch is None:
         return _by_position(inputs, outputs, axes)
-    having = [spec for spec in inputs if batch in _names(spec) or axes.get(spec.name) is not None]
-    lengths = {name for spec in having for name in _names(spec)}
+    having = [
+        spec for spec in inputs if batch in _names_of_sizes(spec) or axes.get(spec.name) is not None
+    ]
+    lengths = {name for spec in having for name in _names_of_sizes(spec)}
     others = [spec for spec in inputs if spec.name not in axes]
-    free = [name for spec in others for name in _names(spec) if name not in lengths]
+    free = [name for spec in others for name in _names_of_sizes(spec) if name not in lengths]
     if free:
         why = (
             f"the inputs have the sizes {batch!r} and {free[0]!r}, so each batch is passed as it is"
@@ -232,12 +234,12 @@ def _without_given(
     return BatchLayout(read, written, batch)
 
 
-def _names(spec: TensorSpec) -> list[str]:
+def _names_of_sizes(spec: TensorSpec) -> list[str]:
     """Return the names of a value's sizes, without invented names."""
-    return [name for size in spec.shape or () if (name := _name(size)) is not None]
+    return [name for size in spec.shape or () if (name := _name_of_size(size)) is not None]
 
 
-def _name(size: Dim) -> str | None:
+def _name_of_size(size: Dim) -> str | None:
     return size if isinstance(size, str) and size and not INVENTED.fullmatch(size) else None
 
 
@@ -245,7 +247,7 @@ def _batch_name(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], axes: Axes
 ) -> str | None:
     """Return the name of the size that counts rows, or None if no name does."""
-    listed = list(dict.fromkeys(name for spec in inputs for name in _names(spec)))
+    listed = list(dict.fromkeys(name for spec in inputs for name in _names_of_sizes(spec)))
     saying = [name for name in listed if "batch" in name.lower()]
     if len(saying) > 1:
         saying = [name for name in saying if name.lower() in ALWAYS_BATCH]
@@ -253,19 +255,21 @@ def _batch_name(
         return saying[0]
     for spec in inputs:
         axis = axes.get(spec.name)
-        name = None if axis is None or spec.shape is None else _name(spec.shape[axis])
+        name = None if axis is None or spec.shape is None else _name_of_size(spec.shape[axis])
         if name is not None:
             return name
     inputs = [spec for spec in inputs if spec.name not in axes]
-    first = [name for spec in inputs if spec.shape and (name := _name(spec.shape[0])) is not None]
+    first = [
+        name for spec in inputs if spec.shape and (name := _name_of_size(spec.shape[0])) is not None
+    ]
     if not first:
         return None
-    offered = {name for spec in outputs for name in _names(spec)}
+    offered = {name for spec in outputs for name in _names_of_sizes(spec)}
     shared = [name for name in first if name in offered]
     if shared:
         often = [name for name in listed if name in offered and name in OFTEN_BATCH]
         return often[0] if len(often) == 1 else shared[0]
-    named = [set(_names(spec)) for spec in inputs if _names(spec)]
+    named = [set(_names_of_sizes(spec)) for spec in inputs if _names_of_sizes(spec)]
     everywhere = [name for name in listed if name in offered and all(name in one for one in named)]
     return everywhere[0] if len(everywhere) == 1 else first[0]
 
@@ -276,7 +280,7 @@ def _of_input(spec: TensorSpec, batch: str, reason: str) -> ValueLayout:
         return _at(spec, shape.index(batch), reason)
     if shape == ():
         return _at(spec, None, "it is one number")
-    if shape is None or (not isinstance(shape[0], int) and _name(shape[0]) is None):
+    if shape is None or (not isinstance(shape[0], int) and _name_of_size(shape[0]) is None):
         return _at(spec, 0, "assumed, because the file does not name its first size", "assumed")
     return _at(spec, None, f"it has no size {batch!r}, so each batch gets the whole array")
 
@@ -329,7 +333,7 @@ def _by_position(
             read[spec.name] = _at(spec, None, f"{why}, so each batch gets the whole array")
         else:
             read[spec.name] = _at(spec, 0, reason, "position")
-    lengths = {name for spec in inputs for name in _names(spec)}
+    lengths = {name for spec in inputs for name in _names_of_sizes(spec)}
     written = {spec.name: _of_output(spec, None, reason, lengths) for spec in outputs}
     for name, layout in written.items():
         if rows is not None and layout.axis == 0 and layout.spec.rows == rows:

@@ -33,7 +33,7 @@ def batch_first(model: onnx.ModelProto, layout: BatchLayout) -> onnx.ModelProto:
     used = {name for node in graph.node for name in (*node.input, *node.output)}
     moved = {n: one for n, one in layout.inputs.items() if one.axis} | layout.moved_outputs
     inner = {name: unused(f"{name}/in_file", used.__contains__) for name in moved}
-    _rename(graph, inner)
+    _rename_values(graph, inner)
     opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
     before, after = [], []
     for value in graph.input:
@@ -55,7 +55,7 @@ def batch_first(model: onnx.ModelProto, layout: BatchLayout) -> onnx.ModelProto:
     return view
 
 
-def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+def _rename_values(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
     """Rename values inside a graph and its subgraphs, but not its inputs and outputs, in place."""
     for one in graph_protos(graph):
         for node in one.node:

@@ -79,10 +79,10 @@ def remove_zip_maps(model: onnx.ModelProto) -> None:
             continue
         # The node of the probabilities computes the output itself, so that a loss sees that node.
         graph.node.remove(node)
-        _rename(graph, probabilities, name)
+        _rename_value(graph, probabilities, name)
 
 
-def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+def _rename_value(graph: onnx.GraphProto, old: str, new: str) -> None:
     """Rename a value in all nodes, and drop its entry in `value_info`."""
     for node in graph.node:
         for names in (node.input, node.output):

@@ -52,7 +52,7 @@ def concatenated_caches(graph: onnx.GraphProto) -> list[ConcatenatedCache]:
     grown = {
         value.name: found
         for value in candidates
-        if (found := _concatenated(index, value)) is not None
+        if (found := _extended_cache(index, value)) is not None
     }
     others = [value for value in candidates if value.name not in grown]
     caches = []
@@ -60,7 +60,7 @@ def concatenated_caches(graph: onnx.GraphProto) -> list[ConcatenatedCache]:
         if value.name in grown:
             present, axis, copies = grown[value.name]
             shape = _empty_shape(value, axis, others)
-            shapes = [node for node in _read(copies, index) if node.op_type == "Shape"]
+            shapes = [node for node in _nodes_reading(copies, index) if node.op_type == "Shape"]
             if all(None not in shape[_span(node)] for node in shapes):
                 caches.append(ConcatenatedCache(value.name, present, axis, copies, shape))
     return caches
@@ -96,7 +96,7 @@ def without_concatenated(model: onnx.ModelProto) -> None:
     replace_nodes(graph, nodes)
 
 
-def _concatenated(
+def _extended_cache(
     index: GraphIndex, value: onnx.ValueInfoProto
 ) -> tuple[str, int, frozenset[str]] | None:
     """Return the graph output that extends a cache, the axis of tokens and the cache's copies.
@@ -108,7 +108,7 @@ def _concatenated(
     if len(dims) < LEAST_RANK or not index.outputs.isdisjoint(copies):
         return None
     axes, presents, is_used = set(), [], False
-    for node in _read(copies, index):
+    for node in _nodes_reading(copies, index):
         if node.domain or node.op_type not in (*COPIES, "Shape"):
             return None
         if node.op_type == "Concat" and len(node.input) > 1:
@@ -118,7 +118,7 @@ def _concatenated(
             axes.add(axis % len(dims))
             longer = _equal_values(node.output[0], index)
             presents += [name for name in longer if name in index.outputs]
-            is_used |= any(reader.op_type not in COPIES for reader in _read(longer, index))
+            is_used |= any(reader.op_type not in COPIES for reader in _nodes_reading(longer, index))
     if len(presents) != 1 or len(axes) != 1 or not is_used:
         return None
     (axis,) = axes
@@ -137,7 +137,7 @@ def _equal_values(name: str, index: GraphIndex) -> list[str]:
     return names
 
 
-def _read(names: Iterable[str], index: GraphIndex) -> Iterator[onnx.NodeProto]:
+def _nodes_reading(names: Iterable[str], index: GraphIndex) -> Iterator[onnx.NodeProto]:
     """Yield the nodes that read values of these names."""
     for name in names:
         yield from index.readers[name]

@@ -73,7 +73,7 @@ def lift_constants(model: onnx.ModelProto) -> None:
             if not is_main and defined[name] > 1:
                 unique = names.unused(name, defined.__contains__)
                 defined[unique] += 1
-                _rename(graph, name, unique)
+                _read_instead(graph, name, unique)
                 node.metadata_props.add(key=OUTPUT, value=name)
             _empty(node)
             node.output[0] = f"{names.PLACE}{unique}"
@@ -108,7 +108,7 @@ def lower_constants(model: onnx.ModelProto, kept: Container[str] = ()) -> onnx.M
             lowered.add(name)
             node.output[0] = name
             for entry in [entry for entry in node.metadata_props if entry.key == OUTPUT]:
-                _rename(graph, name, entry.value)
+                _read_instead(graph, name, entry.value)
                 node.output[0] = entry.value
                 node.metadata_props.remove(entry)
         _sort_constants(graph)
@@ -270,7 +270,7 @@ def _readers(graph: onnx.GraphProto) -> Mapping[str, set[str]]:
     return readers
 
 
-def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+def _read_instead(graph: onnx.GraphProto, old: str, new: str) -> None:
     """Let the nodes of a graph, and nodes in their bodies, read another value, in place."""
     for node in nodes_of(graph):
         for i, name in enumerate(node.input):

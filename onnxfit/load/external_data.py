@@ -45,9 +45,9 @@ def external_bytes(tensor: onnx.TensorProto, folder: str) -> Array:
     path = _file(tensor, folder, entries.get("location", ""))
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        offset = _count(tensor, "offset", entries.get("offset", "0"), size)
+        offset = _checked_extent(tensor, "offset", entries.get("offset", "0"), size)
         present = size - offset
-        length = _count(tensor, "length", entries.get("length", str(present)), present)
+        length = _checked_extent(tensor, "length", entries.get("length", str(present)), present)
         data = np.empty(length, np.uint8)
         file.seek(offset)
         if file.readinto(data.data) != length:
@@ -88,7 +88,7 @@ def _file(tensor: onnx.TensorProto, folder: str, location: str) -> str:
     return path
 
 
-def _count(tensor: onnx.TensorProto, key: str, text: str, available: int) -> int:
+def _checked_extent(tensor: onnx.TensorProto, key: str, text: str, available: int) -> int:
     """Return the offset or length of an external tensor. ValueError: the file has fewer bytes."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
     if not 0 <= number <= available:

@@ -179,7 +179,7 @@ def facts_of(
     values = {value.name: value for value in work.graph.outputs}
     states = {one.next_state: one.name for one in inputs}
     outputs = [
-        _output(values[name], one, states.get(name), inputs)
+        _output_fact(values[name], one, states.get(name), inputs)
         for name, one in layout.outputs.items()
         if name in values
     ]
@@ -211,7 +211,7 @@ def _last_layer(graph: ir.Graph, weights: Collection[str]) -> list[str]:
     last = -1
     for name in weights:
         value = graph.initializers.get(name)
-        readers = [] if value is None else _readers(value)
+        readers = [] if value is None else _layers_reading(value)
         if not readers:
             continue
         places[name] = max(position.get(node, -1) for node in readers)
@@ -220,7 +220,7 @@ def _last_layer(graph: ir.Graph, weights: Collection[str]) -> list[str]:
     return [name for name, place in places.items() if place >= last >= 0]
 
 
-def _readers(value: ir.Value) -> list[ir.Node]:
+def _layers_reading(value: ir.Value) -> list[ir.Node]:
     """Return the nodes that read a weight, after nodes that only pass it on."""
     found: list[ir.Node] = []
     waiting = [value]
@@ -244,7 +244,7 @@ def _inputs(graph: ir.Graph, layout: BatchLayout) -> list[InputFact]:
     for name, one in layout.inputs.items():
         if name not in values:
             continue
-        kind, reason, below = _kind(values[name], one, has_rate)
+        kind, reason, below = _kind_of_input(values[name], one, has_rate)
         next_state = None
         if kind == "state":
             next_state = next((o for o in free if _is_next(one.spec, free[o].spec)), None)
@@ -258,7 +258,9 @@ def _inputs(graph: ir.Graph, layout: BatchLayout) -> list[InputFact]:
     return facts
 
 
-def _kind(value: ir.Value, layout: ValueLayout, has_rate: bool) -> tuple[str, str, int | None]:
+def _kind_of_input(
+    value: ir.Value, layout: ValueLayout, has_rate: bool
+) -> tuple[str, str, int | None]:
     """Return kind, reason, and the number of rows of the table that token ids look up."""
     spec = layout.spec
     name = spec.name.lower()
@@ -320,7 +322,7 @@ def _tables(value: ir.Value) -> Iterator[tuple[int, str]]:
         current = waiting.pop()
         for node, index in current.uses():
             if node.op_type == "Gather" and index == 1 and node.inputs[0] is not None:
-                shape, table = node.inputs[0].shape, _table(node.inputs[0])
+                shape, table = node.inputs[0].shape, _copied_tensor(node.inputs[0])
                 axis = node.attributes.get_int("axis", 0)
                 size = None if shape is None or axis >= len(shape) else shape[axis]
                 if isinstance(size, int) and table is not None:
@@ -334,7 +336,7 @@ def _tables(value: ir.Value) -> Iterator[tuple[int, str]]:
                 waiting.append(node.outputs[0])
 
 
-def _table(value: ir.Value) -> ir.Value | None:
+def _copied_tensor(value: ir.Value) -> ir.Value | None:
     """Return the tensor of the file that a value copies; None for a computed value."""
     node = value.producer()
     while node is not None and node.op_type in PASSING_TABLES and node.inputs[0] is not None:
@@ -386,7 +388,7 @@ def _channels(spec: TensorSpec) -> int | None:
 # ---------------------------------------------------------------------- outputs
 
 
-def _output(
+def _output_fact(
     value: ir.Value, layout: ValueLayout, state: str | None, inputs: Sequence[InputFact]
 ) -> OutputFact:
     spec = layout.spec

@@ -71,7 +71,7 @@ def require_consistent(
             problem = f"shape inference finds the batch on axis {inferred[name]}. Pass that axis"
         elif axis is not None:
             others = [spec for spec in inputs if spec.name != name]
-            problem = _contradiction(specs[name], axis, others, batch, is_input=name in read)
+            problem = _contradicts_axis(specs[name], axis, others, batch, is_input=name in read)
         elif name in read and batch is not None and batch in (specs[name].shape or ()):
             problem = f"its size {batch!r} is the batch. Pass its axis, or rename it in the file"
         else:
@@ -81,7 +81,7 @@ def require_consistent(
             raise SettingError(f"batch_axes has {place} for {specs[name]}, but {problem}.")
 
 
-def _contradiction(
+def _contradicts_axis(
     spec: TensorSpec, axis: int, others: Sequence[TensorSpec], batch: str | None, *, is_input: bool
 ) -> str:
     """Return what the file says against an axis; "" if nothing.

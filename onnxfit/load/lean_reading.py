@@ -63,10 +63,10 @@ def without_contents(path: str) -> onnx.ModelProto:
 
     OSError: the file cannot be read. DecodeError: the message is damaged.
     """
-    return _structure(path)[0]
+    return _without_large_data(path)[0]
 
 
-def _structure(path: str) -> tuple[onnx.ModelProto, dict[int, tuple[int, int]]]:
+def _without_large_data(path: str) -> tuple[onnx.ModelProto, dict[int, tuple[int, int]]]:
     """Return the model of a file without the bytes of its larger initializers, and their places.
 
     The places are as for `_without_raw_data`.

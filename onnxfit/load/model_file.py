@@ -177,7 +177,7 @@ def write_message(file: Writable, model: onnx.ModelProto) -> dict[int, tuple[int
     has none.
     """
     tensors = enumerate(model.graph.initializer)
-    larger = (index for index, tensor in tensors if _elements(tensor) is not None)
+    larger = (index for index, tensor in tensors if _referred_array(tensor) is not None)
     places: dict[int, tuple[int, int]] = {}
     position = 0
     for piece in _message(model):
@@ -198,8 +198,8 @@ def _message(model: onnx.ModelProto) -> Iterator[bytes | Storable]:
     if not has_references and sum(map(nbytes, graph.initializer)) <= limits.MAX_COPIED_BYTES:
         yield model.SerializeToString(deterministic=True)
         return
-    before, after = _parts(model, onnx.ModelProto, GRAPH_OF_MODEL)
-    graph_before, graph_after = _parts(graph, onnx.GraphProto, INITIALIZER_OF_GRAPH)
+    before, after = _around_field(model, onnx.ModelProto, GRAPH_OF_MODEL)
+    graph_before, graph_after = _around_field(graph, onnx.GraphProto, INITIALIZER_OF_GRAPH)
     sizes = [_message_size(tensor) for tensor in graph.initializer]
     heads = [field_key(INITIALIZER_OF_GRAPH) + varint(size) for size in sizes]
     size = len(graph_before) + sum(map(len, heads)) + sum(sizes) + len(graph_after)
@@ -212,7 +212,7 @@ def _message(model: onnx.ModelProto) -> Iterator[bytes | Storable]:
 
 def _tensor_message(tensor: onnx.TensorProto) -> Iterator[bytes | Storable]:
     """Yield the bytes of a tensor; a larger tensor's elements are a piece of their own."""
-    elements = _elements(tensor)
+    elements = _referred_array(tensor)
     if elements is None:
         yield tensor.SerializeToString(deterministic=True)
         return
@@ -222,7 +222,7 @@ def _tensor_message(tensor: onnx.TensorProto) -> Iterator[bytes | Storable]:
     yield after
 
 
-def _elements(tensor: onnx.TensorProto) -> Storable | None:
+def _referred_array(tensor: onnx.TensorProto) -> Storable | None:
     """Return the array that a tensor refers to, or the tensor if it has many bytes; else None."""
     contents = contents_of(tensor)
     if contents is not None:
@@ -238,7 +238,7 @@ def _size(elements: Storable) -> int:
 
 def _message_size(tensor: onnx.TensorProto) -> int:
     """Return the number of bytes of `_tensor_message`, which computes nothing."""
-    elements = _elements(tensor)
+    elements = _referred_array(tensor)
     if elements is None:
         size: int = tensor.ByteSize()
         return size
@@ -251,10 +251,10 @@ def _tensor_parts(tensor: onnx.TensorProto) -> tuple[bytes, bytes]:
     """Return the bytes before and after the elements of a tensor."""
     stub = onnx.TensorProto()
     copy_fields(tensor, stub, {"external_data", "data_location", "raw_data"})
-    return _parts(stub, onnx.TensorProto, RAW_DATA_OF_TENSOR)
+    return _around_field(stub, onnx.TensorProto, RAW_DATA_OF_TENSOR)
 
 
-def _parts(message: Message, kind: type[Message], number: int) -> tuple[bytes, bytes]:
+def _around_field(message: Message, kind: type[Message], number: int) -> tuple[bytes, bytes]:
     """Return the bytes of a message's fields before and after the field with a number."""
     before, after = kind(), kind()
     fields = message.DESCRIPTOR.fields

@@ -37,7 +37,7 @@ def use_supported_operators(
     ONNX does not define it in older ones.
     """
     newest = newest_opset()
-    node_names = {_name(node): node.name for node in nodes_of(model.graph)}
+    node_names = {_key_of_node(node): node.name for node in nodes_of(model.graph)}
     typed = model
     without_definition: set[str] = set()
     while True:
@@ -46,7 +46,7 @@ def use_supported_operators(
         nodes = list(nodes_of(typed.graph))
         if any(_has_wrong_sizes(node, types) for node in nodes):
             _forget_zero_sizes(typed.graph)
-        opsets = {_name(n): oldest_opset(n, opset, types, base) for n in nodes}
+        opsets = {_key_of_node(n): oldest_opset(n, opset, types, base) for n in nodes}
         needed = max((oldest, *opsets.values()))
         newer = {name for name, first in opsets.items() if first > base}
         too_new = {name for name, first in opsets.items() if first > newest}
@@ -56,7 +56,7 @@ def use_supported_operators(
             break
         model = typed = _with_definitions(typed, unsupported, without_definition)
     for node in nodes:
-        name = _name(node)
+        name = _key_of_node(node)
         if name in too_new:
             raise ModelError(
                 f"{node.op_type} {(node_names.get(name) or name)!r} needs opset {opsets[name]}, but"
@@ -68,7 +68,7 @@ def use_supported_operators(
     return model
 
 
-def _name(node: onnx.NodeProto) -> str:
+def _key_of_node(node: onnx.NodeProto) -> str:
     """Return the first output of a node, whose name is unique in the model."""
     return next(filter(None, node.output), "")
 
@@ -81,14 +81,17 @@ def _without_kernel(
     A newer operator denies a kernel to a node whose operator has one in the opset `base` only.
     """
     found = {
-        _name(node)
+        _key_of_node(node)
         for node in nodes
-        if ((_name(node) in newer or node.domain == PREVIEW) and not has_kernel(node, types, opset))
+        if (
+            (_key_of_node(node) in newer or node.domain == PREVIEW)
+            and not has_kernel(node, types, opset)
+        )
         or _has_wrong_sizes(node, types)
     }
     if found or not newer:
         return found
-    changed = (n for n in nodes if _name(n) not in newer and _differs(n, opset, base))
+    changed = (n for n in nodes if _key_of_node(n) not in newer and _differs(n, opset, base))
     return newer if not all(has_kernel(node, types, opset) for node in changed) else set()
 
 
@@ -126,7 +129,7 @@ def _with_definitions(
     """
     work = to_ir(model)
     NameFixPass()(work)
-    _replace(GraphBuilder(work.graph), names, without_definition)
+    _replace_operators(GraphBuilder(work.graph), names, without_definition)
     return ir.to_proto(work)
 
 
@@ -148,7 +151,7 @@ def _floor_mod(op: GraphBuilder, x: Value, divisor: Value) -> Value:
     return op.Where(has_other_sign & (rest != 0), rest + divisor, rest)
 
 
-def _replace(op: GraphBuilder, names: set[str], without_definition: set[str]) -> None:
+def _replace_operators(op: GraphBuilder, names: set[str], without_definition: set[str]) -> None:
     for node in list(op.graph):
         name = next((v.name for v in node.outputs if v.name), "")
         body = _definition(node, op.graph) if name in names else None
@@ -159,4 +162,4 @@ def _replace(op: GraphBuilder, names: set[str], without_definition: set[str]) ->
         if name in names:
             without_definition.add(name)
         for inner in subgraphs_of(node):
-            _replace(GraphBuilder(inner, outer=op), names, without_definition)
+            _replace_operators(GraphBuilder(inner, outer=op), names, without_definition)

@@ -61,12 +61,12 @@ def use_newer_operators(model: onnx.ModelProto, version: int) -> onnx.ModelProto
     return raised
 
 
-def _name(node: onnx.NodeProto) -> str:
+def _shown_name(node: onnx.NodeProto) -> str:
     """Return the name of a node for messages; nodes of old files often have none."""
     return repr(node.name) if node.name else f"of output {node.output[0]!r}"
 
 
-def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
+def _find_attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
     return next((each for each in node.attribute if each.name == name), None)
 
 
@@ -78,7 +78,7 @@ def _remove_attribute(node: onnx.NodeProto, name: str) -> None:
 def _cast_by_number(model: onnx.ModelProto) -> None:
     """Let each Cast to a type that has a name, such as "FLOAT", have its number, in place."""
     for node in model.graph.node:
-        to = _attribute(node, "to") if node.op_type == "Cast" else None
+        to = _find_attribute(node, "to") if node.op_type == "Cast" else None
         if to is not None and to.type == onnx.AttributeProto.STRING:
             number = onnx.TensorProto.DataType.Value(to.s.decode().upper())
             _remove_attribute(node, "to")
@@ -88,7 +88,7 @@ def _cast_by_number(model: onnx.ModelProto) -> None:
 def _reshape_by_input(model: onnx.ModelProto) -> None:
     """Let each Reshape to a shape in an attribute have it as an input, in place."""
     for node in model.graph.node:
-        shape = _attribute(node, "shape") if node.op_type == "Reshape" else None
+        shape = _find_attribute(node, "shape") if node.op_type == "Reshape" else None
         if shape is not None:
             sizes = np.array(shape.ints, np.int64)
             _remove_attribute(node, "shape")
@@ -118,7 +118,7 @@ def _tile_by_repeats(model: onnx.ModelProto, version: int) -> None:
         rank = ranks.get(node.input[0])
         if rank is None or not {*node.input[1:]} <= {*numbers}:
             raise ModelError(
-                f"Tile {_name(node)} of opset {version} needs an input of known rank, and"
+                f"Tile {_shown_name(node)} of opset {version} needs an input of known rank, and"
                 " constant tiles and axis. Export the model again with opset 13 or later."
             )
         times, axis = (int(numpy_helper.to_array(numbers[name]).item()) for name in node.input[1:])
@@ -144,8 +144,8 @@ def _normalize_channels(model: onnx.ModelProto) -> None:
         rank = ranks.get(node.input[0])
         if rank != 2:
             raise ModelError(
-                f"BatchNormalization {_name(node)} has spatial=0, which means statistics for each"
-                f" element of its input {node.input[0]!r}. onnxfit trains statistics for each"
+                f"BatchNormalization {_shown_name(node)} has spatial=0, which means statistics for"
+                f" each element of its input {node.input[0]!r}. onnxfit trains statistics for each"
                 " channel. If its scale has one number for each channel, the exporter wrote 0 by"
                 " mistake: set the attribute to 1."
             )
@@ -191,7 +191,7 @@ def _align_at_the_end(model: onnx.ModelProto, version: int) -> None:
             rank, other = (ranks.get(name) for name in node.input[:2])
             if rank is None or other is None:
                 raise ModelError(
-                    f"{node.op_type} {_name(node)} of opset {version} aligns its second"
+                    f"{node.op_type} {_shown_name(node)} of opset {version} aligns its second"
                     f" input at axis {begins}, but the ranks of its inputs are unknown. Declare the"
                     " shapes of the model's inputs."
                 )

@@ -65,7 +65,7 @@ def require_packed_sizes(graph: ir.Graph) -> None:
     - `graph`: a graph with inferred shapes; the graphs inside its nodes are checked, too. An input
       of the graph may have an unknown size, because the caller passes it.
     """
-    passed = {value for value in graph.inputs if _count(value) is None}
+    passed = {value for value in graph.inputs if _static_elements(value) is None}
     for node in ir.traversal.RecursiveGraphIterator(graph):
         if node.domain == MICROSOFT and node.op_type in ATTRIBUTES:
             kind = ir.AttributeType.INT
@@ -149,10 +149,10 @@ def _packed_input(value: ir.Value) -> PackedInput:
     if value.dtype in (ir.DataType.INT32, ir.DataType.INT64):
         tensor = ir.convenience.get_const_tensor(value)
         array = None if tensor is None else tensor.numpy().astype(np.int64)
-    return PackedInput(value.name or "", bits, _count(value), array)
+    return PackedInput(value.name or "", bits, _static_elements(value), array)
 
 
-def _count(value: ir.Value) -> int | None:
+def _static_elements(value: ir.Value) -> int | None:
     """Return the number of elements of a value; None if a size is unknown."""
     sizes = [] if value.shape is None else [size for size in value.shape if isinstance(size, int)]
     is_known = value.shape is not None and len(sizes) == value.shape.rank()

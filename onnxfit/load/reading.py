@@ -62,12 +62,12 @@ def load_model(source: ModelSource) -> onnx.ModelProto:
 
     ModelError: the file is missing or damaged, the model is invalid, or external data is missing.
     """
-    return _read(source, _parse, STAGES).proto
+    return _read_through(source, _parse, STAGES).proto
 
 
 def load_shared(source: ModelSource) -> OnnxModel:
     """Return the model of `load_model`; the larger tensors of a large one refer to arrays."""
-    return _read(source, _parse_shared, STAGES)
+    return _read_through(source, _parse_shared, STAGES)
 
 
 def read_model(source: ModelSource) -> OnnxModel:
@@ -82,10 +82,10 @@ def read_model(source: ModelSource) -> OnnxModel:
 
     ModelError: as for `load_model`, or the model has no outputs, or has sparse initializers.
     """
-    return _read(source, _parse_shared, (*STAGES, *TRAINING_STAGES))
+    return _read_through(source, _parse_shared, (*STAGES, *TRAINING_STAGES))
 
 
-def _read(
+def _read_through(
     source: ModelSource,
     parse: Callable[[str | bytes | onnx.ModelProto], OnnxModel],
     stages: Iterable[Stage],
@@ -128,7 +128,7 @@ def _read(
     return model
 
 
-def _check(model: onnx.ModelProto, description: str) -> None:
+def _check_model(model: onnx.ModelProto, description: str) -> None:
     """Raise ModelError unless ONNX's checker accepts a model; declare the types of its outputs."""
     small = large_tensors_as_inputs(model)
     complete_outputs(model, small)
@@ -345,7 +345,7 @@ def _change(function: Callable[[onnx.ModelProto], None]) -> Stage:
 STAGES: tuple[Stage, ...] = (
     require_valid,
     _change(complete),
-    _check,
+    _check_model,
 )
 # The stages that follow if a model is trained.
 TRAINING_STAGES: tuple[Stage, ...] = (

@@ -33,7 +33,9 @@ def unroll_sequences(model: ir.Model) -> bool:
     for node in list(model.graph):
         if node.domain != "":
             continue
-        elements = _elements(op, node, known) if node.op_type in SEQUENCE_OPERATORS else None
+        elements = (
+            _sequence_elements(op, node, known) if node.op_type in SEQUENCE_OPERATORS else None
+        )
         if elements is not None:
             known[node.outputs[0]] = elements
         elif node.inputs and node.inputs[0] in known:
@@ -48,7 +50,7 @@ def unroll_sequences(model: ir.Model) -> bool:
     return bool(known)
 
 
-def _elements(
+def _sequence_elements(
     op: GraphBuilder, node: ir.Node, known: dict[ir.Value, list[Value]]
 ) -> list[Value] | None:
     """Return the elements of the sequence that a node makes, None if they are unknown."""
@@ -57,7 +59,7 @@ def _elements(
     if node.op_type == "SequenceConstruct":
         return [op.wrap(v) for v in node.inputs if v is not None]
     if node.op_type == "SplitToSequence":
-        return _split(op, node)
+        return _split_elements(op, node)
     first = node.inputs[0] if node.inputs else None
     if first not in known:
         return None
@@ -89,7 +91,7 @@ def _tensor_from(op: GraphBuilder, node: ir.Node, elements: list[Value]) -> Valu
     return None
 
 
-def _split(op: GraphBuilder, node: ir.Node) -> list[Value] | None:
+def _split_elements(op: GraphBuilder, node: ir.Node) -> list[Value] | None:
     """Return the elements of a SplitToSequence, None if their sizes are unknown."""
     x = node.inputs[0]
     axis = node.attributes.get_int("axis", 0)

@@ -224,7 +224,7 @@ def keep_batch_norms(model: ir.Model, batch_norm: str) -> None:
 def _is_in_training_mode(node: ir.Node) -> bool:
     """Return whether a node is a BatchNormalization of training mode."""
     is_batch_norm = node.op_type == "BatchNormalization" and node.domain == ""
-    return is_batch_norm and bool(_attribute(node, "training_mode", 0))
+    return is_batch_norm and bool(_attribute_or(node, "training_mode", 0))
 
 
 def _normalize_by_batch(op: GraphBuilder) -> int:
@@ -256,7 +256,7 @@ def to_evaluation_form(op: GraphBuilder) -> None:
             _refuse_other_outputs(node)
             with op.replacing(node) as replace_node:
                 inputs = [_input(op, node, i) for i in range(5)]
-                epsilon = float(_attribute(node, "epsilon", 1e-5))
+                epsilon = float(_attribute_or(node, "epsilon", 1e-5))
                 replace_node(op.BatchNormalization(*inputs, epsilon=epsilon))
         else:
             for inside, _ in _bodies(op, node):
@@ -314,7 +314,7 @@ def _batch_norm(
     update starts from the first.
     """
     running_mean, running_variance = (_input(op, node, i) for i in (3, 4))
-    momentum = float(_attribute(node, "momentum", 0.9))
+    momentum = float(_attribute_or(node, "momentum", 0.9))
     y, mean, variance = _normalized_by_batch(op, node)
 
     def update(running: Value, batch: Value) -> Value:
@@ -329,8 +329,8 @@ def _batch_norm(
 def _normalized_by_batch(op: GraphBuilder, node: ir.Node) -> tuple[Value, Value, Value]:
     """Return x normalized by the batch, and the batch's mean and population variance."""
     x, scale, bias = (_input(op, node, i) for i in range(3))
-    axes = [a for a in range(_rank(x, node)) if a != 1]
-    epsilon = float(_attribute(node, "epsilon", 1e-5))
+    axes = [a for a in range(_known_rank(x, node)) if a != 1]
+    epsilon = float(_attribute_or(node, "epsilon", 1e-5))
     mean = op.ReduceMean(x, axes, keepdims=1)
     centred = x - mean
     # ReduceSumSquare takes twice as long as these two
@@ -343,8 +343,8 @@ def _normalized_by_batch(op: GraphBuilder, node: ir.Node) -> tuple[Value, Value,
 def _frozen_batch_norm(op: GraphBuilder, node: ir.Node) -> Value:
     """Return x normalized by the running statistics."""
     x, scale, bias, mean, variance = (_input(op, node, i) for i in range(5))
-    _rank(x, node)
-    deviation = op.Sqrt(variance + float(_attribute(node, "epsilon", 1e-5)))
+    _known_rank(x, node)
+    deviation = op.Sqrt(variance + float(_attribute_or(node, "epsilon", 1e-5)))
     centred = x - _per_channel(op, mean, x)
     return centred * _per_channel(op, scale / deviation, x) + _per_channel(op, bias, x)
 
@@ -405,15 +405,15 @@ def _drops_nothing(node: ir.Node) -> bool:
 
 
 def _random_uniform(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
-    low = float(_attribute(node, "low", 0.0))
-    high = float(_attribute(node, "high", 1.0))
+    low = float(_attribute_or(node, "low", 0.0))
+    high = float(_attribute_or(node, "high", 1.0))
     drawn = op.cast(draws.uniform(op, _drawn_shape(op, node)), _drawn_type(op, node))
     return low + (high - low) * drawn
 
 
 def _random_normal(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
-    mean = float(_attribute(node, "mean", 0.0))
-    scale = float(_attribute(node, "scale", 1.0))
+    mean = float(_attribute_or(node, "mean", 0.0))
+    scale = float(_attribute_or(node, "scale", 1.0))
     return mean + scale * op.cast(draws.normal(op, _drawn_shape(op, node)), _drawn_type(op, node))
 
 
@@ -460,7 +460,7 @@ def _per_channel(op: GraphBuilder, v: Value, x: Value) -> Value:
     return op.Reshape(v, [1, -1] + [1] * (x.rank - 2)) if x.rank > 2 else v
 
 
-def _rank(x: Value, node: ir.Node) -> int:
+def _known_rank(x: Value, node: ir.Node) -> int:
     if x.shape is None:
         raise ModelError(
             f"{node.op_type} {node.name!r} cannot be trained: the rank of its input {x.name!r} is"
@@ -469,7 +469,7 @@ def _rank(x: Value, node: ir.Node) -> int:
     return x.rank
 
 
-def _attribute(node: ir.Node, name: str, default: float) -> float:
+def _attribute_or(node: ir.Node, name: str, default: float) -> float:
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.value
 

@@ -149,9 +149,9 @@ class DIoU(IoU):
 
     def _with_distance(self, op: GraphBuilder, a: Box, b: Box, overlap: Value) -> Value:
         around = a.around(op, b)
-        diagonal = _sum(op, (around.last - around.first) ** 2) + EPSILON
+        diagonal = _sum_of_coordinates(op, (around.last - around.first) ** 2) + EPSILON
         apart = (a.first + a.last - b.first - b.last) / 2
-        return 1 - overlap + _sum(op, apart * apart) / diagonal
+        return 1 - overlap + _sum_of_coordinates(op, apart * apart) / diagonal
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Box:
         return Box(op.Min(self.first, other.first), op.Max(self.last, other.last))
 
 
-def _sum(op: GraphBuilder, x: Value) -> Value:
+def _sum_of_coordinates(op: GraphBuilder, x: Value) -> Value:
     return op.ReduceSum(x, [-1], keepdims=0)
 
 

@@ -78,7 +78,7 @@ class Function(Loss):
 
     @property
     def has_weights(self) -> bool:
-        return bool(_checked_weights(self))
+        return bool(_weights_of_function(self))
 
     @cached_property
     def declared(self) -> Mapping[str, TensorSpec] | None:
@@ -182,7 +182,7 @@ class Joint(Loss):
 
     @property
     def has_weights(self) -> bool:
-        return bool(_checked_weights(self))
+        return bool(_weights_of_function(self))
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -209,14 +209,14 @@ class Joint(Loss):
         )
 
     def _adopt_sizes(self, y_true: Any, y_pred: Any) -> None:
-        rows = _rows_of(y_pred)
+        rows = _batch_rows(y_pred)
         for labels in y_true.values() if isinstance(y_true, Mapping) else [y_true]:
             if labels is not None:
                 adopt_sizes(labels, (rows,) + (None,) * (labels.rank - 1))
 
     def _adopt_rows(self, sample_weight: Value, y_pred: Any) -> None:
         if sample_weight.rank == 1:
-            adopt_sizes(sample_weight, (_rows_of(y_pred),))
+            adopt_sizes(sample_weight, (_batch_rows(y_pred),))
 
     def _without_weightless(self, op: GraphBuilder, counts: Value, y_true: Any, y_pred: Any) -> Any:
         # The loss of a row may depend on all rows, and zeros would not be neutral there.
@@ -243,7 +243,7 @@ class JointFormula(Joint):
         return type(self).__name__
 
 
-def _checked_weights(loss: Function | Joint) -> Mapping[str, npt.ArrayLike]:
+def _weights_of_function(loss: Function | Joint) -> Mapping[str, npt.ArrayLike]:
     """Return the tensors that a function trains. SettingError: they are no dict by name."""
     weights = {} if loss.weights is None else loss.weights
     if not isinstance(weights, Mapping) or not all(map(str.isidentifier, map(str, weights))):
@@ -256,7 +256,7 @@ def _checked_weights(loss: Function | Joint) -> Mapping[str, npt.ArrayLike]:
 
 def _check_call(loss: Function | Joint, arguments: Sequence[str]) -> None:
     """Raise SettingError unless the function takes these arguments, and the loss's tensors."""
-    weights = _checked_weights(loss)
+    weights = _weights_of_function(loss)
     try:
         inspect.signature(loss.function).bind(*arguments, **weights)
     except TypeError:
@@ -275,7 +275,7 @@ def require_names(loss: Joint, fits: bool, what: str) -> None:
         )
 
 
-def _rows_of(values: Sequence[Value]) -> Dim:
+def _batch_rows(values: Sequence[Value]) -> Dim:
     """The rows of a batch, which the first value with axes has."""
     return next((value.shape[0] for value in values if value.shape), None)
 
@@ -302,7 +302,7 @@ def _takes(loss: Function, labels: TensorSpec, y_pred: TensorSpec) -> bool:
     inputs = (op.input(spec.name, spec.dtype, spec.shape or ()) for spec in (labels, y_pred))
     own = {
         name: op.input(name, y_pred.dtype, np.shape(array))
-        for name, array in _checked_weights(loss).items()
+        for name, array in _weights_of_function(loss).items()
     }
     try:
         loss(op, *inputs, **own)

@@ -124,7 +124,7 @@ class ExternalMetric(Metric):
                 f" {', '.join(TORCHMETRICS_METHODS)}."
             )
         update = getattr(self.metric, methods[0])
-        names = _parameters(update)
+        names = _fillable_parameters(update)
         if not takes_two(update) or names[1:2] in (["sample_weight"], ["weight"]):
             raise SettingError(
                 f"{kind}.{methods[0]} does not take labels and outputs: its parameters are"
@@ -276,7 +276,7 @@ def _wants_one_hot(cls: type) -> bool:
     return is_own and re.fullmatch(names, cls.__name__) is not None
 
 
-def _concatenated(one: Any, other: Any) -> Any:
+def _concatenated_pair(one: Any, other: Any) -> Any:
     if isinstance(one, list) and isinstance(other, list):
         return [*one, *other]
     return np.concatenate([np.atleast_1d(one), np.atleast_1d(other)])
@@ -287,7 +287,7 @@ MERGED_BY: dict[str | None, Callable[[Any, Any], Any]] = {
     "dim_zero_sum": np.add,
     "dim_zero_max": np.maximum,
     "dim_zero_min": np.minimum,
-    "dim_zero_cat": _concatenated,
+    "dim_zero_cat": _concatenated_pair,
 }
 
 
@@ -299,7 +299,7 @@ def has_state(metric: Any) -> bool:
     return bool(has & {"update_state", "compute"}) or has == {"update", "reset"}
 
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
+def _fillable_parameters(function: Callable[..., Any]) -> list[str]:
     """Return the names of the parameters that a call may fill, `**` for any keyword."""
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -41,7 +41,7 @@ def mode_by_name(name: str) -> str:
     return "max" if any(word in name for word in words) else "min"
 
 
-def _rows(rows: slice, *several: Any) -> list[Any]:
+def _some_rows(rows: slice, *several: Any) -> list[Any]:
     """Return some rows of arrays, or of dicts of arrays."""
     return [each_array(lambda array: array[rows], arrays) for arrays in several]
 
@@ -67,8 +67,8 @@ class MeanCheck:
         if not (self.is_mean and half) or self.batches & (self.batches - 1):
             return
         try:
-            first = float(function(*_rows(slice(half), y_true, y_pred)))
-            second = float(function(*_rows(slice(half, None), y_true, y_pred)))
+            first = float(function(*_some_rows(slice(half), y_true, y_pred)))
+            second = float(function(*_some_rows(slice(half, None), y_true, y_pred)))
         except Exception:  # the function may need rows that a half does not have
             return
         mean = (half * first + (rows - half) * second) / rows
@@ -284,7 +284,7 @@ class EpochMetric(Metric):
     def result(self) -> float:
         if not self._batches:
             return math.nan
-        y_true, y_pred, *weights = map(_concatenated, zip(*self._batches))
+        y_true, y_pred, *weights = map(_concatenated_rows, zip(*self._batches))
         named = {"sample_weight": weights[0]} if weights else {}
         return one_number(self.name, self.function(y_true, y_pred, **named))
 
@@ -293,7 +293,7 @@ class EpochMetric(Metric):
         self._batches = [*self._batches, *added]  # a new list, because a state may be the old list
 
 
-def _concatenated(parts: Sequence[Any]) -> Any:
+def _concatenated_rows(parts: Sequence[Any]) -> Any:
     """Return the rows of arrays, or of dicts of arrays, one after another."""
     if isinstance(parts[0], Mapping):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -142,7 +142,7 @@ class Groups(Optimizer):
     def for_weights(self, weights: Sequence[WeightInfo]) -> dict[str, WeightOptimizer]:
         result: dict[str, WeightOptimizer] = {}
         for i, group in enumerate(self.groups):
-            selected = _selected(f"Group {i + 1} of Groups", group["weights"], weights)
+            selected = _selected_names(f"Group {i + 1} of Groups", group["weights"], weights)
             members = [w for w in weights if w.name in selected and w.name not in result]
             if not members:
                 shown = listed_names(group["weights"])
@@ -191,7 +191,7 @@ class Groups(Optimizer):
         if self.layers:
             after = {}
             for i, layer in enumerate(self.layers):
-                for name in _selected("layers of Groups", tuple(layer), weights):
+                for name in _selected_names("layers of Groups", tuple(layer), weights):
                     after.setdefault(name, len(self.layers) - 1 - i)
         missing = [w.name for w in weights if w.name not in after]
         if missing:
@@ -280,7 +280,7 @@ def _group_optimizer(group: Mapping[str, Any], default: Any) -> Optimizer:
     return own
 
 
-def _selected(
+def _selected_names(
     setting: str, selectors: Sequence[Selector], weights: Sequence[WeightInfo]
 ) -> set[str]:
     """Return the names of the weights that selectors select; "!pattern" excludes.

@@ -49,8 +49,10 @@ def join_weights(model: onnx.ModelProto, joined: Mapping[str, Sequence[str]]) ->
         next_values = [names.updated(member) for member in members]
         flat = [len(members) * math.prod(shape)]
         inside = [
-            *_replace(graph.input, members, name, weight.elem_type, flat),
-            *_replace(graph.output, next_values, names.updated(name), weight.elem_type, flat),
+            *_replace_values(graph.input, members, name, weight.elem_type, flat),
+            *_replace_values(
+                graph.output, next_values, names.updated(name), weight.elem_type, flat
+            ),
         ]
         shapes = {"whole": [len(members) * shape[0], *shape[1:]], "flat": flat}
         for key, sizes in shapes.items():
@@ -82,7 +84,7 @@ def join_weights(model: onnx.ModelProto, joined: Mapping[str, Sequence[str]]) ->
     return model
 
 
-def _replace(
+def _replace_values(
     values: Any, removed: Sequence[str], name: str, element_type: int, shape: Sequence[int]
 ) -> list[onnx.ValueInfoProto]:
     """Replace inputs or outputs of a graph by one, in place, and return copies of the removed ones.

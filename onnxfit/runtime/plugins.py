@@ -88,12 +88,12 @@ def installed_plugins() -> list[Plugin]:
     found: dict[str, Plugin] = {}
     for folder in sys.path:
         for metadata in sorted(Path(folder or ".").glob("onnxruntime_*.dist-info")):
-            for plugin in _described(metadata):
+            for plugin in _plugins_of(metadata):
                 found.setdefault(plugin.kind, plugin)  # an earlier folder hides a later one
     return list(found.values())
 
 
-def _described(metadata: Path) -> Iterator[Plugin]:
+def _plugins_of(metadata: Path) -> Iterator[Plugin]:
     """Yield the plugin of a distribution, if it has one. Metapackages have no module."""
     package, _, version = metadata.name.removesuffix(".dist-info").partition("-")
     if not package.startswith("onnxruntime_ep_") and package not in OTHER_PACKAGES:

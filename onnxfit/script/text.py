@@ -147,7 +147,7 @@ def _about(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     if plan.fixes:
         lines += _title("Without these settings, the file does not train")
         for fix in plan.fixes:
-            setting = "onnxfit.to_float32" if fix.converts else _arguments(fix.settings)
+            setting = "onnxfit.to_float32" if fix.converts else _keyword_text(fix.settings)
             lines += comment(f"{setting}: {fix.message}", hanging="  ")
     if plan.remarks:
         lines += [*_title("Warnings"), *_paragraphs(plan.remarks)]
@@ -217,7 +217,7 @@ def _code(plan: Plan, batch_size: int) -> Iterator[str]:
         "",
     )
     yield from _data_function(plan)
-    yield from ("", "", f"x, y = load_data({_rows(plan)})", "")
+    yield from ("", "", f"x, y = load_data({_batch_size_text(plan)})", "")
     yield from _trainer(plan)
     yield from _fit(plan)
 
@@ -227,7 +227,7 @@ def _model(plan: Plan) -> str:
     return f"onnxfit.to_float32({path})" if plan.converts else path
 
 
-def _rows(plan: Plan) -> str:
+def _batch_size_text(plan: Plan) -> str:
     return "1" if plan.is_whole else "4 * BATCH_SIZE"
 
 
@@ -326,7 +326,7 @@ def _fit(plan: Plan) -> Iterator[str]:
     yield 'trainer.export("trained.onnx")'
 
 
-def _arguments(settings: dict[str, Any]) -> str:
+def _keyword_text(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={_value(value)}" for name, value in settings.items())
 
 

@@ -128,7 +128,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         binary = outputs.shape[1] == 1 or isinstance(self._loss, BinaryCrossEntropy)
         if not self._probabilities and not binary:
             return _shares(np.exp(outputs - outputs.max(axis=1, keepdims=True)))
-        probabilities = outputs if self._probabilities else _sigmoid(outputs)
+        probabilities = outputs if self._probabilities else _logistic(outputs)
         if self._multilabel:
             return probabilities
         if outputs.shape[1] == 1:
@@ -316,7 +316,7 @@ def _logarithms(probabilities: Array) -> Array:
     return logarithms
 
 
-def _sigmoid(scores: Array) -> Array:
+def _logistic(scores: Array) -> Array:
     probabilities: Array = np.exp(-np.logaddexp(0, -scores))
     return probabilities
 

@@ -50,7 +50,7 @@ def _product_of_matrices(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value
     return op.Squeeze(product, [-2] * left + [-1] * right)
 
 
-def _log_softmax(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
+def _plain_log_softmax(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
     (x,) = inputs
     axis = [node.attributes.get_int("axis", -1)]
     below = x - op.ReduceMax(x, axis)
@@ -75,7 +75,7 @@ def _pad(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | No
     return op.Pad(op.wrap(x), every, value, mode=node.attributes.get_string("mode", "constant"))
 
 
-def _sum(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
+def _chain_of_adds(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
     return functools.reduce(op.Add, inputs) if len(inputs) > 1 else op.Identity(inputs[0])
 
 
@@ -142,17 +142,17 @@ def _sum_by_products(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -
 # provider; that of OpenVINO computes something else. "npu" is every compiler for inference only.
 FORMS: dict[str, dict[str, Form]] = {
     "cuda": dict.fromkeys(("ReduceMean", "ReduceSum"), _sum_by_products),
-    "npu": {**INFERENCE_FORMS, "Sum": _sum},
+    "npu": {**INFERENCE_FORMS, "Sum": _chain_of_adds},
     "openvino": {"HardSigmoid": _hard_sigmoid},
     "webgpu": {
         "And": _logical,
-        "LogSoftmax": _log_softmax,
+        "LogSoftmax": _plain_log_softmax,
         "MatMul": _product_of_matrices,
         "Max": _extreme,
         "Min": _extreme,
         "Or": _logical,
         "Pad": _pad,
         "Sign": _sign,
-        "Sum": _sum,
+        "Sum": _chain_of_adds,
     },
 }

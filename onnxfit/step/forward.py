@@ -124,10 +124,10 @@ def add_loss_outputs(
     with op.scope(scopes.LOSS):
         if shared:
             of_rows = [_times_share(op, term, names.SHARE) for term in penalty_terms]
-            op.output(names.SHARED, _sum([*shared_terms, *of_rows]))
-        op.output(names.TOTAL, _sum([*terms, *penalty_terms]))
+            op.output(names.SHARED, _sum_of_scalars([*shared_terms, *of_rows]))
+        op.output(names.TOTAL, _sum_of_scalars([*terms, *penalty_terms]))
         if penalty_terms and reports_penalty(objectives):
-            op.output(names.PENALTY, _sum(penalty_terms))
+            op.output(names.PENALTY, _sum_of_scalars(penalty_terms))
 
 
 def _loss_terms(
@@ -251,8 +251,8 @@ def _require_same_rows(output: str, objective: Objective, y_true: Any, y_pred: V
     is_own = is_exported(type(objective.loss), "onnxfit.losses")
     if is_own and isinstance(rows, int) and isinstance(first, int) and rows != first:
         raise SettingError(
-            f"Output {_named(y_pred, output)} has {first} rows for a batch of {rows}, so its first"
-            " axis is not the batch. If another axis is, pass its number:"
+            f"Output {_output_in_words(y_pred, output)} has {first} rows for a batch of {rows}, so"
+            " its first axis is not the batch. If another axis is, pass its number:"
             f" Trainer(batch_axes={{{output!r}: 1}}). If no axis is, pass"
             f" batch_axes={{{output!r}: None}} and batch_size=1."
         )
@@ -275,19 +275,22 @@ def _loss_of(
     except OnnxfitError:
         raise
     except ValueError as error:
-        raise SettingError(_refusal(objective, output, y_true, y_pred, error)) from error
+        raise SettingError(_loss_refusal(objective, output, y_true, y_pred, error)) from error
 
 
-def _refusal(objective: Objective, output: str, y_true: Any, y_pred: Any, error: ValueError) -> str:
+def _loss_refusal(
+    objective: Objective, output: str, y_true: Any, y_pred: Any, error: ValueError
+) -> str:
     """Return the message for a loss that does not accept its output or its labels."""
     name = loss_name(objective.loss)
     several = y_true if isinstance(y_true, Mapping) else {"": y_true}
     given = "; ".join(str(spec_of(one.ir)) for one in several.values() if one is not None)
     if isinstance(objective.loss, Joint):
-        read = "; ".join(str(_named(value, names.shown(value.name))) for value in y_pred)
+        read = "; ".join(str(_output_in_words(value, names.shown(value.name))) for value in y_pred)
         with_labels = f" with labels {given}" if given else ""
         return f"{name} does not accept {read}{with_labels}: {error}"
-    text = f"{name} does not accept output {_named(y_pred, output)} with labels {given}: {error}"
+    described = _output_in_words(y_pred, output)
+    text = f"{name} does not accept output {described} with labels {given}: {error}"
     if isinstance(objective.loss, Function) and objective.loss.declared is None:
         text += (
             "\nIf the labels have another shape, declare it: onnxfit.losses.Function(f,"
@@ -296,7 +299,7 @@ def _refusal(objective: Objective, output: str, y_true: Any, y_pred: Any, error:
     return text
 
 
-def _named(y_pred: Value, output: str) -> TensorSpec:
+def _output_in_words(y_pred: Value, output: str) -> TensorSpec:
     spec = spec_of(y_pred.ir)
     return TensorSpec(output, spec.dtype, spec.shape)
 
@@ -317,7 +320,7 @@ def reports_penalty(objectives: Mapping[str, Objective]) -> bool:
     return len(objectives) > 1 or sums
 
 
-def _sum(terms: Sequence[Value]) -> Value:
+def _sum_of_scalars(terms: Sequence[Value]) -> Value:
     """The sum of scalars, in the element type of the first."""
     total = terms[0]
     for term in terms[1:]:

@@ -95,13 +95,13 @@ def counted_outputs(recipe: Recipe, batch: Batch) -> list[str]:
     """
     if not recipe.objectives:
         return []
-    op = _with_outputs(recipe, "loss")
+    op = _graph_of_outputs(recipe, "loss")
     add_loss_outputs(op, recipe.objectives, {}, batch)
     added = {v.name for v in op.graph.outputs}
     return [name for name in recipe.objectives if names.count(name) in added]
 
 
-def _with_outputs(recipe: Recipe, name: str) -> GraphBuilder:
+def _graph_of_outputs(recipe: Recipe, name: str) -> GraphBuilder:
     """Return an empty graph whose inputs and outputs are the outputs that the loss reads."""
     op = empty_graph(name, recipe.device)
     own = {names.read(weight): weight for weight in recipe.loss_weights}
@@ -198,7 +198,7 @@ def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 @model_errors()
 def evaluate_outputs_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return loss and penalty of the model's outputs, which are inputs like the weights."""
-    op = _with_outputs(recipe, "evaluate")
+    op = _graph_of_outputs(recipe, "evaluate")
     inputs = {value.name for value in op.graph.inputs}
     for name in recipe.penalties:
         if name not in inputs:  # else a loss has this tensor

@@ -44,7 +44,7 @@ def check_fits(owner: object, dtype: DType, place: str) -> None:
         value = getattr(owner, field.name)
         for number in _numbers(value):
             if not _fits(number, dtype, field.name in MAY_BE_ZERO):
-                raise _misfit(f"{type(owner).__name__}'s {field.name}", value, dtype, place)
+                raise _limit_error(f"{type(owner).__name__}'s {field.name}", value, dtype, place)
 
 
 def check_loss_weight(weight: Any, dtype: DType, output: str) -> float:
@@ -57,7 +57,7 @@ def check_loss_weight(weight: Any, dtype: DType, output: str) -> float:
     if math.isnan(number):
         raise SettingError(f"{name} must be a finite number, got {weight!r}.")
     if not _fits(number, dtype, zero=False):
-        raise _misfit(name, weight, dtype, f"output {output!r}")
+        raise _limit_error(name, weight, dtype, f"output {output!r}")
     return number
 
 
@@ -78,7 +78,7 @@ def clip_bound(name: str, bound: float | None, dtypes: Collection[DType]) -> flo
         return None
     for dtype in dtypes:
         if not _fits(min(bound, largest(dtype)), dtype, zero=False):
-            raise _misfit(name, bound, dtype, "a gradient")
+            raise _limit_error(name, bound, dtype, "a gradient")
     return float(bound)
 
 
@@ -114,7 +114,7 @@ def _fits(number: float, dtype: DType, zero: bool) -> bool:
     return zero or not size or bool(np.array(number).astype(dtype) != 0)
 
 
-def _misfit(name: str, value: object, dtype: DType, place: str) -> SettingError:
+def _limit_error(name: str, value: object, dtype: DType, place: str) -> SettingError:
     return SettingError(
         f"{name} must be between {smallest(dtype):.2g} and {largest(dtype):.2g} in magnitude, the"
         f" range of {dtype} (the element type of {place}), got {value!r}. Use a number in this"

@@ -41,7 +41,7 @@ def add_loss_weights(
     arrays = loss.initial_weights(specs if isinstance(loss, Joint) else specs[0], random)
     return {
         name: add_initializer(
-            model, names.loss_weight(name, objective), _numbers(loss, name, array, dtypes)
+            model, names.loss_weight(name, objective), _initial_numbers(loss, name, array, dtypes)
         )
         for name, array in arrays.items()
     }
@@ -71,7 +71,7 @@ def loss_weights_of(outputs: Iterable[str]) -> list[str]:
     return [name for name in shown if names.is_loss_weight(name)]
 
 
-def _numbers(loss: Loss, name: str, values: Any, dtypes: Sequence[np.dtype[Any]]) -> Array:
+def _initial_numbers(loss: Loss, name: str, values: Any, dtypes: Sequence[np.dtype[Any]]) -> Array:
     """Return the initial values of a tensor of a loss in the element type of an output."""
     try:
         array = np.array(values, dtypes[0] if dtypes else np.float32)

@@ -184,7 +184,7 @@ class OutputMetric:
         """The figures in logs: name -> the function that computes the figure."""
         if names := self.metric.figure_names:
             result = cache(self.metric.result)  # once for all of its entries
-            entries = [partial(_entry, result, index) for index in range(len(names))]
+            entries = [partial(_result_at, result, index) for index in range(len(names))]
             return {f"{self.name}_{name}": entry for name, entry in zip(names, entries)}
         return {self.name: self.metric.result} if self.metric.scalar else {}
 
@@ -218,7 +218,7 @@ class OutputMetric:
         return replace(self, metric=metric)
 
 
-def _entry(result: Callable[[], npt.NDArray[Any]], index: int) -> float:
+def _result_at(result: Callable[[], npt.NDArray[Any]], index: int) -> float:
     return float(result()[index])
 
 
@@ -293,7 +293,7 @@ def get_objectives(
         outputs = _only_output(outputs)
         loss = dict.fromkeys(outputs, loss)
     joint = {name: one for name, one in loss.items() if isinstance(one, Joint)}
-    weights = _checked_weights(loss, loss_weights, [*joint, *outputs])
+    weights = _fixed_weights(loss, loss_weights, [*joint, *outputs])
     values = {value.name: value for value in model.graph.outputs}
     objectives = {}
     for name, output in outputs.items():
@@ -331,7 +331,7 @@ def _with_tensors(
         weights = add_loss_weights(model, one.loss, prefix, one.reads, seed)
         changes: dict[str, Any] = {"weights": weights}
         if learned is not None:
-            first = np.array(learned.initial, spec_of(_output(model, one.reads[0])).dtype)
+            first = np.array(learned.initial, spec_of(_output_named(model, one.reads[0])).dtype)
             own = names.loss_weight(LOG_VARIANCE, name)
             changes |= {"log_variance": add_initializer(model, own, first)}
             changes |= {"weight": one.weight * learned.factor(one.loss)}
@@ -339,7 +339,7 @@ def _with_tensors(
     return complete
 
 
-def _output(model: ir.Model, name: str) -> ir.Value:
+def _output_named(model: ir.Model, name: str) -> ir.Value:
     return next(value for value in model.graph.outputs if value.name == name)
 
 
@@ -412,7 +412,7 @@ def _only_output(outputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
     return outputs
 
 
-def _checked_weights(
+def _fixed_weights(
     loss: Mapping[str, Any],
     loss_weights: LossWeights,
     outputs: Sequence[str],

@@ -382,7 +382,7 @@ def stop_gradients(model: ir.Model, patterns: Sequence[str] | str) -> None:
     graph = model.graph
     computed = [value for node in graph for value in node.outputs]
     values = {v.name: v for v in (*graph.inputs, *computed) if v.name and v.dtype in FLOATS}
-    selected = _selected(graph, name_list("stop_gradients", patterns), list(values))
+    selected = _selected_weights(graph, name_list("stop_gradients", patterns), list(values))
     bodies = list(graph.subgraphs())
     op = GraphBuilder(graph)
     for name in selected:
@@ -398,7 +398,7 @@ def stop_gradients(model: ir.Model, patterns: Sequence[str] | str) -> None:
         graph.sort()
 
 
-def _selected(graph: ir.Graph, patterns: Sequence[str], known: Sequence[str]) -> list[str]:
+def _selected_weights(graph: ir.Graph, patterns: Sequence[str], known: Sequence[str]) -> list[str]:
     """Return the names that patterns select, in the order of the graph."""
     excluding = [p for p in patterns if p.startswith("!") and p not in known]
     including = [p for p in patterns if p not in excluding]

@@ -79,7 +79,7 @@ class RecipeCache:
     ) -> Recipe:
         """Return the recipe for training a model, as `build` returns it."""
         try:
-            key = _key(trainable, settings)
+            key = _reuse_key(trainable, settings)
         except NotReusableError:
             return build()
         with self._lock:
@@ -99,7 +99,7 @@ class RecipeCache:
         return recipe
 
 
-def _key(trainable: TrainableModel, settings: TrainerSettings) -> Hashable:
+def _reuse_key(trainable: TrainableModel, settings: TrainerSettings) -> Hashable:
     """Return a key that is equal for trainers whose recipes differ only in numbers."""
     if not trainable.is_file:
         raise NotReusableError
@@ -114,10 +114,10 @@ def _key(trainable: TrainableModel, settings: TrainerSettings) -> Hashable:
         optimizer = optimizer.with_learning_rate(0.0)
     chosen |= {"optimizer": optimizer, "seed": 0}
     rules = tuple(map(id, RULES.values()))
-    return _structure(trainable.file.proto), _hashable(chosen), rules
+    return _structure_of(trainable.file.proto), _hashable(chosen), rules
 
 
-def _structure(model: onnx.ModelProto) -> Hashable:
+def _structure_of(model: onnx.ModelProto) -> Hashable:
     """Return a model without the numbers of its tensors, with traits of these numbers."""
     is_dense = (model.producer_name, model.graph.name) == (PRODUCER, NETWORK)
     if not is_dense or model.functions or model.ByteSize() > MAX_BYTES:

@@ -120,13 +120,13 @@ class JoinedPasses:
     def kept_inputs(self) -> list[str]:
         """The inputs and weights of the model among the kept values."""
         inputs = set(self.graph.inputs)
-        return [_name(v) for v in self.kept if v in inputs]
+        return [_name_of(v) for v in self.kept if v in inputs]
 
     @property
     def kept_results(self) -> list[str]:
         """The kept values that the forward pass computes."""
         inputs = set(self.graph.inputs)
-        return [_name(v) for v in self.kept if v not in inputs]
+        return [_name_of(v) for v in self.kept if v not in inputs]
 
 
 def join_passes(
@@ -159,7 +159,9 @@ def divide(joined: JoinedPasses) -> SplitStep:
     part = partial(subgraph, graph, device=joined.device)
     output_gradients = joined.output_gradients
     model_inputs = [
-        _name(v) for v in graph.inputs if v not in output_gradients and v.name != names.LOSS_SCALE
+        _name_of(v)
+        for v in graph.inputs
+        if v not in output_gradients and v.name != names.LOSS_SCALE
     ]
     computed = joined.kept_results
     forward_outputs = dict.fromkeys([*joined.outputs, *joined.statistics, *computed])
@@ -169,7 +171,7 @@ def divide(joined: JoinedPasses) -> SplitStep:
         backward=part("backward", backward_inputs, computed, pullback.input_gradients.values()),
         outputs=joined.outputs,
         logarithms=joined.logarithms,
-        kept=tuple(_name(v) for v in joined.kept),
+        kept=tuple(_name_of(v) for v in joined.kept),
         output_gradients=pullback.output_gradients,
         input_gradients=pullback.input_gradients,
     )
@@ -201,7 +203,7 @@ def _pullback(
         op.output(names.updated(name), value)
     model = complete_shapes(prune(op))
     results = {*outputs, *logarithms.values()} - {*logarithms} - {*states}
-    floats = [_name(v) for v in model.graph.outputs if is_float(v) and v.name in results]
+    floats = [_name_of(v) for v in model.graph.outputs if is_float(v) and v.name in results]
     differentiable = [name for name in floats if reachable_values(model, [name], wrt)]
     pullback = recipe.gradient.add_pullback(model, differentiable, wrt)
     if recipe.precision.scales_loss:
@@ -222,10 +224,12 @@ def _scale(pullback: Pullback) -> None:
             scaled = value * op.cast(scale, value.dtype)
             for node, i in uses:
                 node.replace_input_with(i, scaled.ir)
-    outputs = {_name(v): v for v in graph.outputs}
+    outputs = {_name_of(v): v for v in graph.outputs}
     input_gradients = {name: outputs[name] for name in pullback.input_gradients.values()}
     results = unscaled(op, {name: op.wrap(v) for name, v in input_gradients.items()})
-    graph.outputs[:] = [results[_name(v)].ir if _name(v) in results else v for v in graph.outputs]
+    graph.outputs[:] = [
+        results[_name_of(v)].ir if _name_of(v) in results else v for v in graph.outputs
+    ]
     for name, gradient in input_gradients.items():
         gradient.name = op.unique_name(f"{name}/scaled")
         results[name].ir.name = name
@@ -313,11 +317,11 @@ def loss_graph(
             op.graph.outputs.append(source.ir)
         else:
             op.output(name, _restored(op, name, source))
-    wrt = [_name(v) for v in op.graph.inputs if is_float(v)]
+    wrt = [_name_of(v) for v in op.graph.inputs if is_float(v)]
     lessons = lessons_of(op, recipe, batch)
     add_loss_outputs(op, recipe.objectives, {}, batch, lessons, shared=shared)
     add_metric_sums(op, recipe)
-    op.graph.outputs[:] = [v for v in op.graph.outputs if names.is_added(_name(v))]
+    op.graph.outputs[:] = [v for v in op.graph.outputs if names.is_added(_name_of(v))]
     loss = names.SHARED if shared else names.TOTAL
     model = complete_shapes(prune(op))
     # The loss may stop the gradient of an output.
@@ -367,7 +371,7 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finish(op)
 
 
-def _name(value: ir.Value) -> str:
+def _name_of(value: ir.Value) -> str:
     return value.name or ""
 
 

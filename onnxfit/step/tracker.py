@@ -82,7 +82,7 @@ class Sum(Mean):
 Savepoint = tuple[int, list[tuple[float, float]], list[dict[str, Any]], list[tuple[list[Any], int]]]
 
 
-def _rows_of(output: str, batch: Batch) -> int:
+def _rows_of_output(output: str, batch: Batch) -> int:
     """Return the rows of an output, which are those of its labels where inputs have no rows."""
     for name, array in batch.scalars:
         if name == names.target(output):
@@ -260,7 +260,7 @@ class Tracker:
             if self._several:
                 value = scalars[names.output_loss(output)].item()
             count = scalars.get(self._counts[output])
-            weight = _rows_of(output, batch) if count is None else count.item()
+            weight = _rows_of_output(output, batch) if count is None else count.item()
             mean.add(value, weight)
             if output in self._terms:
                 self._terms[output].add(scalars[names.weighted_loss(output)].item(), weight)

@@ -154,8 +154,8 @@ def _fuse(
     targets = {name: name for name in weights}
     for fused_name, members in fused.items():
         with op.scope(scopes.OPTIMIZER):
-            vectors = _aligned(op, [gradients[name] for name in members], limits.alignment)
-            flat = _concatenated(op, vectors, limits.concatenated)
+            vectors = _aligned_vectors(op, [gradients[name] for name in members], limits.alignment)
+            flat = _concat_in_parts(op, vectors, limits.concatenated)
         assert flat.shape is not None  # weights have known sizes
         for name in members:
             del weights[name], gradients[name], targets[name]
@@ -184,7 +184,7 @@ def _fused_bounds(bounds: Bounds, fused: FusedWeights, alignment: int) -> Bounds
     return joined
 
 
-def _aligned(op: GraphBuilder, values: Sequence[Value], alignment: int) -> list[Value]:
+def _aligned_vectors(op: GraphBuilder, values: Sequence[Value], alignment: int) -> list[Value]:
     """Return the values as vectors, with zeros between them up to the next multiple."""
     pieces = []
     for value in values:
@@ -196,7 +196,7 @@ def _aligned(op: GraphBuilder, values: Sequence[Value], alignment: int) -> list[
     return pieces
 
 
-def _concatenated(op: GraphBuilder, vectors: Sequence[Value], maximum: int) -> Value:
+def _concat_in_parts(op: GraphBuilder, vectors: Sequence[Value], maximum: int) -> Value:
     """Return vectors as one, by Concats of at most `maximum` inputs each."""
     while len(vectors) > 1:
         parts = [vectors[i : i + maximum] for i in range(0, len(vectors), maximum)]

@@ -141,7 +141,7 @@ class OnnxModule(torch.nn.Module):
                 if module not in owner._modules:
                     owner.add_module(module, torch.nn.Module())
                 owner = owner.get_submodule(module)
-            tensor = _tensor(array).to(device)
+            tensor = _torch_tensor(array).to(device)
             if name in recipe.weights:
                 owner.register_parameter(leaf, torch.nn.Parameter(tensor))
             else:
@@ -372,12 +372,12 @@ def _parameter_paths(module: torch.nn.Module, onnx_names: Iterable[str]) -> dict
 
 def _torch_dtype(spec: TensorSpec) -> torch.dtype:
     try:
-        return _tensor(np.zeros(0, spec.dtype)).dtype
+        return _torch_tensor(np.zeros(0, spec.dtype)).dtype
     except TypeError:
         raise ModelError(f"{spec} has an element type that torch does not support.") from None
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def _torch_tensor(array: Array) -> torch.Tensor:
     if array.dtype.name == "bfloat16":  # a type that torch does not read from NumPy
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

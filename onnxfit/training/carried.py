@@ -54,7 +54,7 @@ def with_states(layout: BatchLayout, states: Mapping[str, str] | None) -> BatchL
         written, read = outputs[output].spec, layout.inputs[name].spec
         if list(states.values()).count(name) > 1:
             raise SettingError(f"state_outputs has several outputs for the input {name!r}.")
-        if not _fits(written, read):
+        if not _can_carry(written, read):
             raise SettingError(
                 f"The state {written} does not fit the input {read}. A state needs the type and the"
                 " sizes of its input."
@@ -70,7 +70,7 @@ def with_states(layout: BatchLayout, states: Mapping[str, str] | None) -> BatchL
     return replace(layout, outputs=outputs)
 
 
-def _fits(written: TensorSpec, read: TensorSpec) -> bool:
+def _can_carry(written: TensorSpec, read: TensorSpec) -> bool:
     if written.dtype != read.dtype or written.shape is None or read.shape is None:
         return False
     pairs = list(zip(written.shape, read.shape))

@@ -68,7 +68,7 @@ def fit_lbfgs(
         try:
             found = optimize.minimize(
                 lambda vector: _loss_and_gradient(training, batch, start, vector),
-                _joined(start),
+                _flat_vector(start),
                 jac=True,
                 method="L-BFGS-B",
                 options={
@@ -102,7 +102,7 @@ def _loss_and_gradient(
         loss, gradients = backend.loss_and_gradients(
             batch, training.state.updates, training.random_seed
         )
-        gradient = _joined({name: gradients[name] for name in start})
+        gradient = _flat_vector({name: gradients[name] for name in start})
     if not (np.isfinite(loss) and np.isfinite(gradient).all()):
         raise DivergenceError(
             f"The loss is {loss:g} with a largest gradient of {np.abs(gradient).max():g}, so L-BFGS"
@@ -118,7 +118,7 @@ def _resolution(weights: Mapping[str, Array]) -> float:
     return float(np.finfo(np.float64 if wide else np.float32).eps)
 
 
-def _joined(tensors: Mapping[str, Array]) -> Array:
+def _flat_vector(tensors: Mapping[str, Array]) -> Array:
     return np.concatenate([np.ravel(tensor).astype(np.float64) for tensor in tensors.values()])
 
 

@@ -192,15 +192,15 @@ class Lineage:
             "steps_per_epoch": arguments["steps_per_epoch"],
             "validation_split": arguments["validation_split"] or None,
             "class_weight": factors and {str(k): float(factors[k]) for k in factors},
-            "source": _described(training, source, data is not None),
+            "source": _data_description(training, source, data is not None),
             "data": data,
             "resumes": not loop.state.pending.position.nothing_to_resume,
             "learning_rate": rate,
             "accumulate": accumulate,
             "frozen": list(frozen),
             "changes": [],
-            "begin": _position(training),
-            "end": _position(training),
+            "begin": _position_record(training),
+            "end": _position_record(training),
             "environment": None,
         }
         if not (fit["resumes"] and self._continue_fit(fit)):
@@ -253,7 +253,7 @@ class Lineage:
             self._seen = now
 
     def _add_change(self, training: Training, name: str, value: Any) -> None:
-        self.fits[-1]["changes"].append([*_position(training)[:2], name, value])
+        self.fits[-1]["changes"].append([*_position_record(training)[:2], name, value])
 
     def _running_fit(self, training: Training) -> dict[str, Any]:
         """Return the last fit; if it runs, as it would be if it ended here."""
@@ -261,8 +261,10 @@ class Lineage:
         if not self._open or training.fit_state is None:
             return fit
         # A callback may have changed the size of the batches.
-        source = _described(training, training.fit_state.batches.data, fit["data"] is not None)
-        return {**fit, "source": source, "end": _position(training)}
+        source = _data_description(
+            training, training.fit_state.batches.data, fit["data"] is not None
+        )
+        return {**fit, "source": source, "end": _position_record(training)}
 
     def _data(self, training: Training, source: Any) -> str | None:
         """Return one hash for the data, after recording those of its arrays."""
@@ -304,7 +306,7 @@ class Lineage:
     def take(self, training: Training, weights: Mapping[str, Array]) -> None:
         """Remember the weights that a callback copies, because it may set them again."""
         if self._open:
-            self._taken[weights_hash(weights)] = _position(training)[:2]
+            self._taken[weights_hash(weights)] = _position_record(training)[:2]
             if len(self._taken) > MAX_TAKEN:
                 del self._taken[next(iter(self._taken))]
 
@@ -502,7 +504,7 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _described(training: Training, source: Source, is_hashed: bool) -> dict[str, Any]:
+def _data_description(training: Training, source: Source, is_hashed: bool) -> dict[str, Any]:
     """Return what the order of batches depends on; the kind of data only if it has no hash."""
     found = source.fingerprint()
     seed = found.get("seed")
@@ -516,7 +518,7 @@ def _described(training: Training, source: Source, is_hashed: bool) -> dict[str,
     }
 
 
-def _position(training: Training) -> list[int]:
+def _position_record(training: Training) -> list[int]:
     state = training.state
     return [state.global_batch, state.global_step, state.epoch]
 

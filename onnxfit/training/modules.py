@@ -63,15 +63,15 @@ def modules_of(names: Sequence[str]) -> Module:
                 around.children.append(known[prefix])
             around = known[prefix]
         around.children.append(name)
-    model.children = [_shortened(child) for child in model.children]
+    model.children = [_without_single_children(child) for child in model.children]
     return model
 
 
-def _shortened(child: Module | str) -> Module | str:
+def _without_single_children(child: Module | str) -> Module | str:
     """Return a module without inner modules that have a single child."""
     if isinstance(child, str):
         return child
-    child.children = [_shortened(inner) for inner in child.children]
+    child.children = [_without_single_children(inner) for inner in child.children]
     return child.children[0] if len(child.children) == 1 else child
 
 

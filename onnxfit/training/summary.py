@@ -259,7 +259,7 @@ class _WeightTable:
         cells = [[row.get(title, "") for title in COLUMNS] for row in rows]
         if shorten:
             limit = _name_width(cells)
-            cells = [[_shortened(name, limit), *rest] for name, *rest in cells]
+            cells = [[_cut_in_the_middle(name, limit), *rest] for name, *rest in cells]
         return Table(COLUMNS, cells, right=RIGHT, strong=frozenset(strong))
 
     def totals(self) -> list[str]:
@@ -342,7 +342,7 @@ def _name_width(cells: Sequence[Sequence[str]]) -> int:
     return min(MAX_NAME_CHARACTERS, max(MIN_NAME_CHARACTERS, WIDTH - sum(widths)))
 
 
-def _shortened(name: str, limit: int) -> str:
+def _cut_in_the_middle(name: str, limit: int) -> str:
     """Return a name without its middle if it is too long; its indentation stays."""
     if len(name) <= limit:
         return name
@@ -360,7 +360,7 @@ def _layers_of(weight: ir.Value) -> list[ir.Node]:
         value = waiting.pop()
         for node in value.consumers():
             others = [v for v in node.inputs if v is not None and v not in seen]
-            if any(not _is_constant(v) for v in others) or not node.outputs:
+            if any(not _is_stored(v) for v in others) or not node.outputs:
                 found.append(node)
             elif node.outputs[0] not in seen:
                 seen.add(node.outputs[0])
@@ -368,7 +368,7 @@ def _layers_of(weight: ir.Value) -> list[ir.Node]:
     return found
 
 
-def _is_constant(value: ir.Value) -> bool:
+def _is_stored(value: ir.Value) -> bool:
     node = value.producer()
     return value.is_initializer() or (node is not None and node.op_type == "Constant")
 

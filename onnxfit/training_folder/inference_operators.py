@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import UnsupportedError, listed_names
-from onnxfit.gradients.building import known, static_shape
+from onnxfit.gradients.building import constant_elements, static_shape
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.scopes import MODEL, maker_of, stage_of
 from onnxfit.graph.subgraphs import subgraphs_of
@@ -94,6 +94,6 @@ def _reason(op: GraphBuilder, node: ir.Node) -> str | None:
     if wrong:
         return f"its type is {wrong[0]}"
     parameters = node.inputs[1:] if node.op_type in WITH_CONSTANTS else ()
-    if any(value is not None and known(op.wrap(value)) is None for value in parameters):
+    if any(value is not None and constant_elements(op.wrap(value)) is None for value in parameters):
         return "a size, an axis or a position is computed"
     return None

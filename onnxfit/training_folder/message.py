@@ -57,12 +57,12 @@ def places_of_tensors(model: Buffer) -> dict[str, ByteRange]:
     b'abcd'
     """
     places = {}
-    for graph in _fields(model, ByteRange(0, len(model)), GRAPH):
-        for tensor in _fields(model, graph, INITIALIZER):
+    for graph in _field_positions(model, ByteRange(0, len(model)), GRAPH):
+        for tensor in _field_positions(model, graph, INITIALIZER):
             for name in _texts(model, tensor, TENSOR_NAME):
-                for data in _fields(model, tensor, RAW_DATA):
+                for data in _field_positions(model, tensor, RAW_DATA):
                     places[name] = data
-        for node in _fields(model, graph, NODE):
+        for node in _field_positions(model, graph, NODE):
             if "Constant" in _texts(model, node, OP_TYPE):
                 for data in _bytes_of_constant(model, node):
                     places[_texts(model, node, OUTPUT)[0]] = data
@@ -71,14 +71,16 @@ def places_of_tensors(model: Buffer) -> dict[str, ByteRange]:
 
 def _bytes_of_constant(model: Buffer, node: ByteRange) -> Iterator[ByteRange]:
     """Yield the position of the `raw_data` in the attribute `value` of a Constant node."""
-    for attribute in _fields(model, node, ATTRIBUTE):
-        for tensor in _fields(model, attribute, TENSOR):
-            yield from _fields(model, tensor, RAW_DATA)
+    for attribute in _field_positions(model, node, ATTRIBUTE):
+        for tensor in _field_positions(model, attribute, TENSOR):
+            yield from _field_positions(model, tensor, RAW_DATA)
 
 
 def _texts(data: Buffer, message: ByteRange, number: int) -> list[str]:
     """Return the texts in the fields with this number in a message."""
-    return [data[text.offset : text.end].decode() for text in _fields(data, message, number)]
+    return [
+        data[text.offset : text.end].decode() for text in _field_positions(data, message, number)
+    ]
 
 
 def refer_to_constants(
@@ -140,7 +142,7 @@ def files_of_constants(graph: onnx.ModelProto) -> list[str]:
     return sorted(locations)
 
 
-def _fields(data: Buffer, message: ByteRange, number: int) -> Iterator[ByteRange]:
+def _field_positions(data: Buffer, message: ByteRange, number: int) -> Iterator[ByteRange]:
     """Yield the positions of the length-delimited fields with this number in a message."""
     position = message.offset
     while position < message.end:

@@ -48,7 +48,7 @@ def read_training_folder(
         raise CheckpointError(
             f"{str(folder)!r} was not written by onnxfit: its settings contain 'distribute'."
         )
-    entries = [_entry(values, folder) for values in manifest["state"]]
+    entries = [_state_entry(values, folder) for values in manifest["state"]]
     with as_checkpoint_error(f"The settings of {str(folder)!r} are damaged"):
         saved = {
             name: decode_setting(name, value, str(folder))
@@ -80,7 +80,7 @@ def read_training_folder(
     )
 
 
-def _entry(values: Mapping[str, Any], folder: Path) -> StateEntry:
+def _state_entry(values: Mapping[str, Any], folder: Path) -> StateEntry:
     """Return an entry of the state as declared in a manifest, whose types are already checked."""
     known = {str(np.dtype(dtype)) for dtype in TYPES.values()}
     if values["type"] not in known or math.prod(values["shape"]) > MAX_ELEMENTS:

@@ -178,8 +178,8 @@ def chosen_data(
     fit = lineage["fits"][number]
     problems: list[list[str]] = []
     for candidate in data:
-        arguments = _arguments(trainer, fit, candidate)
-        found, content = _described(trainer, fit, arguments)
+        arguments = _fit_arguments(trainer, fit, candidate)
+        found, content = _data_description(trainer, fit, arguments)
         problems.append([])
         digest = None if content is None else digest_of(content)
         if fit["data"] not in (None, digest):
@@ -198,7 +198,7 @@ def chosen_data(
     raise NotTheSame([prefix + problem for problem in min(problems, key=len)])
 
 
-def _arguments(trainer: Trainer, fit: Mapping[str, Any], data: Data) -> dict[str, Any]:
+def _fit_arguments(trainer: Trainer, fit: Mapping[str, Any], data: Data) -> dict[str, Any]:
     """Return the arguments of `fit` for a data set, in the batches of a recorded fit."""
     x, y, sample_weight = data
     source, fraction = fit["source"], fit["validation_split"]
@@ -231,7 +231,7 @@ def _seed_of_order(trainer: Trainer, fit: Mapping[str, Any]) -> int | None:
     return int(trainer.settings["seed"] if source["seed"] is None else source["seed"])
 
 
-def _described(
+def _data_description(
     trainer: Trainer, fit: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Content | None]:
     """Return the description and the hashes of data, as a fit records them."""

@@ -154,7 +154,7 @@ class _Drawing:
         attributes = {
             attribute.name: value
             for attribute in node.attribute
-            if (value := _attribute(attribute)) is not None
+            if (value := _shown_attribute(attribute)) is not None
         }
         if node.name != name:
             attributes["name"] = AttrValue(s=node.name.encode())
@@ -181,7 +181,7 @@ class _Drawing:
         elements = [ELEMENT_TYPES.get(element, 0) for element, _ in output_types]
         attr = dict(attributes or {})
         attr["_output_shapes"] = AttrValue(
-            list=AttrValue.ListValue(shape=[_shape(sizes) for _, sizes in output_types])
+            list=AttrValue.ListValue(shape=[_shape_proto(sizes) for _, sizes in output_types])
         )
         attr["output_types"] = AttrValue(list=AttrValue.ListValue(type=elements))
         attr["outputs"] = AttrValue(s=", ".join(outputs).encode())
@@ -254,13 +254,13 @@ def _type(value: onnx.ValueInfoProto) -> Type:
     ]
 
 
-def _shape(sizes: list[int] | None) -> TensorShapeProto:
+def _shape_proto(sizes: list[int] | None) -> TensorShapeProto:
     if sizes is None:
         return TensorShapeProto(unknown_rank=True)
     return TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in sizes])
 
 
-def _attribute(attribute: AttributeProto) -> AttrValue | None:
+def _shown_attribute(attribute: AttributeProto) -> AttrValue | None:
     """Return an attribute as TensorBoard shows it; None for a body, which is drawn instead."""
     value: Any = onnx.helper.get_attribute_value(attribute)
     kind = attribute.type

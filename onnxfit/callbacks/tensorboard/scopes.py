@@ -37,7 +37,7 @@ def scopes_of_nodes(graph: onnx.GraphProto) -> list[Scope]:
     unnamed = [i for i, scope in enumerate(named) if scope is None]
     operators = [graph.node[i].op_type for i in unnamed]
     others = [scope for scope in named if scope]
-    shortened = _shortened([scopes[i] for i in unnamed], operators, others)
+    shortened = _without_shared_parts([scopes[i] for i in unnamed], operators, others)
     for i, scope in zip(unnamed, shortened):
         scopes[i] = scope
     return scopes
@@ -114,7 +114,7 @@ def _filled(
     return [_common(pair) or () for pair in zip(filled_forward, reversed(filled_backward))]
 
 
-def _shortened(
+def _without_shared_parts(
     scopes: Sequence[Scope], operators: Sequence[str], others: Sequence[Scope]
 ) -> list[Scope]:
     """Return scopes without the parts that carry no information.

@@ -38,7 +38,7 @@ def check(path_node: PathNode) -> None:
     inputs = [node.inputs[i] for i in path_node.inputs]
     outputs = [node.outputs[i] for i in path_node.outputs]
     for value in (*inputs, *outputs):
-        _shape(value)
+        _known_shape(value)
         if value is not None:
             _check_type(node, value)
     CHECKS[key](path_node)
@@ -103,7 +103,7 @@ def static_sizes(start: int) -> Check:
     """Correct if the sizes of the first input are known, from axis `start` on."""
 
     def check(path_node: PathNode) -> None:
-        if not all(isinstance(d, int) for d in _shape(path_node.node.inputs[0])[start:]):
+        if not all(isinstance(d, int) for d in _known_shape(path_node.node.inputs[0])[start:]):
             raise NoGradientError("a size is known only at run time", STATIC)
 
     return check
@@ -111,12 +111,12 @@ def static_sizes(start: int) -> Check:
 
 def broadcasting(path_node: PathNode) -> None:
     """Correct if known sizes determine what broadcasts: the builder assumes equal unknown sizes."""
-    _compatible([_shape(v) for v in path_node.node.inputs])
+    _compatible([_known_shape(v) for v in path_node.node.inputs])
 
 
 def matrix_product(path_node: PathNode) -> None:
     """Correct for matrices, if known sizes determine how the axes before the last two broadcast."""
-    shapes = [_shape(v) for v in path_node.node.inputs]
+    shapes = [_known_shape(v) for v in path_node.node.inputs]
     if min(len(s) for s in shapes) < 2:
         raise NoGradientError("an operand has rank 1", BY_RULES)
     if max(len(s) for s in shapes) > 2 and path_node.node.outputs[0].dtype == ir.DataType.DOUBLE:
@@ -130,13 +130,15 @@ def general_product(path_node: PathNode) -> None:
     if beta is not None and beta.value == 0:
         raise NoGradientError("it has beta=0", "remove the third operand")
     if 2 in path_node.inputs:
-        _compatible([_shape(path_node.node.inputs[2]), _shape(path_node.node.outputs[0])])
+        _compatible(
+            [_known_shape(path_node.node.inputs[2]), _known_shape(path_node.node.outputs[0])]
+        )
 
 
 def expansion(path_node: PathNode) -> None:
     """Correct if known sizes determine which axes expand."""
-    x = _shape(path_node.node.inputs[0])
-    y = _shape(path_node.node.outputs[0])
+    x = _known_shape(path_node.node.inputs[0])
+    y = _known_shape(path_node.node.outputs[0])
     if None in y:
         raise NoGradientError("it may expand to a size known only at run time", STATIC)
     _compatible([x, y])
@@ -144,8 +146,8 @@ def expansion(path_node: PathNode) -> None:
 
 def without_broadcasting(path_node: PathNode) -> None:
     """Correct if no operand broadcasts: it would get a gradient of the wrong shape."""
-    y = _shape(path_node.node.outputs[0])
-    if any(_shape(path_node.node.inputs[i]) != y or None in y for i in path_node.inputs):
+    y = _known_shape(path_node.node.outputs[0])
+    if any(_known_shape(path_node.node.inputs[i]) != y or None in y for i in path_node.inputs):
         raise NoGradientError("an operand may broadcast", STATIC)
 
 
@@ -222,7 +224,7 @@ def without_axes(path_node: PathNode) -> None:
         raise NoGradientError("its axes are an input", BY_RULES)
 
 
-def _shape(value: ir.Value | None) -> tuple[int | str | None, ...]:
+def _known_shape(value: ir.Value | None) -> tuple[int | str | None, ...]:
     if value is None:
         return ()
     if value.shape is None:

@@ -69,7 +69,7 @@ def add_before_product(graph: ir.Graph) -> None:
                 base = _only_product(other) if other is not term else None
                 if base is None or not _can_merge(base, inner, outer):
                     continue
-                new += _merged(base, inner, outer, sums)
+                new += _merged_nodes(base, inner, outer, sums)
                 terms[terms.index(other)] = new[-1].outputs[0]
                 terms.remove(term)
                 unused += [base.node, outer.node]
@@ -112,7 +112,7 @@ def _may_be_added_to(matrix: ir.Value, itemsize: float) -> bool:
     return elements_of(matrix) * itemsize <= MAX_INPUT_BYTES
 
 
-def _merged(base: Product, inner: Product, outer: Product, sums: Sums) -> list[ir.Node]:
+def _merged_nodes(base: Product, inner: Product, outer: Product, sums: Sums) -> list[ir.Node]:
     """Return the nodes that add the matrices and multiply x by their sum."""
     (y,) = base.node.outputs
     new = []

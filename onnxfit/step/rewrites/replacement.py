@@ -29,7 +29,7 @@ def apply_rule(rule: RewriteRule, graph: ir.Graph) -> None:
     graph.remove(unused, safe=True)
 
 
-def _look(value: ir.Value) -> tuple[str, Sequence[ir.Value]] | None:
+def _match_value(value: ir.Value) -> tuple[str, Sequence[ir.Value]] | None:
     node = value.producer()
     if node is None or node.domain != "":
         return None
@@ -42,7 +42,7 @@ def _results(value: ir.Value, op_type: str) -> list[ir.Value]:
     return [n.outputs[0] for n in readers if n.op_type == op_type and n.domain == ""]
 
 
-MATCHER: Matcher[ir.Value] = Matcher(_look, lambda variable, value: True, _results)
+MATCHER: Matcher[ir.Value] = Matcher(_match_value, lambda variable, value: True, _results)
 
 
 def is_read_once(value: ir.Value) -> bool:

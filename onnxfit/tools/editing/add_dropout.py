@@ -75,7 +75,7 @@ def add_dropout(
     if patterns == [EACH_LAYER]:
         chosen = [node for node in places if node in _before_layers(work)]
     else:
-        chosen = _matching(patterns, work, places)
+        chosen = _matching_places(patterns, work, places)
     if not chosen:
         raise SettingError(
             "add_dropout found no value to drop: nothing is inserted after constants, integers and"
@@ -100,7 +100,7 @@ def _places(work: ir.Model, floats: set[str]) -> list[ir.Node]:
     computed: set[ir.Value] = {v for v in work.graph.inputs if not v.is_initializer()}
     places = []
     for node in work.graph:
-        if not computed.intersection(v for v in _reads(node) if v is not None):
+        if not computed.intersection(v for v in _names_read(node) if v is not None):
             continue
         computed.update(node.outputs)
         value = node.outputs[0]
@@ -112,7 +112,7 @@ def _places(work: ir.Model, floats: set[str]) -> list[ir.Node]:
     return places
 
 
-def _reads(node: ir.Node) -> list[ir.Value | None]:
+def _names_read(node: ir.Node) -> list[ir.Value | None]:
     """Return what a node and its bodies read."""
     read = list(node.inputs)
     for attribute in node.attributes.values():
@@ -140,24 +140,26 @@ def _before_layers(work: ir.Model) -> set[ir.Node]:
     return found
 
 
-def _matching(patterns: Sequence[str], work: ir.Model, places: Sequence[ir.Node]) -> list[ir.Node]:
+def _matching_places(
+    patterns: Sequence[str], work: ir.Model, places: Sequence[ir.Node]
+) -> list[ir.Node]:
     """Return the places that patterns select. UnknownNameError: one matches no node."""
     chosen = set()
     for pattern in patterns:
         matched = [node for node in work.graph if _is_called(node, pattern)]
         if not matched:
-            known = {name for node in work.graph for name in _names(node)}
+            known = {name for node in work.graph for name in _names_of_place(node)}
             raise UnknownNameError("node, value or operator", pattern, known)
         chosen.update(matched)
     return [node for node in places if node in chosen]
 
 
-def _names(node: ir.Node) -> list[str]:
+def _names_of_place(node: ir.Node) -> list[str]:
     return [name for name in (node.name, node.outputs[0].name, node.op_type) if name]
 
 
 def _is_called(node: ir.Node, pattern: str) -> bool:
-    return any(name == pattern or fnmatchcase(name, pattern) for name in _names(node))
+    return any(name == pattern or fnmatchcase(name, pattern) for name in _names_of_place(node))
 
 
 def _insert(

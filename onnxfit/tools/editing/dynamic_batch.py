@@ -102,7 +102,7 @@ def dynamic_batch(
             " Compare their outputs for some rows yourself."
         )
     else:
-        found = _check(original, edited, propagation, chain([trial], trials))
+        found = _compare(original, edited, propagation, chain([trial], trials))
         if not any(found.values()):
             raise _lost(propagation, batch_axes)
         for value in edited.graph.output:
@@ -227,7 +227,7 @@ def _for_inference(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _check(
+def _compare(
     original: onnx.ModelProto,
     edited: onnx.ModelProto,
     propagation: BatchAxisPropagation,

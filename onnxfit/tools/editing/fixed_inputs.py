@@ -57,7 +57,7 @@ def with_fixed_inputs(model: onnx.ModelProto, fixed: Mapping[str, Any] | None) -
         )
     nodes: list[onnx.NodeProto] = []
     for name, value in fixed.items():
-        nodes += _constant(input_spec(inputs[name]), value, others)
+        nodes += _nodes_of_input(input_spec(inputs[name]), value, others)
     view = onnx.ModelProto()
     view.CopyFrom(model)
     graph = view.graph
@@ -69,16 +69,18 @@ def with_fixed_inputs(model: onnx.ModelProto, fixed: Mapping[str, Any] | None) -
     return view
 
 
-def _constant(spec: TensorSpec, value: Any, others: Iterable[TensorSpec]) -> list[onnx.NodeProto]:
+def _nodes_of_input(
+    spec: TensorSpec, value: Any, others: Iterable[TensorSpec]
+) -> list[onnx.NodeProto]:
     """Return the nodes that give an input its value."""
     array = np.asarray(in_dtype(as_array(value, f"fixed_inputs[{spec.name!r}]"), spec))
     shape = spec.shape
     if shape is None or spec.accepts(array.shape):
-        return [_node(spec.name, array)]
+        return [_constant_node(spec.name, array)]
     if not array.shape:
         sizes = [size for size in shape if isinstance(size, int)]
         if len(sizes) == len(shape):
-            return [_node(spec.name, np.full(sizes, array))]
+            return [_constant_node(spec.name, np.full(sizes, array))]
         return _filled(spec, array, others)
     raise DataError(
         f"fixed_inputs[{spec.name!r}] has shape {array.shape}, but the input is {spec}. Pass an"
@@ -96,7 +98,7 @@ def _filled(spec: TensorSpec, number: Array, others: Iterable[TensorSpec]) -> li
     for axis, size in enumerate(spec.shape or ()):
         name = f"{spec.name}/fixed/size_{axis}"
         if isinstance(size, int):
-            nodes.append(_node(name, np.array([size])))
+            nodes.append(_constant_node(name, np.array([size])))
         elif size is None or size not in places:
             raise SettingError(
                 f"fixed_inputs[{spec.name!r}] is one number, but the size of axis {axis} of {spec}"
@@ -106,16 +108,16 @@ def _filled(spec: TensorSpec, number: Array, others: Iterable[TensorSpec]) -> li
             source, source_axis = places[size]
             whole, at = f"{name}/shape", f"{name}/axis"
             nodes.append(onnx.helper.make_node("Shape", [source], [whole], whole))
-            nodes.append(_node(at, np.array([source_axis])))
+            nodes.append(_constant_node(at, np.array([source_axis])))
             nodes.append(onnx.helper.make_node("Gather", [whole, at], [name], name, axis=0))
         parts.append(name)
     sizes, value = f"{spec.name}/fixed/sizes", f"{spec.name}/fixed/value"
     nodes.append(onnx.helper.make_node("Concat", parts, [sizes], sizes, axis=0))
-    nodes.append(_node(value, number))
+    nodes.append(_constant_node(value, number))
     nodes.append(onnx.helper.make_node("Expand", [value, sizes], [spec.name], f"{value}/filled"))
     return nodes
 
 
-def _node(name: str, array: Array) -> onnx.NodeProto:
+def _constant_node(name: str, array: Array) -> onnx.NodeProto:
     tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
     return onnx.helper.make_node("Constant", [], [name], f"constant_{name}", value=tensor)

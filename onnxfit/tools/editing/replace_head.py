@@ -132,7 +132,7 @@ def replace_head(
     _infer_shapes(work, model)
     was_consistent = _is_consistent(model)
     locations = protos.node_locations(model, work)
-    scores = _output(work, output)
+    scores = _chosen_output(work, output)
     head = _find_head(scores)
     kept = _kept_classes(keep, head, classes)
     followers = _followers(head)
@@ -185,7 +185,7 @@ def _kept_classes(keep: bool | Sequence[int], head: Head, classes: int) -> list[
     return [int(index) for index in keep]
 
 
-def _output(work: ir.Model, name: str | None) -> ir.Value:
+def _chosen_output(work: ir.Model, name: str | None) -> ir.Value:
     outputs = {value.name or "": value for value in work.graph.outputs}
     if name is None:
         if len(outputs) != 1:
@@ -315,7 +315,7 @@ def _draw(
     """Give the head new weights, except for the kept classes, and remove the old ones."""
     random = np.random.default_rng(seed)
     shape = list(head.weight.shape)
-    axis = _class_axis(head)
+    axis = _axis_of_classes(head)
     shape[axis] = classes
     bound = 1 / np.sqrt(np.prod(shape) / classes)
     array = random.uniform(-bound, bound, shape).astype(head.weight.dtype.numpy())
@@ -338,7 +338,7 @@ def _draw(
     _replace_input(model, node, index, head.bias, bias, f"{protos.layer_name(head.layer)}.bias")
 
 
-def _class_axis(head: Head) -> int:
+def _axis_of_classes(head: Head) -> int:
     if head.layer.op_type == "Conv":
         return 0
     return 0 if head.layer.op_type == "Gemm" and integer(head.layer, "transB", 0) else 1

@@ -148,7 +148,7 @@ class Trial:
                 if not all(is_close(np.asarray(array), part, factor) for part in parts):
                     found.append(name)
             elif not (
-                is_close(np.asarray(array), _joined(parts, origin), factor)
+                is_close(np.asarray(array), _join_batches(parts, origin), factor)
                 and is_close(np.asarray(first[name]), _row(parts[0], origin, self.rows), factor)
             ):
                 found.append(name)
@@ -174,9 +174,9 @@ def accepts_any_batch(trial: Trial, axes: Mapping[str, BatchAxis | None] | None)
         return False
 
 
-def _joined(parts: Sequence[Array], origin: BatchAxis) -> Array:
+def _join_batches(parts: Sequence[Array], origin: BatchAxis) -> Array:
     """Return the rows of several batches; their axis may have other axes merged before the rows."""
-    split = [_split(part, origin) for part in parts]
+    split = [_split_axis(part, origin) for part in parts]
     shape = list(parts[0].shape)
     shape[origin.axis] *= len(parts)
     return np.concatenate(split, origin.axis + 1).reshape(shape)
@@ -186,12 +186,12 @@ def _row(part: Array, origin: BatchAxis, rows: int) -> Array:
     """Return the first row of a batch."""
     shape = list(part.shape)
     shape[origin.axis] //= rows
-    split = _split(part, origin)
+    split = _split_axis(part, origin)
     entries = range(split.shape[origin.axis + 1] // rows)
     return np.asarray(split.take(entries, origin.axis + 1)).reshape(shape)
 
 
-def _split(part: Array, origin: BatchAxis) -> Array:
+def _split_axis(part: Array, origin: BatchAxis) -> Array:
     axis, outer = origin.axis, origin.outer
     sizes = part.shape
     return part.reshape(*sizes[:axis], outer, sizes[axis] // outer, *sizes[axis + 1 :])

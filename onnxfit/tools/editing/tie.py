@@ -54,7 +54,7 @@ def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
         name: _is_transposed(tensors, name, other, pairs) for name, other in pairs.items()
     }
     for name, other in pairs.items():
-        _replace(model, name, other, transposed[name])
+        _read_other(model, name, other, transposed[name])
         protos.set_note(model, other, TIED, "true")
     return lower_constants(model)
 
@@ -94,7 +94,7 @@ def _has_transposed_values(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
     return bool(np.array_equal(x, y.T) and not np.array_equal(x, y))
 
 
-def _replace(model: onnx.ModelProto, name: str, other: str, transposed: bool) -> None:
+def _read_other(model: onnx.ModelProto, name: str, other: str, transposed: bool) -> None:
     """Let everything that reads the initializer `name` read `other`."""
     protos.remove_initializer(model, name)
     is_output = any(value.name == name for value in model.graph.output)

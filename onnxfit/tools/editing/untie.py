@@ -68,13 +68,13 @@ def untie(model_onnx: ModelSource, names: Sequence[str] | str | None = None) -> 
     model = load_model(model_onnx)
     lift_constants(model)
     work = to_ir(model)
-    selected = {name: places for name, places in _selected(work, names).items() if len(places) > 1}
+    selected = {name: places for name, places in _places_of(work, names).items() if len(places) > 1}
     if selected:
         _Copies(model, work).make(selected)
     return lower_constants(model)
 
 
-def _selected(work: ir.Model, names: Sequence[str] | str | None) -> dict[str, list[LayerUses]]:
+def _places_of(work: ir.Model, names: Sequence[str] | str | None) -> dict[str, list[LayerUses]]:
     """Return the places of every initializer to untie."""
     initializers = work.graph.initializers
     patterns = [] if names is None else name_list("names", names)

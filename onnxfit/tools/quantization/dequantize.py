@@ -90,7 +90,7 @@ def dequantize(model: Any) -> onnx.ModelProto:
     for graph in (work.graph, *work.graph.subgraphs()):
         weights.update(_dequantize_graph(graph))
     _remove_unused(work)
-    _rename(work, weights)
+    _name_weights(work, weights)
     return ir.to_proto(work)
 
 
@@ -110,7 +110,7 @@ def _dequantize_graph(graph: ir.Graph) -> dict[ir.Value, str]:
         if key not in known:
             array = _constant_floats(node)
             if array is not None:
-                known[key] = _add_initializer(graph, node, array)
+                known[key] = _add_float_initializer(graph, node, array)
                 names[known[key]] = _name_before(node)
         value = known.get(key) or _dynamically_rounded(node)
         if value is None:
@@ -119,7 +119,7 @@ def _dequantize_graph(graph: ir.Graph) -> dict[ir.Value, str]:
                 continue
             value = add_removed_activation(rounding, node, non_negative)
             assert value is not None
-        _replace(node, value)
+        _replace_output(node, value)
     return names
 
 
@@ -170,7 +170,7 @@ def _dynamically_rounded(node: ir.Node) -> ir.Value | None:
     return producer.inputs[0] if tuple(node.inputs) == tuple(producer.outputs) else None
 
 
-def _add_initializer(graph: ir.Graph, node: ir.Node, array: Array) -> ir.Value:
+def _add_float_initializer(graph: ir.Graph, node: ir.Node, array: Array) -> ir.Value:
     """Add an initializer with the float output of a DequantizeLinear."""
     output = node.outputs[0]
     name = f"{output.name}/floats"
@@ -190,7 +190,7 @@ def _name_before(node: ir.Node) -> str:
     return (integers.name or "").removesuffix(SUFFIX)
 
 
-def _replace(node: ir.Node, value: ir.Value) -> None:
+def _replace_output(node: ir.Node, value: ir.Value) -> None:
     """Replace all uses of the output of a DequantizeLinear by another value."""
     output = node.outputs[0]
     graph = node.graph
@@ -230,7 +230,7 @@ def _remove_unused(model: ir.Model) -> None:
                 graph.inputs.remove(value)
 
 
-def _rename(model: ir.Model, weights: Mapping[ir.Value, str]) -> None:
+def _name_weights(model: ir.Model, weights: Mapping[ir.Value, str]) -> None:
     """Give the new weights their names, with a number appended to a name in use."""
     graphs = (model.graph, *model.graph.subgraphs())
     used = {name for graph in graphs for name in values_of(graph)} - {v.name for v in weights}

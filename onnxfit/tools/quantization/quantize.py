@@ -221,7 +221,7 @@ def quantize_weights_only(
         array = onnx.numpy_helper.to_array(tensors[name])
         made = quantize_array(array, weights, axis if per_channel else None)
         inputs = [f"{name}{SUFFIX}", f"{name}_scale", f"{name}_zero_point"]
-        optimized.graph.initializer.extend(map(_tensor, made, inputs))
+        optimized.graph.initializer.extend(map(_named_tensor, made, inputs))
         output = f"{name}_DequantizeLinear_Output"
         dequantized[name] = output
         nodes.append(
@@ -241,5 +241,5 @@ def quantize_weights_only(
     return optimized
 
 
-def _tensor(array: Array, name: str) -> onnx.TensorProto:
+def _named_tensor(array: Array, name: str) -> onnx.TensorProto:
     return ir.to_proto(ir.tensor(np.asarray(array, order="C"), name=name))

@@ -216,15 +216,15 @@ def _cells(layer: QuantizedLayer) -> list[str]:
     return [
         ending(layer.name, MAX_NAME_CHARACTERS),
         layer.operator[:MAX_OPERATOR_CHARACTERS],
-        _number(layer.weight_snr),
-        _number(layer.output_snr),
-        _number(layer.alone_snr),
+        _shown_decibels(layer.weight_snr),
+        _shown_decibels(layer.output_snr),
+        _shown_decibels(layer.alone_snr),
         "" if increase is None else f"{increase:+.3g}",
         _percent([layer.clipped_weights, layer.clipped_activations]),
     ]
 
 
-def _number(ratio: float | None) -> str:
+def _shown_decibels(ratio: float | None) -> str:
     return "" if ratio is None else decibels(ratio).removesuffix(" dB")
 
 

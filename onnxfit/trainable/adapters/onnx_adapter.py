@@ -121,7 +121,7 @@ def read_onnx_adapter(path: str | os.PathLike[str]) -> dict[str, Matrices]:
         )
     tensors: dict[str, Array] = {}
     try:
-        for name, tensor in _parameters(data):
+        for name, tensor in _read_parameters(data):
             if name in tensors:
                 raise ValueError(f"it contains two tensors called {name!r}")
             tensors[name] = tensor
@@ -130,7 +130,7 @@ def read_onnx_adapter(path: str | os.PathLike[str]) -> dict[str, Matrices]:
     return _paired(place, tensors)
 
 
-def _parameters(data: bytes) -> Iterator[tuple[str, Array]]:
+def _read_parameters(data: bytes) -> Iterator[tuple[str, Array]]:
     """Yield the tensors of a file. A damaged file raises errors of Python.
 
     Every offset in a FlatBuffer is relative and may point anywhere, so a few bytes can claim many
@@ -138,17 +138,21 @@ def _parameters(data: bytes) -> Iterator[tuple[str, Array]]:
     """
     unclaimed = len(data)
     root = Table(data, int.from_bytes(data[:4], "little"))
-    version = _number(root, 0)
+    version = _int_field(root, 0)
     if version != VERSION:
         raise ValueError(f"it has format version {version}, expected {VERSION}")
-    for place in _elements(root, 3, 4):
+    for place in _element_offsets(root, 3, 4):
         table = Table(data, place + int.from_bytes(data[place : place + 4], "little"))
-        name, dims, raw = _elements(table, 0, 1), _elements(table, 1, 8), _elements(table, 3, 1)
+        name, dims, raw = (
+            _element_offsets(table, 0, 1),
+            _element_offsets(table, 1, 8),
+            _element_offsets(table, 3, 1),
+        )
         unclaimed -= len(name) + 8 * len(dims) + len(raw)
         if unclaimed < 0:
             raise ValueError("its tensors overlap")
         text = data[name.start : name.stop].decode()
-        number = _number(table, 2)
+        number = _int_field(table, 2)
         if number not in TYPES:
             raise ValueError(f"{text!r} has the element type {number}, expected float32 or float64")
         dtype, shape = TYPES[number], [table.Get(Int64Flags, place) for place in dims]
@@ -159,13 +163,13 @@ def _parameters(data: bytes) -> Iterator[tuple[str, Array]]:
         yield text, np.frombuffer(data, dtype, math.prod(shape), raw.start).reshape(shape)
 
 
-def _number(table: Table, field: int) -> int:
+def _int_field(table: Table, field: int) -> int:
     """Return an int field of a table; 0 if the file omits it."""
     offset = table.Offset(4 + 2 * field)
     return int(table.Get(Int32Flags, table.Pos + offset)) if offset else 0
 
 
-def _elements(table: Table, field: int, size: int) -> range:
+def _element_offsets(table: Table, field: int, size: int) -> range:
     """Return the offsets of a vector's elements, of `size` bytes each."""
     offset = table.Offset(4 + 2 * field)
     if not offset:

@@ -255,7 +255,9 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
             f"{str(path / TENSORS)!r} contains no LoRA matrices. Save the adapter again."
         )
     return {
-        module: _matrices(path, module, pair, config, module in tables, checksums.get(module, ()))
+        module: _matrices_of_module(
+            path, module, pair, config, module in tables, checksums.get(module, ())
+        )
         for module, pair in sorted(pairs.items())  # safetensors reads in any order
     }
 
@@ -303,7 +305,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _matrices(
+def _matrices_of_module(
     path: Path,
     module: str,
     pair: Mapping[str, Array],

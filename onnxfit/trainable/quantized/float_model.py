@@ -65,7 +65,7 @@ def _floats_of(
             if distance < nearest_distance and _may_round(weight, floats, tensors[name]):
                 nearest, nearest_distance = floats, distance
     if nearest is None:
-        raise _refusal(weight, arrays, [name for name in names if name in arrays])
+        raise _no_float_error(weight, arrays, [name for name in names if name in arrays])
     return nearest
 
 
@@ -92,7 +92,7 @@ def _may_round(weight: IntegerWeight, floats: Array, tensor: onnx.TensorProto) -
     return weight.parameters.may_round(floats, weight.integers, precision)
 
 
-def _refusal(
+def _no_float_error(
     weight: IntegerWeight, arrays: Mapping[str, Array], named: Sequence[str]
 ) -> SettingError:
     shape = tuple(weight.tensor.dims)

@@ -127,7 +127,7 @@ def with_integers(tensor: onnx.TensorProto, integers: Array) -> onnx.TensorProto
         copy.ClearField("data_location")
     copy.ClearField("int32_data")
     if tensor.data_type in PACKED:
-        numbers = _packed(integers)
+        numbers = _packed_nibbles(integers)
     else:
         numbers = integers.astype(ir.DataType(tensor.data_type).numpy())
     if not in_bytes:
@@ -139,7 +139,7 @@ def with_integers(tensor: onnx.TensorProto, integers: Array) -> onnx.TensorProto
     return copy
 
 
-def _packed(integers: Array) -> npt.NDArray[np.uint8]:
+def _packed_nibbles(integers: Array) -> npt.NDArray[np.uint8]:
     """Return integers of 4 bits, two in a byte, the first in the lower bits."""
     low_bits = (integers.reshape(-1) & 15).astype(np.uint8)
     if low_bits.size % 2:

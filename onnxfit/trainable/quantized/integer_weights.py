@@ -94,14 +94,14 @@ def integer_weights(model: onnx.ModelProto, names: Collection[str]) -> list[Inte
         return []
     tensors = tensors_of(model.graph)
     chosen = {*names}
-    reads = _reads(model.graph, chosen)
+    reads = _readers_of(model.graph, chosen)
     _check_scales(model.graph, tensors)
     return [
         _integer_weight(model, tensors, name, reads[name]) for name in tensors if name in chosen
     ]
 
 
-def _reads(graph: onnx.GraphProto, names: set[str]) -> dict[str, list[_Read]]:
+def _readers_of(graph: onnx.GraphProto, names: set[str]) -> dict[str, list[_Read]]:
     """Return a mapping from each name to the nodes that read it."""
     reads: dict[str, list[_Read]] = {}
     for node in graph.node:
@@ -155,7 +155,7 @@ def _integer_weight(
             " integers read by DequantizeLinear alone can be trained. Exclude them with"
             f" quantization=onnxfit.Quantization(weights={'!' + name!r})."
         )
-    found = [_weight_of(model, tensors, tensors[name], read.node) for read in reads]
+    found = [_integer_weight_of(model, tensors, tensors[name], read.node) for read in reads]
     first = found[0]
     for other, read in zip(found[1:], reads[1:]):
         if first.parameters != other.parameters:
@@ -167,7 +167,7 @@ def _integer_weight(
     return first
 
 
-def _weight_of(
+def _integer_weight_of(
     model: onnx.ModelProto,
     tensors: Mapping[str, onnx.TensorProto],
     tensor: onnx.TensorProto,

@@ -25,7 +25,7 @@ def convert_convolution(op: QdqBuilder) -> None:
         op.dequantize_bias(bias, x_scale, w_scale),
     ]
     if op.take("channels_last", 0):
-        rank = _rank(op, w)
+        rank = _rank_of(op, w)
         y = _channels_last(
             op, op.apply("Conv", _channels_first(op, real[0], rank), *real[1:]), rank
         )
@@ -99,7 +99,7 @@ def convert_average_pool(op: QdqBuilder) -> None:
     real = op.dequantize(x, x_scale, x_zero)
     if op.take("channels_last", 0):
         is_global = op.node.op_type == "QLinearGlobalAveragePool"
-        rank = _rank(op, x) if is_global else _kernel_rank(op)
+        rank = _rank_of(op, x) if is_global else _kernel_rank(op)
         y = op.apply(_float_operator(op), _channels_first(op, real, rank))
         y = _channels_last(op, y, rank)
     else:
@@ -180,7 +180,7 @@ def _float_operator(op: QdqBuilder) -> str:
     return op.node.op_type.removeprefix("QLinear")
 
 
-def _rank(op: QdqBuilder, value: str) -> int:
+def _rank_of(op: QdqBuilder, value: str) -> int:
     rank = op.graph.rank(value)
     if rank is None:
         raise NotConvertibleError(

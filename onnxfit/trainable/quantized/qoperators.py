@@ -103,10 +103,16 @@ def remaining_qoperators(model: onnx.ModelProto) -> dict[str, str]:
     - `model`: a model in either form, which stays unchanged.
     """
     _, reasons = _convert_nodes(model)
-    own = {_key(node) for node in model.graph.node}
+    own = {_first_output(node) for node in model.graph.node}
     for node in nodes_of(model.graph):
-        if _key(node) not in own and _conversion_of(node) and node.op_type != "DequantizeLinear":
-            reasons[node.name or _key(node)] = "it is in the body of an If, a Loop or a Scan"
+        if (
+            _first_output(node) not in own
+            and _conversion_of(node)
+            and node.op_type != "DequantizeLinear"
+        ):
+            reasons[node.name or _first_output(node)] = (
+                "it is in the body of an If, a Loop or a Scan"
+            )
     return reasons
 
 
@@ -117,33 +123,35 @@ def _convert_nodes(model: onnx.ModelProto) -> tuple[dict[str, QdqBuilder], dict[
     reasons: dict[str, str] = {}
     for node in model.graph.node:
         convert = _conversion_of(node)
-        if convert is None or not _key(node):
+        if convert is None or not _first_output(node):
             continue
         builder = QdqBuilder(node, graph)
         try:
             convert(builder)
         except NotConvertibleError as reason:
-            reasons[node.name or _key(node)] = str(reason)
+            reasons[node.name or _first_output(node)] = str(reason)
             continue
         if builder.nodes:
             builder.commit()
-            builders[_key(node)] = builder
+            builders[_first_output(node)] = builder
     return builders, reasons
 
 
 def _nodes_with(graph: onnx.GraphProto, builders: dict[str, QdqBuilder]) -> list[onnx.NodeProto]:
     """Return the nodes of a graph after the replacements."""
-    replaced = {_key(node) for builder in builders.values() for node in builder.replaced}
+    replaced = {_first_output(node) for builder in builders.values() for node in builder.replaced}
     for builder in builders.values():
         for node in builder.bypassed:
-            readers = {_key(reader) for reader in builder.graph.readers[_key(node)]}
+            readers = {
+                _first_output(reader) for reader in builder.graph.readers[_first_output(node)]
+            }
             if builder.graph.outputs.isdisjoint(node.output) and readers <= replaced:
-                replaced.add(_key(node))
+                replaced.add(_first_output(node))
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if _key(node) in builders:
-            nodes += builders[_key(node)].nodes
-        elif _key(node) not in replaced:
+        if _first_output(node) in builders:
+            nodes += builders[_first_output(node)].nodes
+        elif _first_output(node) not in replaced:
             nodes.append(node)
     return nodes
 
@@ -153,6 +161,6 @@ def _conversion_of(node: onnx.NodeProto) -> Conversion | None:
     return CONVERSIONS.get((domain, node.op_type))
 
 
-def _key(node: onnx.NodeProto) -> str:
+def _first_output(node: onnx.NodeProto) -> str:
     """Return the node's first output, which is unique in the model."""
     return next(iter(node.output), "")

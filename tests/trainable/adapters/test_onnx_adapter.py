@@ -62,7 +62,7 @@ class Served:
 
 
 def tensors_of(path: Path) -> Arrays:
-    return dict(onnx_adapter._parameters(path.read_bytes()))
+    return dict(onnx_adapter._read_parameters(path.read_bytes()))
 
 
 # ---------------------------------------------------------------------- served files
