@@ -1044,7 +1044,7 @@ class Trainer(CheckedAttributes):
         """
         return export.exported(self._training, copy=copy)
 
-    @out_of_memory_errors("export_adapter()", FREE_MEMORY)
+    @out_of_memory_errors("loss_tensors()", FREE_MEMORY)
     @check_arguments
     def loss_tensors(self, path: str | os.PathLike[str] | None = None) -> dict[str, Array]:
         """Return the tensors that the losses train, by name, and write them to `path` if given.
@@ -1056,6 +1056,7 @@ class Trainer(CheckedAttributes):
         """
         return export.loss_tensors(self._training, path)
 
+    @out_of_memory_errors("export_adapter()", FREE_MEMORY)
     @check_arguments
     def export_adapter(
         self,

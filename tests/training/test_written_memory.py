@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import onnx
 import pytest
 
 from onnxfit import OutOfMemoryError, Trainer
+from onnxfit import trainer as trainer_module
 from onnxfit.callbacks import BackupAndRestore, Callback, ModelCheckpoint, TensorBoard
 from onnxfit.errors import SettingError, out_of_memory_errors
 from onnxfit.graph import tensors
@@ -265,3 +268,20 @@ def test_an_error_says_what_needs_memory_and_what_to_do() -> None:
         raise MemoryError("Unable to allocate 3 GiB")
     expected = "There is not enough memory for f(): Unable to allocate 3 GiB. The trainer is"
     assert str(raised.value) == f"{expected} unchanged. Call g()."
+
+
+def test_each_method_names_itself_when_memory_runs_out() -> None:
+    """A method that is added between a decorator and its method would take the decorator."""
+    (trainer,) = (
+        node
+        for node in ast.parse(inspect.getsource(trainer_module)).body
+        if isinstance(node, ast.ClassDef) and node.name == "Trainer"
+    )
+    named = {}
+    for method in trainer.body:
+        for decorator in getattr(method, "decorator_list", []):
+            if "out_of_memory_errors" in ast.unparse(decorator):
+                named[method.name] = decorator.args[0].value  # type: ignore[attr-defined]
+    assert "export_adapter" in named
+    for method, call in named.items():
+        assert call in (f"{method}()", f"Trainer.{method}"), method
