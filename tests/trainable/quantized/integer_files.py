@@ -12,6 +12,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxfit.training import lineage
+
 Array = npt.NDArray[Any]
 ROWS, COLUMNS, BLOCK = 10, 6, 4  # of a weight; its last block is not full
 
@@ -141,10 +143,13 @@ def run_file(model: onnx.ModelProto, x: Array) -> Array:
 
 
 def stripped(model: onnx.ModelProto) -> bytes:
-    """A model without its initializers."""
+    """A model without its initializers, and without what made them."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.graph.initializer[:]
+    others = [prop for prop in copy.metadata_props if prop.key != lineage.KEY]
+    copy.ClearField("metadata_props")
+    copy.metadata_props.extend(others)
     return copy.SerializeToString(deterministic=True)
 
 
