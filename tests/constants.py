@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 import onnxfit
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.training.lineage import write_lineage
 
 
 def with_constants(model: onnx.ModelProto, names: Collection[str] | None = None) -> onnx.ModelProto:
@@ -28,9 +29,10 @@ def with_constants(model: onnx.ModelProto, names: Collection[str] | None = None)
 
 
 def structure(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the numbers of its tensors."""
+    """The model without the numbers of its tensors, and without what made them."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
+    write_lineage(bare, None)
     tensors = list(bare.graph.initializer)
     for attribute in (a for node in nodes_of(bare.graph) for a in node.attribute):
         tensors += [attribute.t] if attribute.HasField("t") else []

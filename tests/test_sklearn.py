@@ -183,7 +183,7 @@ def test_a_pickle_predicts_goes_on_and_holds_no_session(kind: Any) -> None:
         callbacks=[Callback()],
     ).fit(X, y)
     data = pickle.dumps(model)
-    assert b"onnxruntime" not in data.replace(b"onnxfit", b"")
+    assert b"onnxruntime." not in data  # no class of its modules
     loaded = pickle.loads(data)
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
     assert loaded.trainer_.history.history == model.trainer_.history.history

@@ -358,6 +358,8 @@ class TestByHand:
             SettingError, match=r"its weights are fc0.weight, fc1.bias, fc1.weight, but expected"
         ):
             trainer.set_state(state)
+        step = trainer.backward(np.ones_like(trainer.forward(X)))["weights"]
+        trainer.apply_gradients(step)
         initializers = trainer._training.trainable.file.graph.initializer
         kept = [t for t in initializers if t.name != "fc0.bias"]
         del initializers[:]

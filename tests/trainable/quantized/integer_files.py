@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfit.training import lineage
+from onnxfit.training.lineage import write_lineage
 
 Array = npt.NDArray[Any]
 ROWS, COLUMNS, BLOCK = 10, 6, 4  # of a weight; its last block is not full
@@ -147,9 +147,7 @@ def stripped(model: onnx.ModelProto) -> bytes:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.graph.initializer[:]
-    others = [prop for prop in copy.metadata_props if prop.key != lineage.KEY]
-    copy.ClearField("metadata_props")
-    copy.metadata_props.extend(others)
+    write_lineage(copy, None)
     return copy.SerializeToString(deterministic=True)
 
 
