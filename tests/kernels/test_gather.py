@@ -369,18 +369,24 @@ def test_wrong_rows_are_refused(change: dict[str, object], message: str, kernels
         run(model, given, kernels)  # type: ignore[arg-type]
 
 
+def embedding_model(rows: int, columns: int, rng: np.random.Generator) -> onnx.ModelProto:
+    """Two rows of a table w, as one row, times a column v."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (int64[n,2] i) => (float[n,1] y)
+        { e = Gather(w, i) f = Flatten(e) y = MatMul(f, v) }"""
+    model = onnx.parser.parse_model(text)
+    for name, shape in (("w", (rows, columns)), ("v", (2 * columns, 1))):
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
 @pytest.mark.parametrize("backend", ["full", "forward_backward", "in_place"])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
 def test_training_of_a_large_table_is_the_same(
     optimizer: str, backend: str, kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = """<ir_version: 10, opset_import: ["": 21]> g (int64[n,2] i) => (float[n,1] y)
-        { e = Gather(w, i) f = Flatten(e) y = MatMul(f, v) }"""
-    model = onnx.parser.parse_model(text)
     rng = np.random.default_rng(0)
-    for name, shape in (("w", (17000, 64)), ("v", (128, 1))):
-        array = rng.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model = embedding_model(17000, 64, rng)
     x, y = rng.integers(0, 17000, (64, 2)), rng.standard_normal((64, 1)).astype(np.float32)
     x[:20] = 3
     weights: dict[str, np.ndarray] = {}
@@ -408,13 +414,8 @@ def test_training_of_a_large_table_is_the_same(
 def test_training_is_the_same(
     optimizer: str, backend: str, kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = """<ir_version: 10, opset_import: ["": 21]> g (int64[n,2] i) => (float[n,1] y)
-        { e = Gather(w, i) f = Flatten(e) y = MatMul(f, v) }"""
-    model = onnx.parser.parse_model(text)
     rng = np.random.default_rng(0)
-    for name, shape in (("w", (30, 8)), ("v", (16, 1))):
-        array = rng.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model = embedding_model(30, 8, rng)
     x, y = rng.integers(0, 30, (64, 2)), rng.standard_normal((64, 1)).astype(np.float32)
     weights: dict[str, np.ndarray] = {}
     inputs: list[int] = []
