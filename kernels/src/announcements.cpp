@@ -5,18 +5,19 @@
 #include <memory>
 #include <mutex>
 #include <random>
-#include <vector>
+#include <utility>
 
 namespace announcements {
 namespace {
 
 struct Board {
+  const std::vector<Places> expected;
   std::vector<bool> made;
   bool given_up = false;
   std::mutex lock;
   std::condition_variable changed;
 
-  explicit Board(int64_t count) : made(size_t(count)) {}
+  explicit Board(std::vector<Places> places) : expected(std::move(places)), made(expected.size()) {}
 };
 
 std::mutex lock_of_boards;
@@ -34,10 +35,10 @@ bool has(const std::shared_ptr<Board>& board, int64_t number) {
 
 }  // namespace
 
-int64_t open(int64_t count) {
+int64_t open(std::vector<Places> expected) {
   // A file that somebody wrote cannot contain the key.
   std::random_device random;
-  const auto board = std::make_shared<Board>(count);
+  const auto board = std::make_shared<Board>(std::move(expected));
   const std::lock_guard<std::mutex> guard(lock_of_boards);
   for (;;) {
     const int64_t key = int64_t((uint64_t(random()) << 32 | random()) >> 1);
@@ -58,12 +59,16 @@ void clear(int64_t key) {
   board->given_up = false;
 }
 
-bool make(int64_t key, int64_t number) {
+bool make(int64_t key, int64_t number, const Places& places) {
   const auto board = find(key);
   if (!has(board, number)) return false;
   {
     const std::lock_guard<std::mutex> guard(board->lock);
-    board->made[size_t(number)] = true;
+    if (places == board->expected[size_t(number)]) {
+      board->made[size_t(number)] = true;
+    } else {
+      board->given_up = true;
+    }
   }
   board->changed.notify_all();
   return true;

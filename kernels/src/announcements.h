@@ -1,13 +1,17 @@
-// Boards on which the run of a graph announces that it has come to a point, so that another thread can
-// work with what the run has computed, while it goes on.
+// Boards on which the run of a graph announces that some of its outputs are complete, so that another
+// thread can work with them while the run goes on.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace announcements {
 
-// Return the key of a new board for announcements 0 to count - 1.
-int64_t open(int64_t count);
+using Places = std::vector<const void*>;  // the addresses of an announcement's outputs
+
+// Return the key of a new board. It has one announcement for each element of `expected`: the places
+// where the waiting thread finds its outputs.
+int64_t open(std::vector<Places> expected);
 
 // Delete a board. No thread waits at it any more.
 void close(int64_t key);
@@ -15,8 +19,9 @@ void close(int64_t key);
 // Take all announcements back, before the next run.
 void clear(int64_t key);
 
-// Announce `number`. False if the board does not exist, or has no such number.
-bool make(int64_t key, int64_t number);
+// Announce outputs. False if the board does not exist, or has no such number. If the outputs are not
+// where the board expects them, the run is given up: they may be there only when it has ended.
+bool make(int64_t key, int64_t number, const Places& places);
 
 // Wait for an announcement. False if the run was given up before it.
 bool wait(int64_t key, int64_t number);

@@ -1,6 +1,8 @@
 // The operators, as onnxruntime sees them, in the domain "onnxfit.kernels".
 #include <cstring>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "announce_operator.h"
 #include "batch_norm_operators.h"
@@ -107,7 +109,8 @@ ort::Status* make_domain(ort::CustomOpDomain*& domain) {
       describe<LowRankGradient, float>([](const CustomOp*) { return "LowRankGradient"; }),
       describe<Product, float>([](const CustomOp*) { return "Product"; }),
       describe<GatherGradient, float, void>([](const CustomOp*) { return "GatherGradient"; }),
-      describe<Announce, float, void>([](const CustomOp*) { return "Announce"; }),
+      describe<Announce<float>, float>([](const CustomOp*) { return "Announce"; }),
+      describe<Announce<double>, double>([](const CustomOp*) { return "Announce64"; }),
   };
   ort::CustomOpDomain* made = nullptr;
   const char* name = "onnxfit.kernels";
@@ -142,11 +145,17 @@ extern "C" EXPORTED int pair_instructions_used() {
   return int(bfloat16::multiplier() ? pair_instructions() : PairInstructions::NONE);
 }
 
-// The boards of the operator Announce, for Python.
-extern "C" EXPORTED int64_t open_announcements(int64_t count) { return announcements::open(count); }
-extern "C" EXPORTED void close_announcements(int64_t key) { announcements::close(key); }
-extern "C" EXPORTED void clear_announcements(int64_t key) { announcements::clear(key); }
+// The boards of the operator Announce, for Python. `places` has the addresses of the outputs of all
+// announcements, and `sizes` their number for each of `count` announcements.
+extern "C" EXPORTED int64_t open_board(
+    int64_t count, const int64_t* sizes, const void* const* places) {
+  std::vector<announcements::Places> expected;
+  for (int64_t i = 0; i < count; places += sizes[i++]) expected.emplace_back(places, places + sizes[i]);
+  return announcements::open(std::move(expected));
+}
+extern "C" EXPORTED void close_board(int64_t key) { announcements::close(key); }
+extern "C" EXPORTED void clear_board(int64_t key) { announcements::clear(key); }
 extern "C" EXPORTED int wait_for_announcement(int64_t key, int64_t number) {
   return announcements::wait(key, number);
 }
-extern "C" EXPORTED void give_up_announcements(int64_t key) { announcements::give_up(key); }
+extern "C" EXPORTED void give_up_board(int64_t key) { announcements::give_up(key); }

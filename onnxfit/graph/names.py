@@ -134,8 +134,13 @@ def share(output: str) -> str:
 
 
 def announcement(number: int) -> str:
-    """Return the name of the output that announces finished gradients."""
+    """Return the name of the node that announces finished gradients."""
     return f"train/announcement/{number}"
+
+
+def unannounced(gradient: str) -> str:
+    """Return the name of a gradient before the node that announces it."""
+    return f"train/unannounced/{gradient}"
 
 
 def scheduled(number: int) -> str:

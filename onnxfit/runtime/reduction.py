@@ -38,8 +38,8 @@ class GradientReduction:
     Where sums and computation can overlap (`World.overlaps`), gradients that are complete early
     have buffers of their own, the buckets. While the graph computes the other gradients
     (`overlapped`), a second thread sums each bucket as soon as the graph announces it. A rank whose
-    graph makes no announcement sums the same buckets after its run, so the sums are the same to the
-    last bit.
+    graph makes no announcement, or writes gradients elsewhere, sums the same buckets after its run,
+    so the sums are the same to the last bit.
 
     - `world`: the ranks.
     - `weights`, `statistics`: arrays of their shapes and types, by name. The weights are in the
@@ -87,12 +87,8 @@ class GradientReduction:
                 self._loss = flat.own[-1:], flat.total[-1:]
         self._summed = 0  # buffers that the second thread has summed during this step
         self._is_cut_off = False  # whether a step failed after some of its sums
-        # The other gradients have announcements, too, as `add_announcements` requires.
-        self._announced = list(self.buckets)
-        for dtype in dict.fromkeys(weights[name].dtype for name in weights if name in late):
-            others = [n for n in weights if n in late and weights[n].dtype == dtype]
-            self._announced.append(others)
-        self._board = announcement_board(len(self._announced)) if self.buckets else None
+        places = [[parts[n][0].array.ctypes.data for n in bucket] for bucket in self.buckets]
+        self._board = announcement_board(places) if places else None
         self._thread = ThreadPoolExecutor(1, "onnxfit-sums") if self._board is not None else None
         self._statistics = {
             name: (parts[name][0].array, parts[name][1].array) for name in statistics
@@ -113,7 +109,7 @@ class GradientReduction:
         - `gradients`: the outputs of the graph with the gradients, by weight.
         """
         if self._board is not None:
-            announced = [[gradients[weight] for weight in group] for group in self._announced]
+            announced = [[gradients[weight] for weight in bucket] for bucket in self.buckets]
             self._board.add_announcements(model, announced)
 
     @contextmanager
@@ -130,15 +126,16 @@ class GradientReduction:
         self._board.clear()
         with self.world.collective(EXCHANGE):
             sums = self._thread.submit(self._sum_buckets, self._board)
-            is_cut_off = True
             try:
-                yield
-                is_cut_off = False
-            finally:
-                self._board.end()
-                wait([sums])
-                self._is_cut_off = is_cut_off and self._summed > 0
-            sums.result()
+                try:
+                    yield
+                finally:
+                    self._board.end()
+                    wait([sums])
+                sums.result()
+            except BaseException:
+                self._is_cut_off = self._summed > 0
+                raise
 
     def _sum_buckets(self, board: AnnouncementBoard) -> None:
         for number, flat in enumerate(self._flat[: len(self.buckets)]):

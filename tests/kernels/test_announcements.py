@@ -68,9 +68,14 @@ class Overlapping(ThreadCommunicator):
         super().allreduce(buffer)
 
 
-def trainer_of(communicator: Any, dtype: str = "float", **settings: Any) -> Trainer:
+def trainer_of(
+    communicator: Any,
+    dtype: str = "float",
+    model: onnx.ModelProto | None = None,
+    **settings: Any,
+) -> Trainer:
     return Trainer(
-        network(dtype),
+        network(dtype) if model is None else model,
         **{
             "loss": "cross_entropy",
             "optimizer": "adam",
@@ -94,46 +99,59 @@ def trained(communicator: Any, dtype: str = "float", **settings: Any) -> dict[st
     return trainer.get_weights()
 
 
-def board_of(count: int) -> AnnouncementBoard:
-    board = announcement_board(count)
-    assert board is not None
-    return board
-
-
 # ---------------------------------------------------------------------- announcements
 
+OUTPUTS = {f"y{i}": np.zeros(3, np.float32) for i in range(5)}
 
-def chain() -> onnx.ModelProto:
-    """Outputs y0, y1, ..., each of which needs the one before."""
+
+def address(name: str) -> int:
+    return OUTPUTS[name].ctypes.data
+
+
+def board_of(*announced: list[str]) -> tuple[AnnouncementBoard, onnx.ModelProto]:
+    """A board, and a graph that announces `OUTPUTS` on it; each output needs the one before."""
     lines = " ".join(f"y{i} = Sin({f'y{i - 1}' if i else 'x'})" for i in range(5))
-    outputs = ", ".join(f"float[3] y{i}" for i in range(5))
-    return onnx.parser.parse_model(
+    outputs = ", ".join(f"float[3] {name}" for name in OUTPUTS)
+    model = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => ({outputs}) {{ {lines} }}'
     )
+    board = announcement_board([[address(name) for name in names] for names in announced])
+    assert board is not None
+    board.add_announcements(model, announced)
+    return board, model
 
 
-def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+def run(model: onnx.ModelProto, unbound: str = "") -> None:
+    """Run a graph whose outputs, but one, are bound to `OUTPUTS`."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     library.register(model, options)
-    return onnxruntime.InferenceSession(
+    session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", np.ones(3, np.float32))
+    for name in OUTPUTS:
+        place = () if name == unbound else (np.float32, [3], address(name))
+        binding.bind_output(name, "cpu", 0, *place)
+    session.run_with_iobinding(binding)
 
 
 def test_a_thread_waits_for_an_announcement_and_for_the_end() -> None:
-    board = board_of(2)
-    model = chain()
-    board.add_announcements(model, [["y0", "y1"], ["y2", "y3", "y4"]])
+    board, model = board_of(["y0", "y1"], ["y2", "y3", "y4"])
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.extend(board.wait(i) for i in range(2)))
     thread.start()
     thread.join(0.05)
     assert thread.is_alive()
     assert not found
-    session_of(model).run(None, {"x": np.ones(3, np.float32)})
+    run(model)
     thread.join(10)
     assert found == [True, True]
+    expected = np.ones(3, np.float32)
+    for output in OUTPUTS.values():
+        expected = np.sin(expected)
+        np.testing.assert_allclose(output, expected, rtol=1e-6)
     board.clear()
     thread = threading.Thread(target=lambda: found.append(board.wait(0)))
     thread.start()
@@ -142,18 +160,25 @@ def test_a_thread_waits_for_an_announcement_and_for_the_end() -> None:
     assert found == [True, True, False]
 
 
+def test_outputs_that_are_not_in_their_buffers_are_not_announced() -> None:
+    board, model = board_of(["y0"], ["y1"], ["y2", "y3"])
+    run(model, unbound="y1")
+    assert [board.wait(number) for number in range(3)] == [True, False, True]
+    board.clear()
+    run(model)
+    assert all(board.wait(number) for number in range(3))
+
+
 @pytest.mark.parametrize("number", [-1, 2, 10**9])
 def test_a_number_that_a_board_lacks_is_never_announced(number: int) -> None:
-    assert not board_of(2).wait(number)
+    assert not board_of(["y0"], ["y1"])[0].wait(number)
 
 
 def test_a_graph_without_its_board_does_not_run() -> None:
-    board = board_of(1)
-    model = chain()
-    board.add_announcements(model, [[f"y{i}" for i in range(5)]])
+    board, model = board_of(list(OUTPUTS))
     del board
     with pytest.raises(Exception, match="open board"):
-        session_of(model).run(None, {"x": np.ones(3, np.float32)})
+        run(model)
 
 
 # ---------------------------------------------------------------------- overlapping sums
@@ -168,6 +193,7 @@ def test_a_graph_without_its_board_does_not_run() -> None:
         {"clip_norm": 0.1},
         {"accumulate": 2},
         {"penalty": 0.01, "precision": "float32"},
+        {"precision": "fp16"},
     ],
     ids=str,
 )
@@ -196,7 +222,7 @@ def test_a_rank_without_the_operator_sums_the_same_buckets(monkeypatch: pytest.M
     monkeypatch.setattr(
         reduction,
         "announcement_board",
-        lambda count: None if of_this_rank.lacks_it else made(count),
+        lambda places: None if of_this_rank.lacks_it else made(places),
     )
 
     def both(communicator: ThreadCommunicator) -> Any:
@@ -204,10 +230,80 @@ def test_a_rank_without_the_operator_sums_the_same_buckets(monkeypatch: pytest.M
         over, plain = (Overlapping(communicator, overlaps) for overlaps in (True, False))
         return trained(over), trained(plain), len(over.background)
 
-    results = on_ranks(3, both)
-    assert [bool(overlapped) for _, _, overlapped in results] == [True, False, True]
+    results = on_ranks(4, both)
+    assert [bool(overlapped) for _, _, overlapped in results] == [True, False, True, True]
     for over, _, _ in results:
         for name, array in results[0][1].items():
+            np.testing.assert_array_equal(over[name], array)
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+@pytest.mark.parametrize(
+    "body", ["v = Add(w1, w2) y = MatMul(a, v)", "v = Mul(w1, w2) u = Add(v, w3) y = MatMul(a, u)"]
+)
+def test_a_gradient_that_other_nodes_read_is_summed_once(backend: str, body: str) -> None:
+    """The gradient of one weight is computed from that of another, whose sum may be complete."""
+    model = network()
+    shared = onnx.parser.parse_graph(
+        f"net (float[N, 8] x) => (float[N, 8] y) {{ h = MatMul(x, w0) a = Tanh(h) {body} }}"
+    )
+    read = {name for node in shared.node for name in node.input}
+    shared.initializer.extend(t for t in model.graph.initializer if t.name in read)
+    model.graph.CopyFrom(shared)
+
+    def both(communicator: ThreadCommunicator) -> Any:
+        over, plain = (Overlapping(communicator, overlaps) for overlaps in (True, False))
+        results = [trained(c, model=model, backend=backend) for c in (over, plain)]
+        return results, len(over.background)
+
+    for (over, plain), overlapped in on_ranks(2, both):
+        assert overlapped
+        for name, array in plain.items():
+            np.testing.assert_array_equal(over[name], array)
+
+
+def test_gradients_outside_their_buffers_are_summed_after_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two nodes copy the gradients after the announcements, as a runtime might do."""
+    announce = reduction.GradientReduction.announce
+
+    def with_copies(own: Any, model: onnx.ModelProto, gradients: dict[str, str]) -> None:
+        announce(own, model, gradients)
+        copies = []
+        for node in model.graph.node:
+            if node.op_type == "Announce" and own.world.rank == 1:
+                (gradient,) = node.output
+                node.output[0], between = f"{gradient}/announced", f"{gradient}/between"
+                copies.append(onnx.helper.make_node("Neg", [node.output[0]], [between]))
+                copies.append(onnx.helper.make_node("Neg", [between], [gradient]))
+        model.graph.node.extend(copies)
+
+    monkeypatch.setattr(reduction.GradientReduction, "announce", with_copies)
+
+    def both(communicator: ThreadCommunicator) -> Any:
+        over, plain = (Overlapping(communicator, overlaps) for overlaps in (True, False))
+        return [trained(over), trained(plain)], len(over.background)
+
+    for rank, ((over, plain), overlapped) in enumerate(on_ranks(2, both)):
+        assert bool(overlapped) == (rank == 0)
+        for name, array in plain.items():
+            np.testing.assert_array_equal(over[name], array)
+
+
+def test_frozen_weights_and_other_windows_between_two_fits() -> None:
+    def both(communicator: ThreadCommunicator) -> Any:
+        results = []
+        for overlaps in (True, False):
+            trainer = trainer_of(Overlapping(communicator, overlaps), accumulate=2)
+            for frozen, accumulate in (["w3"], 1), ([], 2), (["w1", "w2"], 1), ([], 1):
+                trainer.frozen, trainer.accumulate = frozen, accumulate
+                trainer.fit(X.astype(np.float32), Y, epochs=1, batch_size=16, verbose=0)
+            results.append(trainer.get_weights())
+        return results
+
+    for over, plain in on_ranks(2, both):
+        for name, array in plain.items():
             np.testing.assert_array_equal(over[name], array)
 
 
@@ -240,10 +336,12 @@ def test_gradients_are_computed_in_the_order_of_their_announcements(
 
     for ran in on_ranks(2, order):
         places = [i for i, kind in enumerate(ran) if kind == "Announce"]
-        assert len(places) == LAYERS
-        # Between two announcements are the gradients of a layer's output and of its weight.
-        assert [ran[i - 1] for i in places] == ["Gemm"] * LAYERS
-        assert np.diff(places).tolist() == [4] * (LAYERS - 1)
+        assert len(places) == LAYERS - 1
+        # Between two announcements are the gradients of a layer's output and of its weight. Those
+        # of the first layer follow.
+        assert [ran[i - 1] for i in places] == ["Gemm"] * (LAYERS - 1)
+        assert np.diff(places).tolist() == [4] * (LAYERS - 2)
+        assert ran[places[-1] + 1 :].count("Gemm") == 2
 
 
 def test_ranks_that_share_memory_or_average_weights_have_no_buckets() -> None:
@@ -292,6 +390,8 @@ def test_an_error_of_an_exchange_is_raised_in_the_step() -> None:
     def error(communicator: ThreadCommunicator) -> str:
         trainer = trainer_of(Lost(communicator))
         with pytest.raises(ConnectionError) as found:
+            trainer.train_on_batch(X[:16].astype(np.float32), Y[:16])
+        with pytest.raises(SettingError, match="out of step"):
             trainer.train_on_batch(X[:16].astype(np.float32), Y[:16])
         return str(found.value)
 
