@@ -1024,7 +1024,7 @@ def test_wrong_validation_data_is_refused(given: Any, message: str) -> None:
     ("estimator", "threads"),
     [
         (OnnxRegressor(), 1), (OnnxRegressor(threads=2), 2), (OnnxRegressor(hidden_layer_sizes=(2000, 200)), None), (OnnxRegressor(line(1)), None),
-        (OnnxRegressor(hidden_layer_sizes=(300,), batch_size=1000), None),
+        (OnnxRegressor(hidden_layer_sizes=(1000,)), 1), (OnnxRegressor(hidden_layer_sizes=(2000,), batch_size=1000), None),
     ],
 )  # fmt: skip
 def test_small_default_networks_use_one_thread(estimator: Any, threads: Any) -> None:

@@ -42,8 +42,8 @@ from onnxfit.trainer import Trainer
 Array = npt.NDArray[Any]
 ROWS_PER_PREDICTION = 4096
 AUTOMATIC_BATCH_SIZE = 200
-# Multiplications of the forward pass of a batch that are faster without a second thread.
-MAX_PRODUCTS_OF_ONE_THREAD = 2**20
+# Multiplications of the forward pass of a batch, up to which a second thread saves no time.
+MAX_PRODUCTS_OF_ONE_THREAD = 2**22
 
 
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types

@@ -72,7 +72,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     - `random_state`: a seed for the initial weights, the order of rows, the rows held out, and
       dropout.
     - `verbose`: 0 for silence, 1 for a progress bar, as in `Trainer.fit`.
-    - `threads`: as in `Trainer`, but None is one thread for a default network with at most a
+    - `threads`: as in `Trainer`, but None is one thread for a default network with at most four
       million multiplications a batch, so that the fits of a search do not wait for each other.
     - `backend`, `gradient`, `device`, `teacher`, `quantization`, `adapters`: as in `Trainer`.
 
