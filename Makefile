@@ -33,7 +33,8 @@ test-quick: .venv-dev/installed  ## run a sample of the tests, in under a minute
 	$(dev) $(pytest) -m "not builder" --quick
 
 # test-oldest: the lower bounds of pyproject.toml, on the oldest Python; test-newest: the newest Python; both without PyTorch.
-# test-builder: `gradient="onnxruntime"`, on the training build of onnxruntime.
+# test-builder: `gradient="onnxruntime"`, on the training build of onnxruntime. Only files with a test of it are collected: collecting all
+# takes longer than running these.
 test-others: test-oldest test-newest test-builder  ## test the oldest and newest packages, and the builder
 
 test-oldest: .venv-oldest/installed
@@ -41,7 +42,7 @@ test-oldest: .venv-oldest/installed
 test-newest: .venv-newest/installed
 	ONNXFIT_TEST_WITHOUT=torch .venv-newest/bin/python $(pytest) -m "not builder" --quick
 test-builder: .venv-training/installed
-	.venv-training/bin/python $(pytest) -m builder
+	.venv-training/bin/python $(pytest) -m builder $$(grep -rlE 'every_way|needs_builder|mark\.builder' tests --include='test_*.py')
 
 lint: .venv-dev/installed  ## check with ruff and mypy --strict
 	$(dev) -m ruff check .
