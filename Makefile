@@ -26,7 +26,7 @@ demo: .venv-demo/installed  ## train a small network on digits from a .onnx file
 test: .venv-dev/installed  ## run the tests, doctests, examples and README snippets
 	$(dev) $(pytest) -m "not builder" $(if $(ARGS),,--sample)
 
-# `make test` runs a sample of the tests with the mark `table`; `make test-all` runs all of their cases.
+# `make test` runs a sample of the tests with the most cases (tests/samples.py); `make test-all` runs all of their cases.
 test-all: .venv-dev/installed
 	$(dev) $(pytest) -m "not builder"
 test-quick: .venv-dev/installed  ## run a sample of the tests, in under a minute

@@ -6,7 +6,8 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
 from importlib.util import find_spec
 
 import hypothesis
@@ -16,8 +17,10 @@ from onnxfit.gradients import table
 from tests.builds import HAS_BUILDER
 from tests.one_thread import use_one_thread
 from tests.samples import (
+    LARGE_PRODUCT,
     ONE_CASE_IN,
     ONE_CASE_OF_A_TABLE_IN,
+    in_sample_of_product,
     in_sample_of_table,
     quick_sample,
 )
@@ -64,8 +67,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sample",
         action="store_true",
-        help=f"one case in {ONE_CASE_OF_A_TABLE_IN} of each test with the mark `table`, by checksum",
+        help=f"one case in {ONE_CASE_OF_A_TABLE_IN} of each test with the mark `table`, by checksum;"
+        f" of other tests with more than {LARGE_PRODUCT} cases, enough for every value of each"
+        f" parameter",
     )
+
+
+def values_of_parameters(item: pytest.Item) -> list[Hashable]:
+    """The values of one case, those of a common `parametrize` as one.
+
+    They are objects of lists that exist while tests do, so that their addresses tell them apart.
+    """
+    callspec = getattr(item, "callspec", None)  # of a test with parameters
+    values = {name: id(value) for name, value in callspec.params.items()} if callspec else {}
+    found: list[Hashable] = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        found.append(tuple((name, values.pop(name)) for name in names if name in values))
+    return [*found, *values.items()]  # the rest are parameters of fixtures
+
+
+def sample(items: list[pytest.Item]) -> set[str]:
+    """Return the names of the tests that `--sample` runs."""
+    kept = set()
+    products = defaultdict[str, dict[str, list[Hashable]]](dict)
+    for item in items:
+        if not item.get_closest_marker("table"):
+            products[item.nodeid.partition("[")[0]][item.nodeid] = values_of_parameters(item)
+        elif in_sample_of_table(item.nodeid):
+            kept.add(item.nodeid)
+    return kept.union(*map(in_sample_of_product, products.values()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -77,8 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--quick"):
         kept = quick_sample(names)
     elif config.getoption("--sample"):
-        tables = {item.nodeid for item in items if item.get_closest_marker("table")}
-        kept = {name for name in names if name not in tables or in_sample_of_table(name)}
+        kept = sample(items)
     else:
         return
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])

@@ -47,7 +47,6 @@ def test_the_gradient_meets_central_differences_in_float64(case: Case) -> None:
     judged(case)
 
 
-@pytest.mark.table
 @every_case
 @pytest.mark.parametrize("shapes", ["static", "batch", "any"])
 def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case, shapes: str) -> None:
