@@ -4,9 +4,7 @@
 
 #include "vectorized.h"
 
-// GCC 11 and Clang 12 have the instructions.
-#if defined(HAS_TARGETS) && (__GNUC__ >= 11 || (defined(__clang__) && __clang_major__ >= 12))
-#define HAS_PAIRS
+#ifdef HAS_PAIRS
 #include <immintrin.h>
 
 namespace bfloat16 {

@@ -1,15 +1,9 @@
 // The loops of product.cpp for factors that are rounded to bfloat16. They are compiled once for each
 // instruction set.
 
-typedef uint32_t Bits __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
-constexpr uint32_t UPPER_HALF = 0xffff0000, QUIET = 0x400000, EXPONENT = 0x7f800000;
+#include "pair_loops.h"
 
-// Return the numbers rounded to their upper halves, ties to even. NaN stays NaN.
-ALWAYS_INLINE Vector rounded(Vector x) {
-  const Bits bits = (Bits)x;
-  const Bits nearest = bits + 0x7fff + (bits >> 16 & 1);
-  return (Vector)((x == x ? nearest : bits | QUIET) & UPPER_HALF);
-}
+constexpr uint32_t EXPONENT = 0x7f800000;
 
 // Return what rounding takes off the numbers; 0 if it makes them infinite.
 ALWAYS_INLINE Vector lost(Vector x) {
@@ -24,7 +18,7 @@ ALWAYS_INLINE Vector pairs_of(Vector first, Vector second) {
     first = lost(first);
     second = lost(second);
   }
-  return (Vector)((Bits)rounded(first) >> 16 | (Bits)rounded(second));
+  return pairs_of(first, second);
 }
 
 // The lines of a factor: the rows of a, or the columns of b.
@@ -38,9 +32,7 @@ struct Lines {
 template <bool ARE_LOW>
 ALWAYS_INLINE Vector pairs_of_line(const float* from) {
   const Vector left = load(from), right = load(from + LANES);
-  const Vector even = shuffle(left, right, [](int lane) { return 2 * lane; });
-  const Vector odd = shuffle(left, right, [](int lane) { return 2 * lane + 1; });
-  return pairs_of<ARE_LOW>(even, odd);
+  return pairs_of<ARE_LOW>(even(left, right), odd(left, right));
 }
 
 // Write the pairs of LANES lines and 2 LANES steps, whose lines or steps are adjacent, in the other order:
@@ -127,10 +119,6 @@ inline void pack_lines(
     }
   }
 }
-
-// Return the numbers in the lower or the upper halves of pairs.
-ALWAYS_INLINE Vector lower(Bits pairs) { return (Vector)(pairs << 16); }
-ALWAYS_INLINE Vector upper(Bits pairs) { return (Vector)(pairs & UPPER_HALF); }
 
 // Add the products of a tile without instructions for pairs.
 inline void add_pairs(

@@ -7,7 +7,8 @@
 //
 // The attributes are those of Conv, with the pads before the first pixel, and `sizes`: those of the
 // result. Dense convolutions have one axis or two, depthwise ones two. Dense convolutions also have
-// `winograd`: 1 if they are computed by fewer products.
+// `winograd`: 1 if they are computed by fewer products. They may have `precision`: 1 if the factors of
+// products are rounded to bfloat16.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +31,7 @@ struct Conv {
   convolution::Axes axes;  // without sizes
   std::vector<int64_t> sizes;
   size_t inputs = 0;
-  int64_t winograd = 0;
+  int64_t winograd = 0, precision = 0;
 
   ort::Status* read(const ort::KernelInfo* info) {
     if (!IS_DEPTHWISE && instruction_set() == InstructionSet::NONE) {
@@ -61,7 +62,11 @@ struct Conv {
     for (size_t i = 0; i < rank; ++i) {
       axes[2 - rank + i] = {kernel[i], strides[i], dilations[i], pads[i], 1, 1};
     }
-    if (!IS_DEPTHWISE) RETURN_IF_FAILED(get_integer(info, "winograd", winograd));
+    if (!IS_DEPTHWISE) {
+      RETURN_IF_FAILED(get_integer(info, "winograd", winograd));
+      precision = integer_or(info, "precision", 0);
+      if (precision < 0 || precision > 1) return api->error("Convolutions have no such precision.");
+    }
     if (winograd && !dense::has_winograd(axes)) {
       return api->error(
           "winograd=1 needs a kernel of 3x3, 1x3, 1x5, 3 or 5, strides and dilations of 1, and pads "
@@ -105,7 +110,10 @@ struct Conv {
     }
     work.images = first.shape[0];
     work.channels = is_transposed ? others : channels;
-    if constexpr (!IS_DEPTHWISE) work.filters = is_transposed ? channels : others;
+    if constexpr (!IS_DEPTHWISE) {
+      work.filters = is_transposed ? channels : others;
+      work.has_pairs = precision == 1;
+    }
     (is_transposed ? work.dy : work.x) = static_cast<const float*>(first.data);
     (has_weights ? work.w : work.dy) = static_cast<const float*>(second.data);
     if (inputs > 2) work.bias = static_cast<const float*>(bias.data);

@@ -30,7 +30,15 @@ struct Work {
   const float *x, *w, *bias, *dy;  // those that a direction reads; bias may be missing
   float* result;
   InstructionSet instructions = instruction_set();
+  // Whether the numbers of both tables are rounded to bfloat16: then a step is a pair of steps.
+  bool has_pairs = false;
+  PairInstructions pair_instructions = ::pair_instructions();
 
+  // Return the functions that multiply the tables.
+  const tiles::Functions& functions() const {
+    return has_pairs ? tiles::pair_functions_of(instructions, pair_instructions)
+                     : tiles::functions_of(instructions);
+  }
   int64_t taps() const { return axes[0].kernel * axes[1].kernel; }
 };
 

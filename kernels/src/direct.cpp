@@ -82,19 +82,26 @@ struct ResultAxis {
   }
 };
 
-// Some channels of some images with zeros around them: some rows of each frame.
+// The channels, or images, that are the first and second numbers of pairs.
+enum class Pairs { NONE, OF_CHANNELS, OF_IMAGES };
+
+// Some channels of some images with zeros around them: some rows of each frame. Two channels or images
+// whose numbers are pairs are one.
 class Frame {
  public:
   int64_t pitch, plane, image;  // the distances of rows, channels and images
 
   Frame(
-      const std::array<ResultAxis, 2>& axes, const Range& frame_rows, const float* source,
-      int64_t channels, const Range& read_channels, const Range& images) {
+      const Functions& functions, Pairs pairs, const std::array<ResultAxis, 2>& axes,
+      const Range& frame_rows, const float* source, int64_t channels, const Range& read_channels,
+      const Range& images) {
+    const int64_t of_channels = pairs == Pairs::OF_CHANNELS ? 2 : 1;
+    const int64_t of_images = pairs == Pairs::OF_IMAGES ? 2 : 1;
     const auto& [rows, columns] = axes;
     const int64_t pixels = rows.source * columns.source;
     const bool is_whole = rows.frame <= rows.source && columns.frame <= columns.source;
     source += (images.first * channels + read_channels.first) * pixels;
-    if (!rows.ahead && !columns.ahead && is_whole) {  // it needs no zeros
+    if (pairs == Pairs::NONE && !rows.ahead && !columns.ahead && is_whole) {  // it needs no zeros
       pitch = columns.source;
       plane = pixels;
       image = channels * pixels;
@@ -103,21 +110,32 @@ class Frame {
     }
     pitch = columns.frame;
     plane = frame_rows.size() * pitch;
-    image = read_channels.size() * plane;
-    copy_ = Buffer(images.size() * image);
-    std::memset(copy_.data(), 0, size_t(images.size() * image) * sizeof(float));
+    image = divide_up(read_channels.size(), of_channels) * plane;
+    const int64_t size = divide_up(images.size(), of_images) * image;
+    copy_ = Buffer(size);
+    std::memset(copy_.data(), 0, size_t(size) * sizeof(float));
     elements_ = copy_.data();
     const int64_t first = std::max<int64_t>(frame_rows.first - rows.ahead, 0);
     const int64_t end = std::min(frame_rows.end - rows.ahead, rows.source);
     const int64_t count = std::min(columns.source, columns.frame - columns.ahead);
     const int64_t skipped = (first + rows.ahead - frame_rows.first) * pitch + columns.ahead;
     float* to = copy_.data() + skipped;
-    for (int64_t i = 0; i < images.size(); ++i, source += channels * pixels) {
+    const int64_t distance = pairs == Pairs::OF_CHANNELS ? pixels : channels * pixels;  // in a pair
+    for (int64_t i = 0; i < images.size(); i += of_images, source += of_images * channels * pixels) {
       const float* from = source + first * columns.source;
-      for (int64_t channel = 0; channel < read_channels.size(); ++channel) {
-        convolution::copy_rows(from, columns.source, to, pitch, end - first, count);
-        from += pixels;
-        to += plane;
+      for (int64_t channel = 0; channel < read_channels.size(); channel += of_channels, to += plane) {
+        if (pairs == Pairs::NONE) {
+          convolution::copy_rows(from, columns.source, to, pitch, end - first, count);
+        } else {
+          const bool is_whole_pair = channel + of_channels <= read_channels.size() && i + of_images <= images.size();
+          const float* second = is_whole_pair ? from + distance : nullptr;
+          if (count == pitch && count == columns.source) {  // as one row
+            functions.pair_rows(from, second, 0, to, 0, 1, (end - first) * count);
+          } else {
+            functions.pair_rows(from, second, columns.source, to, pitch, end - first, count);
+          }
+        }
+        from += of_channels * pixels;
       }
     }
   }
@@ -141,14 +159,26 @@ struct Panel {
   int64_t width;
   Buffer elements;
 
-  Panel(const Work& work, int64_t panel_width)
-      : functions(tiles::functions_of(work.instructions)), width(panel_width) {}
+  Panel(const Work& work, int64_t panel_width) : functions(work.functions()), width(panel_width) {}
 
   void pack(const Factors& factors, const int64_t* numbers, int64_t steps) {
     if (!elements.data()) elements = Buffer(std::max(steps, STEPS_AT_ONCE) * width);
     functions.pack(
         factors.from, factors.end, numbers, steps, factors.pitch, factors.columns, width,
         elements.data());
+  }
+
+  // The same for steps in groups of a size, two of which are one group of pairs. The last group may be
+  // alone.
+  void pack_pairs(const Factors& factors, const int64_t* numbers, int64_t steps, int64_t of_group) {
+    if (!elements.data()) elements = Buffer(2 * std::max(steps, STEPS_AT_ONCE) * width);
+    pack(factors, numbers, steps);
+    float* const to = elements.data();
+    const int64_t size = of_group * width, pairs = steps / (2 * of_group);
+    functions.pair_rows(to, to + size, 2 * size, to, size, pairs, size);
+    if (steps > 2 * pairs * of_group) {
+      functions.pair_rows(to + 2 * pairs * size, nullptr, 0, to + pairs * size, 0, 1, size);
+    }
   }
 
   // Fill up the last tile with copies of a row.
@@ -192,12 +222,15 @@ class Images final : public Algorithm {
     const Range strip = Range::of(task % tasks.row_groups, tasks.rows_per_group, rows.result);
     const Range images = Range::of(task / tasks.row_groups, tasks.images_per_group, work.images);
     const Range read = frame_rows(strip);
-    const Frame frame(axes, read, source, source_channels, {0, source_channels}, images);
-    const int64_t taps = work.taps();
-    const int64_t channels_at_once =
-        std::clamp<int64_t>(STEPS_AT_ONCE / taps, 1, source_channels);
-
     Panel panel(work, tasks.columns_per_block);
+    const Frame frame(
+        panel.functions, work.has_pairs ? Pairs::OF_CHANNELS : Pairs::NONE, axes, read, source,
+        source_channels, {0, source_channels}, images);
+    const int64_t taps = work.taps(), in_step = work.has_pairs ? 2 : 1;
+    const int64_t steps_at_once = std::clamp<int64_t>(
+        STEPS_AT_ONCE / taps, 1, divide_up(source_channels, in_step));
+    const int64_t channels_at_once = in_step * steps_at_once;
+
     std::vector<Phase> phases;
     size_t padded_rows = 0;
     for (const ResultAxis::Phase& of_rows : rows.phases) {
@@ -205,7 +238,7 @@ class Images final : public Algorithm {
         Phase phase;
         list_results(frame, images, strip, read.first, of_rows, of_columns, phase);
         if (phase.places.empty()) continue;
-        list_steps(frame, channels_at_once, panel.width, of_rows, of_columns, phase);
+        list_steps(frame, steps_at_once, panel.width, of_rows, of_columns, phase);
         panel.pad(phase.rows);
         phase.first_row = padded_rows;
         phase.columns = divide_up(columns.result - of_columns.first, of_columns.stride);
@@ -225,14 +258,16 @@ class Images final : public Algorithm {
     const float* elements = frame.elements();
     for (int64_t channel = 0; channel < source_channels; channel += channels_at_once) {
       const int64_t channels = std::min(channels_at_once, source_channels - channel);
-      panel.pack(factors, numbers.data(), channels * taps);
+      const int64_t steps = divide_up(channels, in_step);
+      if (work.has_pairs) panel.pack_pairs(factors, numbers.data(), channels * taps, taps);
+      else panel.pack(factors, numbers.data(), channels * taps);
       for (const Phase& phase : phases) {
         panel.functions.add_products(
-            elements, phase.rows, phase.steps.data(), channels * phase.steps_per_channel,
+            elements, phase.rows, phase.steps.data(), steps * phase.steps_per_channel,
             panel.elements.data(), panel.width, channel == 0,
             sums.data() + int64_t(phase.first_row) * panel.width);
       }
-      elements += channels * frame.plane;
+      elements += steps * frame.plane;
       factors.from += channels * step_pitch;
     }
     const int64_t size = rows.result * columns.result;
@@ -285,7 +320,7 @@ class Images final : public Algorithm {
   Tasks divide() const {
     const auto& [rows, columns] = axes;
     Tasks tasks;
-    tasks.columns_per_block = tiles::functions_of(work.instructions).width_for(result_channels);
+    tasks.columns_per_block = work.functions().width_for(result_channels);
     tasks.rows_per_group = std::clamp<int64_t>(ROWS_PER_TASK / columns.result, 1, rows.result);
     const int64_t elements = rows.result * columns.result;
     tasks.images_per_group = std::clamp<int64_t>(ROWS_PER_TASK / elements, 1, work.images);
@@ -368,13 +403,14 @@ class WeightSums final : public Algorithm {
 
   Tasks divide() const {
     Tasks tasks;
-    tasks.columns_per_block = tiles::functions_of(work.instructions).width_for(work.filters);
+    tasks.columns_per_block = work.functions().width_for(work.filters);
     tasks.column_blocks = divide_up(work.filters, tasks.columns_per_block);
     const int64_t most = MAX_SUMS / (tasks.columns_per_block * work.taps());
     tasks.rows_per_group = std::clamp<int64_t>(most, 1, work.channels);
     tasks.row_groups = divide_up(work.channels, tasks.rows_per_group);
     const int64_t groups = divide_up(TASKS_OF_WEIGHTS, tasks.column_blocks * tasks.row_groups);
     tasks.images_per_group = divide_up(work.images, std::min(groups, work.images));
+    if (work.has_pairs) tasks.images_per_group = round_up(tasks.images_per_group, 2);
     tasks.image_groups = divide_up(work.images, tasks.images_per_group);
     return tasks;
   }
@@ -391,7 +427,9 @@ class WeightSums final : public Algorithm {
     const Range channels = Range::of(task % tasks.row_groups, tasks.rows_per_group, work.channels);
     const Range images = Range::of(task / tasks.row_groups, tasks.images_per_group, work.images);
     // Many steps lie behind each other, so that a tile is rarely written.
-    const int64_t images_at_once = std::clamp<int64_t>(STEPS_AT_ONCE / windows, 1, images.size());
+    const int64_t in_step = work.has_pairs ? 2 : 1;
+    const int64_t images_at_once =
+        in_step * std::clamp<int64_t>(STEPS_AT_ONCE / windows, 1, divide_up(images.size(), in_step));
 
     Panel panel(work, tasks.columns_per_block);
     std::vector<int64_t> rows, numbers;
@@ -399,7 +437,9 @@ class WeightSums final : public Algorithm {
     const int64_t in_block = std::min(panel.width, work.filters - block);
     for (int64_t first = images.first; first < images.end; first += images_at_once) {
       const Range now{first, std::min(first + images_at_once, images.end)};
-      const Frame frame(axes, {0, axes[0].frame}, work.x, work.channels, channels, now);
+      const Frame frame(
+          panel.functions, work.has_pairs ? Pairs::OF_IMAGES : Pairs::NONE, axes,
+          {0, axes[0].frame}, work.x, work.channels, channels, now);
       if (rows.empty()) {
         for (int64_t channel = 0; channel < channels.size(); ++channel) {
           for (const ResultAxis::Tap& row : of_rows.taps) {
@@ -414,17 +454,30 @@ class WeightSums final : public Algorithm {
             const int64_t row = of_rows.place_of(window / axes[1].result);
             const int64_t column = of_columns.place_of(window % axes[1].result);
             const int64_t place = int64_t(steps.size()) % STEPS_AT_ONCE * panel.width;
-            steps.push_back({image * frame.image + row * frame.pitch + column, place});
+            if (image % in_step == 0) {
+              steps.push_back({image / in_step * frame.image + row * frame.pitch + column, place});
+            }
             numbers.push_back(image * work.filters * windows + window);
           }
         }
       }
       const Factors factors{work.dy + (first * work.filters + block) * windows,
                             work.dy + work.images * work.filters * windows, windows, in_block};
-      const int64_t count = now.size() * windows;
+      const int64_t count = divide_up(now.size(), in_step) * windows;
       for (int64_t step = 0; step < count; step += STEPS_AT_ONCE) {
         const int64_t n = std::min(STEPS_AT_ONCE, count - step);
-        panel.pack(factors, numbers.data() + step, n);
+        if (!work.has_pairs) {
+          panel.pack(factors, numbers.data() + step, n);
+        } else if (n == count) {
+          panel.pack_pairs(factors, numbers.data(), now.size() * windows, windows);
+        } else {  // a part of one image, or of two
+          std::vector<int64_t> of_part;
+          for (int64_t image = 0; image < now.size(); ++image) {
+            const auto first_number = numbers.begin() + image * windows + step;
+            of_part.insert(of_part.end(), first_number, first_number + n);
+          }
+          panel.pack_pairs(factors, of_part.data(), int64_t(of_part.size()), n);
+        }
         panel.functions.add_products(
             frame.elements(), rows, steps.data() + step, n, panel.elements.data(), panel.width,
             first == images.first && step == 0, sums);

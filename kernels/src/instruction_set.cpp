@@ -51,10 +51,11 @@ PairInstructions newest_pair_instructions() {
   uint32_t a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return PairInstructions::NONE;
   const bool has_tiles = d & amx_tile && d & amx_bf16;
-  if (has_tiles && saves_registers(of_amx) && may_use_tiles()) return PairInstructions::AMX;
   if (!(b & avx512_vl) || !(b & avx512_bw)) return PairInstructions::NONE;
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return PairInstructions::NONE;
-  return a & avx512_bf16 ? PairInstructions::AVX512_BF16 : PairInstructions::NONE;
+  if (!(a & avx512_bf16)) return PairInstructions::NONE;
+  if (has_tiles && saves_registers(of_amx) && may_use_tiles()) return PairInstructions::AMX;
+  return PairInstructions::AVX512_BF16;
 }
 
 }  // namespace

@@ -12,6 +12,11 @@
 #endif
 #endif
 
+// Whether the compiler has instructions for pairs of bfloat16 numbers: GCC 11 and Clang 12.
+#if defined(HAS_TARGETS) && (__GNUC__ >= 11 || (defined(__clang__) && __clang_major__ >= 12))
+#define HAS_PAIRS
+#endif
+
 // BASELINE is what each processor of the platform has: vectors of 4 numbers (SSE2, NEON).
 enum class InstructionSet { NONE, BASELINE, AVX2, AVX512 };
 

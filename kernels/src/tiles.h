@@ -33,6 +33,9 @@ struct Functions {
   void (*unpack)(
       const float* sums, const int64_t* places, int64_t rows, const float* bias, int64_t columns,
       int64_t width, int64_t pitch, float* to);
+  void (*pair_rows)(
+      const float* first, const float* second, int64_t from_pitch, float* to, int64_t to_pitch,
+      int64_t rows, int64_t n);
 
   // The numbers of a row of tiles: as few as possible beyond the columns, then as many as possible.
   int64_t width_for(int64_t columns) const;
@@ -42,6 +45,9 @@ struct Functions {
 
 // Return the functions of an instruction set that is not NONE.
 const Functions& functions_of(InstructionSet instructions);
+
+// The same for frames and panels of pairs, as in bfloat16.h. `pairs`: instructions for them, if any.
+const Functions& pair_functions_of(InstructionSet instructions, PairInstructions pairs);
 
 constexpr int64_t divide_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
 constexpr int64_t round_up(int64_t n, int64_t factor) { return divide_up(n, factor) * factor; }

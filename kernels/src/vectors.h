@@ -21,6 +21,15 @@ ALWAYS_INLINE V shuffle(V a, V b, Place place) {
   return shuffle(a, b, place, std::make_integer_sequence<int, LANES>());
 }
 
+// Return every second number of those of a and then those of b, from the first or the second one on.
+ALWAYS_INLINE Vector even(Vector a, Vector b) {
+  return shuffle(a, b, [](int lane) { return 2 * lane; });
+}
+
+ALWAYS_INLINE Vector odd(Vector a, Vector b) {
+  return shuffle(a, b, [](int lane) { return 2 * lane + 1; });
+}
+
 // Transpose LANES vectors: each of log2(LANES) rounds interleaves the first half with the second.
 inline void transpose(Vector* v) {
   const auto low = [](int i) { return i / 2 + i % 2 * LANES; };

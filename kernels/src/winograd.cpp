@@ -52,6 +52,12 @@ struct Transforms {
   void (*pixels)(
       const float* frame, int64_t plane, int64_t pitch, int64_t tiles, float* to,
       int64_t distance);
+  void (*adjacent_pixels)(
+      const float* frame, int64_t plane, int64_t pitch, int64_t tiles, float* to,
+      int64_t distance);
+  void (*pixel_pairs)(
+      const float* frame, const float* second, int64_t plane, int64_t pitch, int64_t tiles, float* to,
+      int64_t distance);
   void (*filters)(
       const float* from, int64_t channels, int64_t width, bool are_flipped, float* to,
       int64_t distance);
@@ -59,6 +65,9 @@ struct Transforms {
       const float* sums, int64_t distance, const int64_t* places, int64_t tiles, int64_t width,
       float* to);
   void (*gradients)(
+      const float* from, const int64_t* places, int64_t tiles, int64_t width, float* to,
+      int64_t distance);
+  void (*gradient_pairs)(
       const float* from, const int64_t* places, int64_t tiles, int64_t width, float* to,
       int64_t distance);
   void (*filter_sums)(
@@ -82,6 +91,9 @@ const Transforms* transforms_of(
   return nullptr;
 #endif
 }
+
+// Which products are added in one step: those of two channels, or of two tiles.
+enum class Pairs { NONE, OF_CHANNELS, OF_TILES };
 
 // The tiles of all images, row by row.
 struct Tiles {
@@ -137,6 +149,7 @@ struct Windows {
 // row, and behind the last row of each image, lie tiles that nobody reads.
 struct Pixels {
   const Transforms& transforms;
+  const Functions& functions;
   Tiles tiles;
   const float* source;
   int64_t channels, rows, columns, rows_ahead, columns_ahead;  // ahead: zeros before the first pixel
@@ -146,7 +159,7 @@ struct Pixels {
     const int64_t in_image = tiles.rows_of_image();
     const int64_t images = tile_rows % in_image ? tile_rows / in_image + 2 : tile_rows / in_image;
     const int64_t rows_in_all = tile_rows + images * transforms.rows_behind();
-    return round_up(rows_in_all * slots_of_row(), transforms.lanes);
+    return round_up(rows_in_all * slots_of_row(), 2 * transforms.lanes);  // for pairs of tiles
   }
 
   // The places of the tiles that are read.
@@ -161,18 +174,22 @@ struct Pixels {
     return found;
   }
 
-  // Write element k of the tile at a place, of a channel, to to[k distance + channel pitch + place].
+  // Write element k of the tile at a place, of a channel, to to[k distance + channel pitch + place]. Two
+  // channels that are pairs are one; pairs of tiles have half of their place.
   void transform(
-      const Range& tile_rows, const Range& of_channels, float* to, int64_t pitch,
+      Pairs pairs, const Range& tile_rows, const Range& of_channels, float* to, int64_t pitch,
       int64_t distance) const {
     const std::vector<Part> parts = parts_of(tile_rows);
     const int64_t width = slots_of_row() * tiles.width;
     const int64_t copied = std::min(columns, width - columns_ahead);
     const int64_t count = parts.back().first_line + parts.back().tile_rows;  // of lines
-    const int64_t plane = round_up(count * width, tiles.width * transforms.lanes) +
+    const int64_t plane = round_up(count * width, 2 * tiles.width * transforms.lanes) +
                           transforms.rows_behind() * width + transforms.axes[1].pixels;
-    std::vector<float> frame(size_t(tiles.height * plane));
-    for (int64_t channel = of_channels.first; channel < of_channels.end; ++channel) {
+    const int64_t in_step = pairs == Pairs::OF_CHANNELS ? 2 : 1;
+    std::vector<float> frames(size_t(in_step * tiles.height * plane));
+    float* const first_frame = frames.data();
+    float* const second_frame = first_frame + tiles.height * plane;
+    const auto copy = [&](int64_t channel, float* frame) {
       for (const Part& part : parts) {
         const float* from = source + (part.image * channels + channel) * rows * columns;
         for (int64_t i = 0; i < tiles.height; ++i) {
@@ -184,13 +201,22 @@ struct Pixels {
           if (end <= first) continue;
           convolution::copy_rows(
               from + (tiles.height * first - before) * columns, tiles.height * columns,
-              frame.data() + i * plane + (part.first_line + first) * width + columns_ahead, width,
+              frame + i * plane + (part.first_line + first) * width + columns_ahead, width,
               end - first, copied);
         }
       }
-      transforms.pixels(
-          frame.data(), plane, width, count * slots_of_row(),
-          to + (channel - of_channels.first) * pitch, distance);
+    };
+    const int64_t slots = count * slots_of_row();
+    for (int64_t channel = of_channels.first; channel < of_channels.end; channel += in_step, to += pitch) {
+      copy(channel, first_frame);
+      if (pairs == Pairs::OF_CHANNELS) {
+        if (channel + 1 < of_channels.end) copy(channel + 1, second_frame);
+        else std::fill(frames.begin() + tiles.height * plane, frames.end(), 0.0f);
+        transforms.pixel_pairs(first_frame, second_frame, plane, width, slots, to, distance);
+      } else {
+        const auto of_one = pairs == Pairs::NONE ? transforms.pixels : transforms.adjacent_pixels;
+        of_one(first_frame, plane, width, slots, to, distance);
+      }
     }
   }
 
@@ -224,11 +250,11 @@ Pixels pixels_of(const Work& work, bool is_transposed) {
   const Transforms& transforms = *transforms_of(work.instructions, work.axes);
   const int64_t height = transforms.axes[0].windows, width = transforms.axes[1].windows;
   if (is_transposed) {
-    return {transforms, {height, width, work.images, rows.pixels, columns.pixels},
+    return {transforms, work.functions(), {height, width, work.images, rows.pixels, columns.pixels},
             work.dy, work.filters, rows.windows, columns.windows,
             rows.kernel - 1 - rows.pad, columns.kernel - 1 - columns.pad};
   }
-  return {transforms, {height, width, work.images, rows.windows, columns.windows},
+  return {transforms, work.functions(), {height, width, work.images, rows.windows, columns.windows},
           work.x, work.channels, rows.pixels, columns.pixels, rows.pad, columns.pad};
 }
 
@@ -240,7 +266,7 @@ class Images final : public Algorithm {
         is_transposed_(is_transposed),
         channels_(is_transposed ? work.filters : work.channels),
         results_(is_transposed ? work.channels : work.filters),
-        functions_(tiles::functions_of(work.instructions)),
+        functions_(work.functions()),
         width_(functions_.width_for(results_)),
         pixels_(pixels_of(work, is_transposed)),
         elements_(pixels_.transforms.elements),
@@ -303,9 +329,12 @@ class Images final : public Algorithm {
   }
 
   int64_t pitch() const { return pixels_.slots(rows_at_once_); }
-  int64_t pixel_distance() const { return distance_of(channels_ * pitch()); }
+  // The channels whose products a step adds: one, or a pair.
+  int64_t in_step() const { return work_.has_pairs ? 2 : 1; }
+  int64_t steps() const { return divide_up(channels_, in_step()); }
+  int64_t pixel_distance() const { return distance_of(steps() * pitch()); }
   int64_t transformed_size() const { return elements_ * pixel_distance(); }
-  int64_t filter_distance() const { return distance_of(channels_ * width_); }
+  int64_t filter_distance() const { return distance_of(steps() * width_); }
   int64_t filters_of_block() const { return elements_ * filter_distance(); }
 
   // Write the transformed filters of some channels: a part of those of a block.
@@ -321,14 +350,30 @@ class Images final : public Algorithm {
         work_.w + channels.first * step_pitch + block * width_ * column_pitch,
         work_.w + work_.filters * work_.channels * taps_, numbers.data(), int64_t(numbers.size()),
         column_pitch, std::min(width_, results_ - block * width_), width_, taps.data());
+    to += channels.first / in_step() * width_;
+    if (!work_.has_pairs) {
+      pixels_.transforms.filters(
+          taps.data(), channels.size(), width_, is_transposed_, to, filter_distance());
+      return;
+    }
+    const int64_t distance = distance_of(channels.size() * width_), pairs = channels.size() / 2;
+    const Buffer apart(elements_ * distance);
     pixels_.transforms.filters(
-        taps.data(), channels.size(), width_, is_transposed_, to + channels.first * width_,
-        filter_distance());
+        taps.data(), channels.size(), width_, is_transposed_, apart.data(), distance);
+    for (int64_t k = 0; k < elements_; ++k, to += filter_distance()) {
+      const float* first = apart.data() + k * distance;
+      functions_.pair_rows(first, first + width_, 2 * width_, to, width_, pairs, width_);
+      if (channels.size() % 2) {
+        functions_.pair_rows(first + 2 * pairs * width_, nullptr, 0, to + pairs * width_, 0, 1, width_);
+      }
+    }
   }
 
   void transform_pixels(int64_t group, const Range& channels, float* to) const {
+    to += channels.first / in_step() * pitch();
     pixels_.transform(
-        tile_rows(group), channels, to + channels.first * pitch(), pitch(), pixel_distance());
+        work_.has_pairs ? Pairs::OF_CHANNELS : Pairs::NONE, tile_rows(group), channels, to, pitch(),
+        pixel_distance());
   }
 
   // Return the transformed pixels of a group of tiles: those that are shared, or a task's own.
@@ -357,10 +402,8 @@ class Images final : public Algorithm {
     const int64_t count = pixels_.tiles.count(tile_rows(group));
     std::vector<int64_t> rows = pixels_.places(tile_rows(group));
     functions_.pad(rows, width_);
-    std::vector<Step> steps;
-    for (int64_t channel = 0; channel < channels_; ++channel) {
-      steps.push_back({channel * pitch(), channel * width_});
-    }
+    std::vector<Step> of_channels;
+    for (int64_t step = 0; step < steps(); ++step) of_channels.push_back({step * pitch(), step * width_});
     const Windows windows(pixels_.tiles, tile_rows(group), results_);
     const int64_t distance = distance_of(int64_t(rows.size()) * width_);
     const int64_t places = int64_t(windows.places.size());
@@ -371,7 +414,7 @@ class Images final : public Algorithm {
       const float* filters = transformed_filters(block, own_filters);
       for (int64_t k = 0; k < elements_; ++k) {
         functions_.add_products(
-            pixels + k * pixel_distance(), rows, steps.data(), channels_,
+            pixels + k * pixel_distance(), rows, of_channels.data(), steps(),
             filters + k * filter_distance(), width_, true, sums.data() + k * distance);
       }
       pixels_.transforms.sums(
@@ -389,7 +432,7 @@ class Filters final : public Algorithm {
  public:
   explicit Filters(const Work& work)
       : work_(work),
-        functions_(tiles::functions_of(work.instructions)),
+        functions_(work.functions()),
         width_(functions_.width_for(work.filters)),
         blocks_(divide_up(work.filters, width_)),
         pixels_(pixels_of(work, false)),
@@ -441,6 +484,36 @@ class Filters final : public Algorithm {
 
   int64_t sums_of_task() const { return blocks_ * elements_ * distance_; }
 
+  // The steps of some rows of tiles, and the windows of their tiles.
+  struct Steps {
+    std::vector<Step> steps;
+    std::vector<int64_t> windows;
+
+    void add(int64_t place, int64_t width) { steps.push_back({place, int64_t(steps.size()) * width}); }
+  };
+
+  Steps steps_of(const Range& tile_rows, const Windows& windows) const {
+    const std::vector<int64_t> places = pixels_.places(tile_rows);
+    Steps found;
+    if (!work_.has_pairs) {
+      for (int64_t place : places) found.add(place, width_);
+      found.windows = windows.of_tiles;
+      return found;
+    }
+    // A pair are the tiles at an even place and behind it, even if nobody reads one of them.
+    const size_t in_tile = size_t(pixels_.tiles.windows());
+    for (size_t tile = 0; tile < places.size(); ++tile) {
+      const int64_t pair = places[tile] / 2;
+      if (found.steps.empty() || found.steps.back().frame != pair) {
+        found.add(pair, width_);
+        found.windows.resize(found.windows.size() + 2 * in_tile, int64_t(windows.places.size()));
+      }
+      const auto first = windows.of_tiles.begin() + int64_t(tile * in_tile);
+      std::copy_n(first, in_tile, found.windows.end() - int64_t((places[tile] % 2 ? 1 : 2) * in_tile));
+    }
+    return found;
+  }
+
   // Compute the sums over a group of tiles.
   void add(int64_t row_group, int64_t channel_group, float* sums) const {
     const Tiles& tiles = pixels_.tiles;
@@ -458,12 +531,11 @@ class Filters final : public Algorithm {
     const int64_t size = tiles.windows_of_rows * tiles.windows_of_columns;
     for (int64_t row = group.first; row < group.end; row += rows_at_once_) {
       const Range now{row, std::min(row + rows_at_once_, group.end)};
-      pixels_.transform(now, channels, pixels.data(), pitch, of_pixels);
-      std::vector<Step> steps;
-      for (int64_t place : pixels_.places(now)) {
-        steps.push_back({place, int64_t(steps.size()) * width_});
-      }
+      pixels_.transform(
+          work_.has_pairs ? Pairs::OF_TILES : Pairs::NONE, now, channels, pixels.data(), pitch, of_pixels);
       const Windows windows(tiles, now, work_.filters);
+      const Steps of_tiles = steps_of(now, windows);
+      const int64_t steps = int64_t(of_tiles.steps.size());
       const int64_t count = int64_t(windows.places.size());
       std::memset(dy.data() + count * width_, 0, size_t(width_) * sizeof(float));
       for (int64_t block = 0; block < blocks_; ++block) {
@@ -471,12 +543,13 @@ class Filters final : public Algorithm {
             work_.dy + block * width_ * size, work_.dy + work_.images * work_.filters * size,
             windows.places.data(), count, size, std::min(width_, work_.filters - block * width_),
             width_, dy.data());
-        pixels_.transforms.gradients(
-            dy.data(), windows.of_tiles.data(), tiles.count(now), width_, gradients.data(),
-            of_gradients);
+        const auto transform = work_.has_pairs ? pixels_.transforms.gradient_pairs : pixels_.transforms.gradients;
+        transform(
+            dy.data(), of_tiles.windows.data(), work_.has_pairs ? 2 * steps : steps, width_,
+            gradients.data(), of_gradients);
         for (int64_t k = 0; k < elements_; ++k) {
           functions_.add_products(
-              pixels.data() + k * of_pixels, rows, steps.data(), tiles.count(now),
+              pixels.data() + k * of_pixels, rows, of_tiles.steps.data(), steps,
               gradients.data() + k * of_gradients, width_, row == group.first,
               sums + (block * elements_ + k) * distance_);
         }

@@ -1,12 +1,6 @@
 // The transforms of winograd.cpp. They are compiled once for each instruction set.
 
-inline Vector even(Vector a, Vector b) {
-  return shuffle(a, b, [](int i) { return 2 * i; });
-}
-
-inline Vector odd(Vector a, Vector b) {
-  return shuffle(a, b, [](int i) { return 2 * i + 1; });
-}
+#include "pair_loops.h"
 
 // Return a row of a matrix times a vector: the sum of the first columns.
 template <typename Matrix, int ROW, int COLUMN = Matrix::COLUMNS - 1>
@@ -48,23 +42,58 @@ struct Loops {
   static constexpr int TAPS = ROWS * COLUMNS;
   static_assert(OfColumns::WINDOWS == 2, "even and odd columns of pixels");
 
+  // Compute B^T d B of LANES tiles.
+  static inline void elements_of_pixels(
+      const float* frame, int64_t plane, int64_t pitch, Vector (&elements)[ELEMENTS]) {
+    Vector pixels[ELEMENTS];
+    UNROLLED(6) for (int row = 0; row < OfRows::ELEMENTS; ++row) {
+      const float* from = frame + row % OfRows::WINDOWS * plane + row / OfRows::WINDOWS * pitch;
+      UNROLLED(3) for (int column = 0; column < OfColumns::ELEMENTS; column += 2) {
+        const Vector left = load(from + column), right = load(from + column + LANES);
+        pixels[row * OfColumns::ELEMENTS + column] = even(left, right);
+        pixels[row * OfColumns::ELEMENTS + column + 1] = odd(left, right);
+      }
+    }
+    multiply_both<OfPixels<OfRows>, OfPixels<OfColumns>>(pixels, elements);
+  }
+
   // Write B^T d B of tiles: element k of tile t to to[k distance + t]. The pixels of LANES tiles can
   // be read, and their elements written, where fewer are left.
   static void transform_pixels(
       const float* frame, int64_t plane, int64_t pitch, int64_t tiles, float* to,
       int64_t distance) {
     for (int64_t tile = 0; tile < tiles; tile += LANES, frame += 2 * LANES, to += LANES) {
-      Vector pixels[ELEMENTS], elements[ELEMENTS];
-      UNROLLED(6) for (int row = 0; row < OfRows::ELEMENTS; ++row) {
-        const float* from = frame + row % OfRows::WINDOWS * plane + row / OfRows::WINDOWS * pitch;
-        UNROLLED(3) for (int column = 0; column < OfColumns::ELEMENTS; column += 2) {
-          const Vector left = load(from + column), right = load(from + column + LANES);
-          pixels[row * OfColumns::ELEMENTS + column] = even(left, right);
-          pixels[row * OfColumns::ELEMENTS + column + 1] = odd(left, right);
-        }
-      }
-      multiply_both<OfPixels<OfRows>, OfPixels<OfColumns>>(pixels, elements);
+      Vector elements[ELEMENTS];
+      elements_of_pixels(frame, plane, pitch, elements);
       UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) store(to + k * distance, elements[k]);
+    }
+  }
+
+  // The same for the pairs of tiles in two frames.
+  static void transform_pixel_pairs(
+      const float* frame, const float* second, int64_t plane, int64_t pitch, int64_t tiles, float* to,
+      int64_t distance) {
+    for (int64_t tile = 0; tile < tiles; tile += LANES, to += LANES) {
+      Vector elements[2][ELEMENTS];
+      elements_of_pixels(frame + 2 * tile, plane, pitch, elements[0]);
+      elements_of_pixels(second + 2 * tile, plane, pitch, elements[1]);
+      UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) {
+        store(to + k * distance, pairs_of(elements[0][k], elements[1][k]));
+      }
+    }
+  }
+
+  // The same for pairs of adjacent tiles. 2 LANES tiles can be read.
+  static void transform_adjacent_pixels(
+      const float* frame, int64_t plane, int64_t pitch, int64_t tiles, float* to,
+      int64_t distance) {
+    for (int64_t tile = 0; tile < tiles; tile += 2 * LANES, frame += 4 * LANES, to += LANES) {
+      Vector left[ELEMENTS], right[ELEMENTS];
+      elements_of_pixels(frame, plane, pitch, left);
+      elements_of_pixels(frame + 2 * LANES, plane, pitch, right);
+      UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) {
+        store(to + k * distance, pairs_of(even(left[k], right[k]), odd(left[k], right[k])));
+      }
     }
   }
 
@@ -100,6 +129,14 @@ struct Loops {
     }
   }
 
+  // Compute A dy A^T of a tile and LANES columns.
+  static inline void elements_of_gradients(
+      const float* from, const int64_t* places, int64_t width, Vector (&elements)[ELEMENTS]) {
+    Vector windows[WINDOWS];
+    UNROLLED(4) for (int i = 0; i < WINDOWS; ++i) windows[i] = load(from + places[i] * width);
+    multiply_both<Transposed<OfSums<OfRows>>, Transposed<OfSums<OfColumns>>>(windows, elements);
+  }
+
   // Write A dy A^T of tiles, whose window i is from[places[WINDOWS tile + i] width + column]: element
   // k to to[k distance + tile width + column].
   static void transform_gradients(
@@ -107,10 +144,25 @@ struct Loops {
       int64_t distance) {
     for (int64_t tile = 0; tile < tiles; ++tile, places += WINDOWS) {
       for (int64_t column = 0; column < width; column += LANES, to += LANES) {
-        Vector windows[WINDOWS], elements[ELEMENTS];
-        UNROLLED(4) for (int i = 0; i < WINDOWS; ++i) windows[i] = load(from + places[i] * width + column);
-        multiply_both<Transposed<OfSums<OfRows>>, Transposed<OfSums<OfColumns>>>(windows, elements);
+        Vector elements[ELEMENTS];
+        elements_of_gradients(from + column, places, width, elements);
         UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) store(to + k * distance, elements[k]);
+      }
+    }
+  }
+
+  // The same for pairs of adjacent tiles, an even number of tiles.
+  static void transform_gradient_pairs(
+      const float* from, const int64_t* places, int64_t tiles, int64_t width, float* to,
+      int64_t distance) {
+    for (int64_t tile = 0; tile < tiles; tile += 2, places += 2 * WINDOWS) {
+      for (int64_t column = 0; column < width; column += LANES, to += LANES) {
+        Vector elements[2][ELEMENTS];
+        elements_of_gradients(from + column, places, width, elements[0]);
+        elements_of_gradients(from + column, places + WINDOWS, width, elements[1]);
+        UNROLLED(16) for (int k = 0; k < ELEMENTS; ++k) {
+          store(to + k * distance, pairs_of(elements[0][k], elements[1][k]));
+        }
       }
     }
   }
@@ -136,9 +188,12 @@ struct Loops {
       TAPS,
       {{OfRows::WINDOWS, OfRows::ELEMENTS}, {OfColumns::WINDOWS, OfColumns::ELEMENTS}},
       transform_pixels,
+      transform_adjacent_pixels,
+      transform_pixel_pairs,
       transform_filters,
       transform_sums,
       transform_gradients,
+      transform_gradient_pairs,
       transform_filter_sums};
 };
 

@@ -86,11 +86,19 @@ struct Sum {
   }
 };
 
+// The nearest number of bfloat16.
+inline double nearest_bfloat16(float number) {
+  int exponent;
+  const double fraction = std::frexp(double(number), &exponent);
+  return std::ldexp(std::nearbyint(fraction * 256), exponent - 8);
+}
+
 constexpr double OF_SIZE = 3e-6;  // the error of a sum of some thousand terms
 
-inline void require_sums(const char* what, const float* results, const std::vector<Sum>& sums) {
+inline void require_sums(
+    const char* what, const float* results, const std::vector<Sum>& sums, double of_size = OF_SIZE) {
   for (size_t i = 0; i < sums.size(); ++i) {
-    require_near(what, double(results[i]), sums[i].value, OF_SIZE * sums[i].size);
+    require_near(what, double(results[i]), sums[i].value, of_size * sums[i].size);
   }
 }
 

@@ -35,7 +35,11 @@ struct Convolution {
   float *x, *dy, *w, *bias;
   std::vector<Sum> y, dx, dw;
 
-  Convolution(const Axes& axes, int64_t images, int64_t channels, int64_t filters, bool is_depthwise) {
+  // `has_bfloat16`: the factors are rounded.
+  Convolution(
+      const Axes& axes, int64_t images, int64_t channels, int64_t filters, bool is_depthwise,
+      bool has_bfloat16 = false) {
+    const auto factor = [&](float number) { return has_bfloat16 ? nearest_bfloat16(number) : double(number); };
     pixels = axes[0].pixels * axes[1].pixels;
     windows = axes[0].windows * axes[1].windows;
     taps = axes[0].kernel * axes[1].kernel;
@@ -56,8 +60,8 @@ struct Convolution {
           const int64_t of_y = (image * filters + filter) * windows;
           const int64_t of_w = (filter * channels_of_filter + i) * taps;
           for_each_product(axes, [&](int64_t pixel, int64_t window, int64_t tap) {
-            const double from_x = double(x[of_x + pixel]), from_dy = double(dy[of_y + window]);
-            const double weight = double(w[of_w + tap]);
+            const double from_x = factor(x[of_x + pixel]), from_dy = factor(dy[of_y + window]);
+            const double weight = factor(w[of_w + tap]);
             y[size_t(of_y + window)] += from_x * weight;
             dx[size_t(of_x + pixel)] += from_dy * weight;
             dw[size_t(of_w + tap)] += from_x * from_dy;
@@ -118,13 +122,16 @@ void convolve_densely(int trial) {
       work.axes[i] = {kernel, 1, 1, number_below(kernel), axis.pixels, axis.windows};
     }
   }
-  Convolution expected(work.axes, work.images, work.channels, work.filters, false);
+  work.has_pairs = number_below(2);
+  Convolution expected(work.axes, work.images, work.channels, work.filters, false, work.has_pairs);
   work.x = expected.x;
   work.w = expected.w;
   work.dy = expected.dy;
   work.bias = expected.bias;
   for (bool is_winograd : {false, true}) {
     if (is_winograd && !dense::has_winograd(work.axes)) continue;
+    // Winograd's algorithm rounds sums of the factors, not the factors.
+    const double of_size = is_winograd && work.has_pairs ? 0x1p-6 : OF_SIZE;
     const auto run = [&](dense::Direction direction, const char* what, std::vector<Sum>& sums) {
       if (is_winograd) Convolution::spread_sizes(sums);
       work.result = expected.arrays.make(int64_t(sums.size()));
@@ -133,14 +140,20 @@ void convolve_densely(int trial) {
       for (size_t stage = 0; stage < tasks.size(); ++stage) {
         for (int64_t task = tasks[stage]; task-- > 0;) algorithm->run(stage, task);
       }
-      require_sums(what, work.result, sums);
+      require_sums(what, work.result, sums, of_size);
     };
-    for (InstructionSet set : instruction_sets()) {
-      work.instructions = set;
+    const auto run_all = [&] {
       run(dense::Direction::FORWARD, "convolution y", expected.y);
       run(dense::Direction::TRANSPOSED, "convolution dx", expected.dx);
       run(dense::Direction::WEIGHTS, "convolution dw", expected.dw);
+    };
+    for (InstructionSet set : instruction_sets()) {
+      work.instructions = set;
+      work.pair_instructions = PairInstructions::NONE;
+      run_all();
     }
+    work.pair_instructions = pair_instructions();
+    if (work.has_pairs && work.pair_instructions != PairInstructions::NONE) run_all();
   }
 }
 

@@ -10,13 +10,6 @@
 
 namespace {
 
-// The nearest number of bfloat16.
-double nearest_bfloat16(float number) {
-  int exponent;
-  const double fraction = std::frexp(double(number), &exponent);
-  return std::ldexp(std::nearbyint(fraction * 256), exponent - 8);
-}
-
 // Eight tiles in software, with the numbers of AMX's instructions.
 class SoftwareTiles {
  public:
