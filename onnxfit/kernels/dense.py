@@ -26,6 +26,7 @@ from onnxfit.kernels.convolutions import (
     WeightGradient,
     convolutions,
 )
+from onnxfit.kernels.rounding import PRECISIONS, is_of_model, rounds_convolutions
 from onnxfit.kernels.search import make_node
 
 MAX_AXES = 2
@@ -57,6 +58,17 @@ MIN_WINOGRAD_CHANNELS_OF_WEIGHTS = 8, 16
 MIN_WINOGRAD_PIXELS = 7  # along each axis; in smaller images tiles at the border are half empty
 MIN_WINOGRAD_CHANNELS_OF_SMALL_IMAGES = 64
 
+# In bfloat16, products take about half as long, but factors are rounded first. Where each number of
+# the source is a factor of fewer products, float32 is as fast.
+MIN_PRODUCTS_OF_ROUNDED = 128
+MIN_CHANNELS_OF_ROUNDED_POINTWISE = 128  # with one tap, onnxruntime's product is fast
+# The sums of Winograd's algorithm take as long as in float32. So it is used from larger filters on:
+# channels of the source times channels of the result, along two axes, and along one. With 5 taps,
+# its errors are twice those of all products in bfloat16; with 3x3, 1.7 times.
+WINOGRAD_KERNELS_OF_ROUNDED = {(3, 3), (3,), (1, 3)}
+MIN_WINOGRAD_FILTERS_OF_ROUNDED = 2**11, 2**14
+MIN_WINOGRAD_FILTERS_OF_ROUNDED_WEIGHTS = 2**12, math.inf
+
 
 def replace_convolutions(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], *, with_dense: bool
@@ -67,10 +79,11 @@ def replace_convolutions(
     there is no kernel to use. `with_dense`: whether the kernels for dense convolutions can be used.
     """
     kernels = {}
+    rounds = with_dense and rounds_convolutions(graph)
     for output, convolution in convolutions(graph).items():
         kernel = depthwise.kernel_for(convolution)
         if kernel is None and with_dense:
-            kernel = kernel_for(convolution)
+            kernel = kernel_for(convolution, rounds and is_of_model(convolution.node))
         if kernel is not None and _has_numbers_in_range(kernel):
             kernels[output] = kernel
     return [kernels.get(node.output[0], node) for node in nodes] if kernels else nodes
@@ -86,9 +99,13 @@ def _has_numbers_in_range(kernel: onnx.NodeProto) -> bool:
     )
 
 
-def kernel_for(convolution: AnyConvolution) -> onnx.NodeProto | None:
-    """Return a kernel for a dense convolution; None if there is none, or it is slower."""
-    return _dense_kernel(convolution) if _is_faster(convolution) else None
+def kernel_for(convolution: AnyConvolution, may_round: bool = False) -> onnx.NodeProto | None:
+    """Return a kernel for a dense convolution; None if there is none, or it is slower.
+
+    - `may_round`: whether factors may be rounded to bfloat16. They are where that is faster.
+    """
+    rounds = may_round and _is_faster_in_bfloat16(convolution)
+    return _dense_kernel(convolution, rounds) if rounds or _is_faster(convolution) else None
 
 
 class _Images(NamedTuple):
@@ -130,7 +147,25 @@ def _is_faster(convolution: AnyConvolution) -> bool:
     )
 
 
-def _is_faster_by_winograd(convolution: AnyConvolution) -> bool:
+def _is_faster_in_bfloat16(convolution: AnyConvolution) -> bool:
+    """Return whether the kernel is faster if it rounds its factors."""
+    taps = math.prod(convolution.kernel)
+    if isinstance(convolution, WeightGradient):
+        return convolution.channels * taps >= MIN_PRODUCTS
+    source, result, strides, is_transposed = _Images.of(convolution)
+    steps = math.prod(strides)
+    if taps == 1:
+        return (
+            steps == 1
+            and not is_transposed
+            and source[1] >= MIN_CHANNELS_OF_ROUNDED_POINTWISE
+            and result[1] >= MIN_CHANNELS
+            and result[0] * math.prod(result[2:]) >= MIN_ELEMENTS
+        )
+    return _is_faster(convolution) and result[1] * taps >= MIN_PRODUCTS_OF_ROUNDED * steps
+
+
+def _is_faster_by_winograd(convolution: AnyConvolution, rounds: bool) -> bool:
     """Return whether fewer products, of sums, are faster than all products."""
     kernel = convolution.kernel
     is_of_weights = isinstance(convolution, WeightGradient)
@@ -140,6 +175,13 @@ def _is_faster_by_winograd(convolution: AnyConvolution) -> bool:
         source, images, _, _ = _Images.of(convolution)
     tiles = [-(-size // min(taps, 2)) for size, taps in zip(images[2:], kernel)]
     sizes = [size for size, taps in zip(images[2:], kernel) if taps > 1]
+    minima = (
+        MIN_WINOGRAD_FILTERS_OF_ROUNDED_WEIGHTS
+        if is_of_weights
+        else MIN_WINOGRAD_FILTERS_OF_ROUNDED
+    )
+    if rounds and source[1] * images[1] < minima[len(sizes) == 1]:
+        return False
     # The sums cost as much for a channel of the source as for one of the result.
     return (
         min(source[1], images[1]) >= _min_winograd_channels(sizes, is_of_weights)
@@ -158,12 +200,12 @@ def _min_winograd_channels(sizes: Sequence[int], is_of_weights: bool) -> int:
     return MIN_WINOGRAD_CHANNELS[has_one_axis]
 
 
-def _dense_kernel(convolution: AnyConvolution) -> onnx.NodeProto | None:
+def _dense_kernel(convolution: AnyConvolution, rounds: bool) -> onnx.NodeProto | None:
     """Return the node of a kernel, None if there is no kernel for the attributes."""
     if len(convolution.kernel) > MAX_AXES:
         return None
     if isinstance(convolution, Convolution):
-        return _kernel_of_operator(convolution)
+        return _kernel_of_operator(convolution, rounds)
     if isinstance(convolution, WeightGradient):
         if convolution.group > 1:
             return None
@@ -175,6 +217,7 @@ def _dense_kernel(convolution: AnyConvolution) -> onnx.NodeProto | None:
     return _dense_node(
         op_type,
         convolution,
+        rounds,
         inputs,
         strides=convolution.strides,
         dilations=convolution.dilations,
@@ -183,7 +226,7 @@ def _dense_kernel(convolution: AnyConvolution) -> onnx.NodeProto | None:
     )
 
 
-def _kernel_of_operator(convolution: Convolution) -> onnx.NodeProto | None:
+def _kernel_of_operator(convolution: Convolution, rounds: bool) -> onnx.NodeProto | None:
     attributes = convolution.attributes
     if attributes.get("group", 1) > 1:
         return None
@@ -196,6 +239,7 @@ def _kernel_of_operator(convolution: Convolution) -> onnx.NodeProto | None:
     return _dense_node(
         convolution.node.op_type,
         convolution,
+        rounds,
         convolution.inputs,
         strides=convolution.strides,
         dilations=convolution.dilations,
@@ -205,26 +249,40 @@ def _kernel_of_operator(convolution: Convolution) -> onnx.NodeProto | None:
 
 
 def _dense_node(
-    op_type: str, convolution: AnyConvolution, inputs: Sequence[str], **attributes: Any
+    op_type: str,
+    convolution: AnyConvolution,
+    rounds: bool,
+    inputs: Sequence[str],
+    **attributes: Any,
 ) -> onnx.NodeProto:
     replaced = convolution.node
-    has_winograd = _has_winograd(convolution, **attributes)
+    has_winograd = _has_winograd(convolution, rounds, **attributes)
+    optional: dict[str, Any] = {"precision": PRECISIONS["bf16"]} if rounds else {}
     return make_node(
         op_type,
         inputs,
         replaced.output[:1],
         replaced.name,
         kernel_shape=convolution.kernel,
-        winograd=int(has_winograd and _is_faster_by_winograd(convolution)),
+        winograd=int(has_winograd and _is_faster_by_winograd(convolution, rounds)),
         **attributes,
+        **optional,
     )
 
 
 def _has_winograd(
-    convolution: AnyConvolution, *, strides: Sizes, dilations: Sizes, pads: Sizes, sizes: Sizes
+    convolution: AnyConvolution,
+    rounds: bool,
+    *,
+    strides: Sizes,
+    dilations: Sizes,
+    pads: Sizes,
+    sizes: Sizes,
 ) -> bool:
     is_of_weights = isinstance(convolution, WeightGradient)
     kernels = WINOGRAD_KERNELS_OF_WEIGHTS if is_of_weights else WINOGRAD_KERNELS
+    if rounds:
+        kernels = WINOGRAD_KERNELS_OF_ROUNDED
     return (
         tuple(convolution.kernel) in kernels
         and {*strides, *dilations} == {1}

@@ -43,8 +43,21 @@ def _name_of(graph: onnx.GraphProto) -> str | None:
 
 def is_rounded(node: onnx.NodeProto) -> bool:
     """Return whether a node is a product of the model or of the model's gradient."""
-    is_product = node.op_type in PRODUCTS and not node.domain
-    return is_product and scopes.stage_of(scopes.original_of(node.name)) == scopes.MODEL
+    return node.op_type in PRODUCTS and not node.domain and is_of_model(node)
+
+
+def is_of_model(node: onnx.NodeProto) -> bool:
+    """Return whether a node computes the model or the model's gradient."""
+    return scopes.stage_of(scopes.original_of(node.name)) == scopes.MODEL
+
+
+def rounds_convolutions(graph: onnx.GraphProto) -> bool:
+    """Return whether convolutions of the model have factors of bfloat16.
+
+    They are float32 without AVX512-BF16. They are float32 with AMX, too, since their kernels have
+    no loops for it.
+    """
+    return _name_of(graph) == "bf16" and pair_instructions() == PairInstructions.AVX512_BF16
 
 
 def with_rounded_factors(model: onnx.ModelProto, device: str) -> onnx.ModelProto:

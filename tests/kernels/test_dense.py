@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 
 import onnxfit
-from onnxfit.kernels import dense
+from onnxfit.graph import names
+from onnxfit.graph.index import attributes_of
+from onnxfit.kernels import dense, library, rounding
 from onnxfit.kernels.library import DOMAIN, has_products
 from onnxfit.kernels.transforms import with_kernels
 from tests.kernels.convolutions import exact_sums
-from tests.kernels.sessions import kernel_types, random_feeds, run
+from tests.kernels.sessions import kernel_types, parsed, random_feeds, run
 
 # shape of x, shape of w, attributes
 CONVOLUTIONS = {
@@ -79,19 +82,29 @@ def winograd_types(model: onnx.ModelProto) -> set[str]:
     }
 
 
+IS_FASTER, IS_FASTER_BY_WINOGRAD = dense._is_faster, dense._is_faster_by_winograd
+
+
 @pytest.fixture(autouse=True)
 def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All sizes take a kernel here, although the plain operators would be faster for some."""
     monkeypatch.setattr(dense, "_is_faster", lambda convolution: True)
-    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: False)
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda *_: False)
 
 
 @pytest.fixture(params=CONVOLUTIONS)
 def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A convolution; one with Winograd in its name is computed so in all directions."""
     is_winograd = request.param.startswith("Winograd")
-    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: is_winograd)
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda *_: is_winograd)
     return str(request.param)
+
+
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The factors of all convolutions are rounded to bfloat16, on every processor."""
+    monkeypatch.setattr(dense, "rounds_convolutions", lambda graph: True)
+    monkeypatch.setattr(dense, "_is_faster_in_bfloat16", lambda convolution: True)
 
 
 @pytest.fixture
@@ -124,6 +137,31 @@ def test_results_are_those_of_float64(name: str, compiled: Path) -> None:
         np.testing.assert_allclose(found, right[value.name], rtol=0, atol=atol)
 
 
+@pytest.mark.usefixtures("rounded")
+def test_rounded_factors(name: str, compiled: Path) -> None:
+    """Each result is within the error of bfloat16, and is that of rounded factors if these are its
+    factors.
+    """
+    model = with_kernels(gradient(name))
+    feeds = random_feeds(model)
+    feeds["b"][:] = 0  # it is not rounded
+    attributes = CONVOLUTIONS[name][2]
+    right = exact_sums(attributes, feeds)
+    nearest = {n: x.astype(ml_dtypes.bfloat16).astype(np.float32) for n, x in feeds.items()}
+    of_nearest = exact_sums(attributes, nearest)
+    sizes = exact_sums(attributes, {n: np.abs(x) for n, x in feeds.items()})
+    by_sums = winograd_types(model)
+    assert by_sums == (set() if "5 taps" in name else winograd_directions(name))
+    found = dict(zip([v.name for v in model.graph.output], run(model, feeds, compiled)))
+    for value, op in (("y", "Conv"), ("x_grad", "ConvTranspose"), ("w_grad", "ConvWeights")):
+        error, size = np.abs(found[value] - right[value]), sizes[value]
+        bound = np.full_like(size, size.max()) if op in by_sums else size
+        assert (error <= 2.0**-7 * bound).all()  # 2^-8 for each factor
+        assert error.max() > 2.0**-14 * size.max()
+        if op not in by_sums:
+            assert (np.abs(found[value] - of_nearest[value]) <= 1e-6 * size.max()).all()
+
+
 def test_results_are_those_of_the_operators(name: str, compiled: Path) -> None:
     plain = gradient(name)
     feeds = random_feeds(plain)
@@ -145,14 +183,21 @@ def test_three_directions_are_replaced(name: str) -> None:
     assert not {"Transpose", "Gather", "Pad"} & set(types)
 
 
+@pytest.mark.parametrize("is_rounded", [False, True])
 @pytest.mark.parametrize("threads", range(1, 9))
 def test_threads_change_nothing(
-    threads: int, compiled: Path, monkeypatch: pytest.MonkeyPatch
+    threads: int,
+    is_rounded: bool,
+    compiled: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if is_rounded:
+        request.getfixturevalue("rounded")
     names = ["halving", "many images", "strips and grids", "many weights"]
     for name in [*names, *(name for name in CONVOLUTIONS if name.startswith("Winograd"))]:
         is_winograd = name.startswith("Winograd")
-        monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda _, taken=is_winograd: taken)
+        monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda *_, w=is_winograd: w)
         model = with_kernels(gradient(name))
         feeds = random_feeds(model, threads)
         found, right = (run(model, feeds, compiled, n) for n in (threads, 1))
@@ -174,7 +219,7 @@ def test_threads_change_nothing(
 def test_the_transposed_convolution_of_a_model(
     attributes: str, is_winograd: bool, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: is_winograd)
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda *_: is_winograd)
     text = f"""<ir_version: 10, opset_import: ["": 21]>
         g (float[3,5,6,7] x, float[5,9,3,{3 if is_winograd else 4}] w, float[9] b) => (y)
         {{ y = ConvTranspose<{attributes or "group=1"}>(x, w, b) }}"""
@@ -190,7 +235,7 @@ def test_numbers_that_are_not_finite_reach_the_windows_of_their_tile(
     value: float, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Winograd's sums also reach the other windows of a tile of 2x2, and no others."""
-    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: True)
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda *_: True)
     plain = gradient("Winograd, odd sizes")
     feeds = random_feeds(plain)
     feeds["x"][1, 3, 4, 5] = value
@@ -203,8 +248,13 @@ def test_numbers_that_are_not_finite_reach_the_windows_of_their_tile(
     }
 
 
-def test_a_nan_reaches_the_sums_that_read_it(compiled: Path) -> None:
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_a_nan_reaches_the_sums_that_read_it(
+    is_rounded: bool, compiled: Path, request: pytest.FixtureRequest
+) -> None:
     """Also the last row of a tile, and those at the border: no NaN comes from copies."""
+    if is_rounded:
+        request.getfixturevalue("rounded")
     plain = gradient("3x3")
     feeds = random_feeds(plain)
     feeds["x"][1, 3, 4, 5] = np.nan
@@ -355,8 +405,8 @@ def test_fewer_products_of_other_convolutions_are_refused(
     w: tuple[int, ...], attributes: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CONVOLUTIONS, "case", ((2, 8, 20, 20), w, attributes))
-    monkeypatch.setattr(dense, "_has_winograd", lambda convolution, **attributes: True)
-    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda convolution: True)
+    monkeypatch.setattr(dense, "_has_winograd", lambda *_, **attributes: True)
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", lambda *_: True)
     model = with_kernels(gradient("case"))
     assert winograd_types(model) == DIRECTIONS
     with pytest.raises(Exception, match="winograd=1 needs a kernel of 3x3, 1x3, 1x5, 3 or 5"):
@@ -405,3 +455,66 @@ def test_no_kernel_has_negative_pads(group: int) -> None:
         for pad in value.ints
     ]
     assert min(pads, default=0) >= 0
+
+
+# shape of x, shape of w, attributes -> the directions that round their factors, with all products and
+# with fewer; the others are float32
+ROUNDED = {
+    "16 channels": ((8, 16, 64, 64), (16, 16, 3, 3), "pads=[1,1,1,1]", "y dx dw", ""),
+    "32 channels": ((32, 32, 32, 32), (32, 32, 3, 3), "pads=[1,1,1,1]", "y dx dw", ""),
+    "32 to 64": ((32, 32, 16, 16), (64, 32, 3, 3), "pads=[1,1,1,1]", "dw", "y dx"),
+    "64 channels": ((32, 64, 16, 16), (64, 64, 3, 3), "pads=[1,1,1,1]", "", "y dx dw"),
+    "3 channels": ((32, 3, 32, 32), (32, 3, 3, 3), "pads=[1,1,1,1]", "", ""),
+    "halving": ((16, 64, 32, 32), (128, 64, 3, 3), "pads=[1,1,1,1], strides=[2,2]", "y dx dw", ""),
+    "small, halving": ((64, 16, 14, 14), (32, 16, 3, 3), "pads=[1,1,1,1], strides=[2,2]", "dw", ""),
+    "5 taps": ((64, 64, 64), (128, 64, 5), "pads=[2,2]", "y dx dw", ""),
+    "3 taps": ((64, 128, 32), (128, 128, 3), "pads=[1,1]", "dw", "y dx"),
+    "3 taps, 64 channels": ((16, 64, 64), (64, 64, 3), "pads=[1,1]", "y dx dw", ""),
+    "one tap": ((32, 256, 8, 8), (256, 256, 1, 1), "", "y dw", ""),
+    "one tap, 64 channels": ((32, 64, 16, 16), (128, 64, 1, 1), "", "dw", ""),
+    "one tap, 16 channels": ((16, 16, 32, 32), (96, 16, 1, 1), "", "", ""),
+    "one tap, halving": ((16, 64, 32, 32), (128, 64, 1, 1), "strides=[2,2]", "dw", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_factors_are_rounded_where_that_is_faster(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "rounds_convolutions", lambda graph: True)
+    monkeypatch.setattr(dense, "_is_faster", IS_FASTER)
+    monkeypatch.setattr(dense, "_is_faster_by_winograd", IS_FASTER_BY_WINOGRAD)
+    *shapes, by_products, by_sums = ROUNDED[name]
+    monkeypatch.setitem(CONVOLUTIONS, "case", tuple(shapes))
+    found: dict[int, set[str]] = {0: set(), 1: set()}
+    values = {"Conv": "y", "ConvTranspose": "dx", "ConvWeights": "dw"}
+    for node in with_kernels(gradient("case")).graph.node:
+        given = attributes_of(node)
+        if node.op_type in values and given.get("precision"):
+            found[given["winograd"]].add(values[node.op_type])
+    assert found == {0: set(by_products.split()), 1: set(by_sums.split())}
+
+
+def test_only_the_model_and_its_gradient_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "pair_instructions", lambda: library.PairInstructions.AVX512_BF16)
+    inputs = "float[8,64,16,16] x, float[64,64,3,3] w"
+    for scope, precision, expected in [
+        ("layer", "bf16", 1), ("gradient/layer", "bf16", 1), ("loss/y", "bf16", None),
+        ("gradient/loss/y", "bf16", None), ("layer", "bf16x3", None),
+    ]:  # fmt: skip
+        model = parsed(f"g ({inputs}) => (float[8,64,14,14] y) {{ y = Conv(x, w) }}", scope)
+        model.graph.metadata_props.add(key=names.PRODUCTS, value=precision)
+        (node,) = with_kernels(model).graph.node
+        assert attributes_of(node).get("precision") == expected, scope
+
+
+@pytest.mark.parametrize("found", ["NONE", "AMX"])
+def test_convolutions_stay_float32_on_other_processors(
+    found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounding, "pair_instructions", lambda: library.PairInstructions[found])
+    model = gradient("3x3")
+    model.graph.metadata_props.add(key=names.PRODUCTS, value="bf16")
+    nodes = [n for n in with_kernels(model).graph.node if n.op_type in DIRECTIONS]
+    assert nodes
+    assert not any("precision" in attributes_of(node) for node in nodes)
