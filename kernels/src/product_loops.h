@@ -129,7 +129,7 @@ inline void copy_part(
 // The same for a target that has only the first rows and columns: the addends are copied to whole tiles,
 // and the result is copied back.
 template <int VECTORS>
-void write_part(
+ALWAYS_INLINE void write_part(
     Vector (&sums)[TILE][VECTORS], const Target& to, int64_t rows, int64_t columns) {
   constexpr int64_t width = VECTORS * LANES;
   float y[TILE * width], addends[MAX_ADDENDS][TILE * width] = {};
