@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <type_traits>
 
 #include "functions.h"
@@ -23,8 +22,6 @@ constexpr Signature SIGNATURES[CODES] = {
 };
 
 }  // namespace
-
-size_t Signature::operands() const { return std::strlen(text); }
 
 const Signature& signature(int64_t code) { return SIGNATURES[code]; }
 
@@ -312,7 +309,7 @@ class Spreader {
     elements = size;
     run = size_t(by.run);
     repeats = size_t(by.repeats);
-    is_scalar = may_be_scalar && run == 1 && repeats >= BLOCK;
+    is_scalar = may_be_scalar && run == 1 && repeats >= LONG_RUN;
   }
 
   // Return how many of n elements, from number `begin` of the tensors on, can be read at once.
@@ -354,6 +351,16 @@ class Spreader {
   alignas(64) T block[BLOCK];
 };
 
+// Where an operand is: its first element, and 1 if each block has other elements of it, else 0.
+template <typename T>
+struct Place {
+  T* data;
+  size_t step;
+  bool is_scalar;
+
+  ALWAYS_INLINE Rows<T> at(size_t element) const { return {data + element * step, 0, is_scalar}; }
+};
+
 template <typename T>
 ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
   const Program& program = *work.program;
@@ -365,29 +372,31 @@ ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
     spread[i].start(work.inputs[input], work.sizes[i], program.spread[i], program.may_be_scalar(input));
   }
   Reader<T> reader(work.pieces);
-  const size_t in_pieces = work.pieces.empty() ? program.inputs : program.tensors - 1;
-  const auto operand = [&](int64_t number, size_t begin) INLINE -> Rows<T> {
-    size_t i = static_cast<size_t>(number);
-    if (i == in_pieces && i < program.inputs) return {const_cast<T*>(reader.data()), 0, false};
-    if (program.is_spread(i)) return spread[i - program.tensors].rows();
-    if (i < program.inputs) {
-      T* data = const_cast<T*>(work.inputs[i]);
-      return program.is_scalar(i) ? Rows<T>{data, 0, true} : Rows<T>{data + begin, 0, false};
-    }
-    i -= program.inputs;
-    if (i < program.outputs) return {work.outputs[i] + begin, 0, false};
-    return {temporaries[i - program.outputs], 0, false};
-  };
   const size_t end = std::min((task + 1) * ELEMENTS_PER_TASK, work.elements);
-  for (size_t begin = task * ELEMENTS_PER_TASK; begin < end;) {
-    size_t n = reader.move_to(begin, std::min(BLOCK, end - begin));
+  const size_t most = work.block();
+  size_t begin = task * ELEMENTS_PER_TASK;
+  std::vector<Place<T>> places;
+  places.reserve(program.inputs + program.outputs + program.temporaries);
+  for (size_t i = 0; i < program.inputs; ++i) {
+    const bool is_tensor = i < program.tensors;
+    places.push_back({const_cast<T*>(work.inputs[i]), is_tensor, !is_tensor});
+  }
+  for (T* data : work.outputs) places.push_back({data, 1, false});
+  for (size_t i = 0; i < program.temporaries; ++i) places.push_back({temporaries[i], 0, false});
+  while (begin < end) {
+    size_t n = reader.move_to(begin, std::min(most, end - begin));
     for (size_t i = 0; i < spread_inputs; ++i) n = spread[i].fitting(begin, n);
-    for (size_t i = 0; i < spread_inputs; ++i) spread[i].read(begin, n);
+    for (size_t i = 0; i < spread_inputs; ++i) {
+      spread[i].read(begin, n);
+      const Rows<T> rows = spread[i].rows();
+      places[program.tensors + i] = {rows.data, 0, rows.is_scalar};
+    }
+    if (!work.pieces.empty()) places[program.tensors - 1] = {const_cast<T*>(reader.data()), 0, false};
     for (const Instruction& i : program.instructions) {
-      Rows<T> operands[MAX_OPERANDS] = {};
+      Rows<T> operands[MAX_OPERANDS];
       const size_t count = signature(i.code).operands();
-      for (size_t j = 0; j < count; ++j) operands[j] = operand(i.operands[j], begin);
-      run_instruction(i.code, operands, operand(i.result, begin), Size{1, int64_t(n)});
+      for (size_t j = 0; j < count; ++j) operands[j] = places[i.operands[j]].at(begin);
+      run_instruction(i.code, operands, places[i.result].at(begin), Size{1, int64_t(n)});
     }
     begin += n;
   }

@@ -9,11 +9,17 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace elementwise {
 
-constexpr size_t BLOCK = 256;              // elements
+// A block has fewer elements in large work, whose arrays the caches do not hold: Adam on 800,000 weights
+// then takes 0.9 of the time, and on 8 million 0.7. In small work, shorter blocks take up to 1.15 times.
+constexpr size_t BLOCK = 512;              // elements
+constexpr size_t BLOCK_OF_LARGE_WORK = 128;
+constexpr size_t LARGE_WORK = 16 << 20;    // bytes of all arrays
+constexpr size_t LONG_RUN = 256;           // of equal elements, which are a block of their own
 constexpr size_t MAX_TEMPORARIES = 16;     // blocks of a thread, on its stack
 constexpr size_t MAX_SPREAD = 8;           // the same for spread inputs
 constexpr size_t ELEMENTS_PER_TASK = 8192; // of a thread at a time
@@ -51,9 +57,9 @@ enum Code : int64_t {
 constexpr size_t MAX_OPERANDS = 7;
 
 struct Signature {
-  const char* text;  // one letter for each operand: s for a scalar, v for a block, ? for either
+  std::string_view text;  // one letter for each operand: s for a scalar, v for a block, ? for either
 
-  size_t operands() const;
+  size_t operands() const { return text.size(); }
 };
 const Signature& signature(int64_t code);
 
@@ -108,7 +114,12 @@ struct Work {
   std::vector<T*> outputs;
   std::vector<Piece<T>> pieces{};  // of the last tensor, if it has several
   std::vector<size_t> sizes{};     // of the spread inputs
+  size_t large_work = LARGE_WORK;
 
+  size_t block() const {
+    const size_t arrays = program->tensors + program->outputs;
+    return elements > large_work / sizeof(T) / arrays ? BLOCK_OF_LARGE_WORK : BLOCK;
+  }
   size_t tasks() const { return (elements + ELEMENTS_PER_TASK - 1) / ELEMENTS_PER_TASK; }
 };
 

@@ -81,10 +81,9 @@ struct Elementwise {
       RETURN_IF_FAILED(get_output(context, i, shape, data));
       work.outputs.push_back(static_cast<T*>(data));
     }
-    const auto task = [](void* data, size_t index) {
-      elementwise::run(*static_cast<const elementwise::Work<T>*>(data), index);
-    };
-    return run_tasks(context, task, work.tasks(), &work);
+    return run_tasks_that_throw(
+        context, int64_t(work.tasks()), "Elementwise has no memory for its operands.",
+        [&](int64_t task) { elementwise::run(work, size_t(task)); });
   }
 
  private:
