@@ -24,7 +24,7 @@ steps: .venv-dev/installed .venv-steps/installed js/node_modules/installed
 	  .venv-steps/bin/python scripts/steps run openvino tinygrad --target $$target; done
 	$(dev) scripts/steps docs
 
-# Two ranks over links of several rates, into docs/scale.md (2 min): Linux, root, ip and tc. Without RATES, from the last run.
+# Two and four ranks over links of several rates, into docs/scale.md (3 min): Linux, root, ip and tc. Without RATES, from the last run.
 RATES ?= 1 2 4 8
 ranks: .venv-dev/installed
 	PYTHONPATH=. $(dev) benchmarks/ranks.py $(if $(RATES),--rates $(RATES)) --write-docs $(ARGS)

@@ -55,6 +55,14 @@ for kind in ("float32", "float64", "int64", "uint8"):
         assert np.abs(buffer - expected).max() < 1e-5, (kind, n)
         received.append((kind, n, zlib.crc32(buffer)))
 
+spread = MPI()
+spread.local_size, spread._is_spread = 1, True  # as if each rank had a machine of its own
+for kind in ("float32", "float64", "int64", "uint8"):
+    for n in (mpi.MAX_BYTES_OF_BUSY_SUM + 1, 10**6):
+        buffer = numbers(rank, n, kind)
+        spread.allreduce(buffer)
+        assert np.abs(buffer - sum(numbers(r, n, kind) for r in range(size))).max() < 1e-5, (kind, n)
+        received.append((kind, n, zlib.crc32(buffer)))
 compressed = MPI(compression="float16")
 for n in (4096, 10**6 + 1):
     buffer = numbers(rank, n, "float32").reshape(1, n)
@@ -282,10 +290,13 @@ def test_messages_of_different_sizes_name_the_cause() -> None:
     def allreduce(code: int) -> None:
         mpi = MPI.__new__(MPI)
         mpi.rank, mpi.compression, mpi._communicator = 1, None, Communicator(code)
-        mpi._library = SimpleNamespace(IN_PLACE=None, Exception=Failure, ERR_TRUNCATE=15)
+        mpi._library = SimpleNamespace(
+            IN_PLACE=None, Exception=Failure, ERR_TRUNCATE=15, ERR_IN_STATUS=17
+        )
         mpi.allreduce(np.zeros(4))
 
-    with pytest.raises(SettingError, match="rank 1 sums 32 bytes, but another rank sums more"):
-        allreduce(15)
+    for code in (15, 17):
+        with pytest.raises(SettingError, match="rank 1 sums 32 bytes, but another rank sums more"):
+            allreduce(code)
     with pytest.raises(Failure):
         allreduce(16)
