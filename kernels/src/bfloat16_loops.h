@@ -183,6 +183,46 @@ void pack_factors(const Lines& rows, const Lines& columns, const PairMemory& mem
   });
 }
 
+// Write the panels of a factor, (steps, columns).
+void pack_factor(const float* b, int64_t steps, int64_t columns, float* panels) {
+  const Lines lines{b, 1, columns, columns, steps};
+  const int64_t all_columns = tiles::round_up(columns, bfloat16::COLUMNS);
+  pack_lines<false>(lines, all_columns, false, bfloat16::COLUMNS, [&](int64_t line, int64_t pair) INLINE {
+    return panels + line / bfloat16::COLUMNS * pair_panel(steps) + pair * bfloat16::COLUMNS +
+           line % bfloat16::COLUMNS;
+  });
+}
+
+// Multiply rows, which are rounded first, with the panels of a factor.
+void multiply_rows_of_pairs(
+    const bfloat16::Multiplier& by, const float* a, int64_t a_pitch, const float* panels, int64_t steps,
+    const Target& to, int64_t rows, int64_t columns) {
+  const int64_t pairs = pairs_for(steps), pitch = padded(pairs);
+  const int64_t all_rows = tiles::round_up(rows, by.rows);
+  // The tiles of the last rows may be higher where sums are finished.
+  const int64_t sums = padded((all_rows + TILE) * bfloat16::COLUMNS);
+  const Buffer buffer(sums + all_rows * pitch);
+  float* const left = buffer.data() + sums;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t pair = 0; pair < pairs; pair += LANES) {
+      const float* from = a + row * a_pitch + 2 * pair;
+      const int64_t there = steps - 2 * pair;
+      float part[2 * LANES] = {};
+      if (there < 2 * LANES) {
+        if (there > 0) std::memcpy(part, from, size_t(there) * sizeof(float));
+        from = part;
+      }
+      store(left + row * pitch + pair, pairs_of_line<false>(from));
+    }
+  }
+  std::memset(left + rows * pitch, 0, size_t((all_rows - rows) * pitch) * sizeof(float));
+  for (int64_t column = 0; column < columns; column += bfloat16::COLUMNS, panels += pair_panel(steps)) {
+    const int64_t wide = std::min(columns - column, bfloat16::COLUMNS);
+    by.add(left, pitch, all_rows, panels, tiles::divide_up(steps, 2), wide, buffer.data(), true);
+    write_sums(buffer.data(), to.at(0, column), rows, wide);
+  }
+}
+
 // Multiply a block whose factors are rounded, or split into what is rounded and what rounding takes off.
 void multiply_pairs(
     const Work& work, const Block& block, const bfloat16::Multiplier& by, const PairMemory& memory) {

@@ -77,6 +77,9 @@ constexpr int64_t pairs_for(int64_t steps) {
   return tiles::round_up(tiles::divide_up(steps, 2), bfloat16::PAIRS);
 }
 
+// Return the size of a panel of so many steps.
+constexpr int64_t pair_panel(int64_t steps) { return padded(pairs_for(steps) * bfloat16::COLUMNS); }
+
 // The memory of a task whose factors are rounded to bfloat16: rows of a, panels of b, and sums of some of
 // the steps. The factors may have a second part, what rounding takes off them.
 struct PairMemory {
@@ -269,11 +272,26 @@ void multiply([[maybe_unused]] const Work& work, [[maybe_unused]] int64_t task) 
 #endif
 }
 
+const bfloat16::Multiplier* multiplier_for([[maybe_unused]] InstructionSet instructions) {
+  if (const bfloat16::Multiplier* found = bfloat16::multiplier()) return found;
+#ifdef HAS_LOOPS
+  return &OF_INSTRUCTION_SET(instructions, MULTIPLIER);
+#else
+  return nullptr;
+#endif
+}
+
 Factor::Factor(
     [[maybe_unused]] const float* b, int64_t steps, int64_t columns,
-    InstructionSet instructions)
-    : steps_(steps), columns_(columns), instructions_(instructions) {
+    InstructionSet instructions, const bfloat16::Multiplier* multiplier)
+    : steps_(steps), columns_(columns), instructions_(instructions), multiplier_(multiplier) {
 #ifdef HAS_LOOPS
+  if (multiplier) {
+    panels_ = Buffer(tiles::divide_up(columns, bfloat16::COLUMNS) * pair_panel(steps));
+    const auto pack_pairs = OF_INSTRUCTION_SET(instructions, pack_factor);
+    pack_pairs(b, steps, columns, panels_.data());
+    return;
+  }
   const int64_t width = tile_of(instructions).columns;
   panels_ = Buffer(tiles::divide_up(columns, width) * padded(steps * width));
   const auto pack = OF_INSTRUCTION_SET(instructions, pack_rows);
@@ -293,6 +311,10 @@ void Factor::multiply(
   to.addend[0] = addend.data;
   to.addend_pitch[0] = addend.pitch;
   to.is_first = to.is_last = true;
+  if (multiplier_) {
+    const auto multiply_pairs = OF_INSTRUCTION_SET(instructions_, multiply_rows_of_pairs);
+    return multiply_pairs(*multiplier_, a.data, a.pitch, panels_.data(), steps_, to, rows, columns_);
+  }
   const auto multiply_rows = OF_INSTRUCTION_SET(instructions_, multiply_rows);
   multiply_rows(a.data, a.pitch, panels_.data(), steps_, to, rows, columns_);
 #endif

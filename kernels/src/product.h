@@ -93,6 +93,10 @@ Parts fastest_parts(const Work& work);
 // Compute the rows and columns of one task. It may throw std::bad_alloc.
 void multiply(const Work& work, int64_t task);
 
+// Return the fastest multiplier of pairs on this processor: of its instructions for pairs, or else a loop of
+// the instruction set.
+const bfloat16::Multiplier* multiplier_for(InstructionSet instructions);
+
 // Rows of numbers, `pitch` apart: 0 for one row that is read again and again.
 template <typename T>
 struct Rows {
@@ -100,19 +104,24 @@ struct Rows {
   int64_t pitch;
 };
 
-// A factor b that is copied once, for products with a few rows each.
+// A factor b that is copied once, for products with a few rows each. With a multiplier, b and the rows of a
+// are rounded to bfloat16.
 class Factor {
  public:
   // `b` is (steps, columns). It may throw std::bad_alloc.
-  Factor(const float* b, int64_t steps, int64_t columns, InstructionSet instructions);
+  Factor(
+      const float* b, int64_t steps, int64_t columns, InstructionSet instructions,
+      const bfloat16::Multiplier* multiplier = nullptr);
 
   int64_t steps() const { return steps_; }
-  // Write y = a b + addend. The rows of a have a pitch; the data of the addend may be nullptr.
+  // Write y = a b + addend. The rows of a have a pitch; the data of the addend may be nullptr. It may throw
+  // std::bad_alloc with a multiplier.
   void multiply(Rows<const float> a, Rows<const float> addend, Rows<float> y, int64_t rows) const;
 
  private:
   int64_t steps_, columns_;
   InstructionSet instructions_;
+  const bfloat16::Multiplier* multiplier_;
   Buffer panels_;
 };
 

@@ -214,8 +214,7 @@ const char* Work::problem() const {
 // Few rows are divided among as many threads as possible; of many rows, a task has enough to read the
 // matrices rarely. The number of threads changes no result.
 int64_t Work::rows_per_task() const {
-  const int64_t tile = product::tile_of(instructions).rows;
-  return tile * std::clamp<int64_t>(rows / (8 * tile), 1, 4);
+  return rows_of_tile * std::clamp<int64_t>(rows / (8 * rows_of_tile), 1, 4);
 }
 
 void run(const Work& work, int64_t task) {

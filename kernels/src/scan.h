@@ -66,6 +66,7 @@ struct Work {
   std::vector<float*> outputs;  // of all steps
   std::vector<product::Factor> factors;  // the matrices
   InstructionSet instructions = instruction_set();
+  int64_t rows_of_tile = product::tile_of(instructions).rows;  // of the products
 
   // Return the matrix of a product.
   const product::Factor& factor(const Instruction& product) const;

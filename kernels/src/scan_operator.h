@@ -1,7 +1,8 @@
 // Scan: last states ..., outputs ... = program(states ..., slices ..., matrices ..., vectors ..., scalars ...)
 //
 // States are (rows, columns); slices and outputs are (times, rows, columns). A matrix is a factor on the
-// right, a vector one row for all rows.
+// right, a vector one row for all rows. The attribute `precision` may be 1: the factors of products are
+// rounded to bfloat16.
 #pragma once
 
 #include "operator.h"
@@ -11,6 +12,7 @@ namespace {
 
 struct Scan {
   scan::Program program;
+  bool is_rounded = false;
 
   ort::Status* read(const ort::KernelInfo* info) {
     if (instruction_set() == InstructionSet::NONE) {
@@ -37,6 +39,9 @@ struct Scan {
     program.inputs = int64_t(inputs);
     program.outputs = int64_t(outputs) - program.states;
     program.is_reverse = is_reverse != 0;
+    const int64_t precision = integer_or(info, "precision", 0);
+    if (precision < 0 || precision > 1) return api->error("Scan has no such precision.");
+    is_rounded = precision == 1;
     for (size_t i = 0; i < next.size(); i += 2) program.next.push_back({next[i], next[i + 1]});
     const char* problem = program.problem();
     return problem ? api->error(problem) : nullptr;
@@ -49,6 +54,8 @@ struct Scan {
     const Tensor& slices = tensors[size_t(program.states)];
     if (slices.shape.size() != 3) return api->error("The slices of Scan have no three axes.");
     scan::Work work{program, slices.shape[0], slices.shape[1], {}, {}, {}, {}};
+    const bfloat16::Multiplier* const multiplier = is_rounded ? product::multiplier_for(work.instructions) : nullptr;
+    if (multiplier) work.rows_of_tile = multiplier->rows;
     for (size_t i = 0; i < tensors.size(); ++i) {
       const Tensor& tensor = tensors[i];
       const float* data = static_cast<const float*>(tensor.data);
@@ -63,7 +70,7 @@ struct Scan {
       if (!fits) return api->error("The inputs of Scan do not fit each other.");
       work.inputs.push_back(data);
       if (program.kind(int64_t(i)) == Kind::MATRIX) {
-        work.factors.emplace_back(data, tensor.shape[0], columns, work.instructions);
+        work.factors.emplace_back(data, tensor.shape[0], columns, work.instructions, multiplier);
       }
     }
     if (const char* problem = work.problem()) return api->error(problem);

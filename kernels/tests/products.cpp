@@ -112,6 +112,25 @@ void multiply_random_matrices(
   }
 }
 
+// Multiply rows with a factor that is copied once.
+void multiply_random_factor(InstructionSet set, const bfloat16::Multiplier* multiplier) {
+  const int64_t rows = number_below(40), steps = number_below(90), columns = 1 + number_below(90);
+  Arrays<float> arrays;
+  const float *a = arrays.make(rows * steps), *b = arrays.make(steps * columns), *addend = arrays.make(columns);
+  float* const y = arrays.make(rows * columns);
+  const product::Factor factor(b, steps, columns, set, multiplier);
+  factor.multiply({a, steps}, {addend, 0}, {y, columns}, rows);
+  const auto number = [&](float of) { return multiplier ? nearest_bfloat16(of) : double(of); };
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    Sum sum;
+    sum += double(addend[i % columns]);
+    for (int64_t step = 0; step < steps; ++step) {
+      sum += number(a[i / columns * steps + step]) * number(b[step * columns + i % columns]);
+    }
+    require_near("factor", double(y[i]), sum.value, OF_SIZE * sum.size);
+  }
+}
+
 // A random matrix of packed integers, and its numbers.
 struct PackedMatrix {
   packed::Matrix w;
@@ -230,6 +249,7 @@ void test_product(double share) {
     for (int trial = 0; trial < int(700 * share); ++trial) multiply_random_matrices(trial, set);
     if (set == InstructionSet::NONE) continue;
     for (const auto* multiplier : {static_cast<const bfloat16::Multiplier*>(nullptr), bfloat16::multiplier(), &SOFTWARE_TILES}) {
+      for (int trial = 0; trial < int(70 * share); ++trial) multiply_random_factor(set, multiplier);
       for (Precision precision : {Precision::BF16, Precision::BF16X3}) {
         for (int trial = 0; trial < int(70 * share); ++trial) {
           multiply_random_matrices(trial, set, precision, multiplier);

@@ -71,8 +71,11 @@ bool overlaps(const scan::Instruction& i) {
 // The arrays of a run, and a row of all buffers of a program.
 class Run {
  public:
-  Run(const scan::Program& program, int64_t times, int64_t rows, InstructionSet set)
-      : program_(program), work_{program, times, rows, {}, {}, {}, {}, set} {
+  // With a multiplier, the factors of products are rounded to bfloat16.
+  Run(const scan::Program& program, int64_t times, int64_t rows, InstructionSet set,
+      const bfloat16::Multiplier* multiplier)
+      : program_(program), work_{program, times, rows, {}, {}, {}, {}, set}, is_rounded_(multiplier) {
+    if (multiplier) work_.rows_of_tile = multiplier->rows;
     for (int64_t i = 0; i < program.inputs; ++i) {
       const int64_t columns = program.columns[size_t(i)];
       switch (program.kind(i)) {
@@ -84,7 +87,7 @@ class Run {
         case Kind::MATRIX: {
           matrix_rows_ = number_below(program.columns[size_t(program.states)] + 1);
           work_.inputs.push_back(arrays_.make(matrix_rows_ * columns));
-          work_.factors.emplace_back(work_.inputs.back(), matrix_rows_, columns, set);
+          work_.factors.emplace_back(work_.inputs.back(), matrix_rows_, columns, set, multiplier);
           break;
         }
         default: work_.inputs.push_back(arrays_.make(columns));
@@ -133,6 +136,7 @@ class Run {
   const scan::Program& program_;
   Arrays<float> arrays_;
   scan::Work work_;
+  bool is_rounded_;
   int64_t matrix_rows_ = 0;
 
   void read(int64_t input, int64_t row, std::vector<std::vector<Number>>& buffers) const {
@@ -165,12 +169,20 @@ class Run {
     const auto [buffer, first] = i.operands[0];
     long double value = addend.value, error = addend.error, size = std::abs(addend.value);
     for (int64_t k = 0; k < matrix_rows_; ++k) {
-      const Number term = buffers[size_t(buffer)][size_t(first + k)] * Number(matrix[k * i.columns + column]);
+      const Number term =
+          factor(buffers[size_t(buffer)][size_t(first + k)]) * factor(matrix[k * i.columns + column]);
       value += term.value;
       error += term.error;
       size += std::abs(term.value);
     }
     return {value, error + (matrix_rows_ + 1) * Number::ROUNDING * size};
+  }
+
+  // Return a factor of a product, which may be rounded. An error may lead to another number of bfloat16.
+  Number factor(const Number& number) const {
+    if (!is_rounded_) return number;
+    if (number.error == 0) return {nearest_bfloat16(float(number.value)), 0, 0};
+    return {number.value, number.error + 0x1p-8L * (std::abs(number.value) + number.error)};
   }
 
   static int compare(const float* results, int64_t row, const std::vector<Number>& expected) {
@@ -192,7 +204,7 @@ void test_scan(double share) {
     if (program.problem()) continue;
     for (InstructionSet set : instruction_sets()) {
       const int64_t rows = number_below(run % 8 ? 12 : 300);
-      Run one(program, number_below(4), rows, set);
+      Run one(program, number_below(4), rows, set, number_below(2) ? product::multiplier_for(set) : nullptr);
       if (!one.is_valid()) continue;
       one.run();
       ++run;

@@ -51,6 +51,14 @@ def is_of_model(node: onnx.NodeProto) -> bool:
     return scopes.stage_of(scopes.original_of(node.name)) == scopes.MODEL
 
 
+def rounds_loops(graph: onnx.GraphProto) -> bool:
+    """Return whether products in loops of the model have factors of bfloat16.
+
+    They are float32 without instructions for bfloat16.
+    """
+    return _name_of(graph) == "bf16" and pair_instructions() != PairInstructions.NONE
+
+
 def rounds_convolutions(graph: onnx.GraphProto) -> bool:
     """Return whether convolutions of the model have factors of bfloat16.
 

@@ -17,11 +17,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxfit.graph.index import attributes_of, tensors_of
 from onnxfit.kernels.library import DOMAIN
 from onnxfit.kernels.program import CODES
+from onnxfit.kernels.rounding import PRECISIONS, is_of_model, rounds_loops
 from onnxfit.kernels.scan_bodies import (
     LoopSearch,
     is_along_columns,
@@ -59,9 +60,14 @@ def replace_scans(
     for node in nodes:
         prepared += _with_splits_outside(node, types, constants)
     search = LoopSearch(graph, prepared, types)
+    rounds = rounds_loops(graph)
     replaced: list[onnx.NodeProto] = []
     for node in prepared:
-        replaced += _replaced(node, search, types, constants) or [node]
+        found = _replaced(node, search, types, constants) or [node]
+        if rounds and found != [node] and is_of_model(node):
+            # The first of the nodes is the kernel.
+            found[0].attribute.append(helper.make_attribute("precision", PRECISIONS["bf16"]))
+        replaced += found
     if not any(node.op_type == "Scan" and node.domain == DOMAIN for node in replaced):
         return nodes
     return needed_nodes(sort_nodes(replaced), search.outputs)

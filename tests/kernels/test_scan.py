@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
-from onnxfit.kernels.library import DOMAIN, has_products
+from onnxfit.graph import names
+from onnxfit.graph.index import attributes_of
+from onnxfit.kernels import rounding
+from onnxfit.kernels.library import DOMAIN, PairInstructions, has_products
 from onnxfit.kernels.program import CODES
 from onnxfit.kernels.scan import COPY, NOTHING, PRODUCT
 from onnxfit.kernels.transforms import with_kernels
@@ -99,7 +103,61 @@ def test_threads_change_nothing(threads: int, compiled: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def loop(body: str, attributes: str = "") -> onnx.ModelProto:
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in loops are rounded on every processor."""
+    monkeypatch.setattr(rounding, "pair_instructions", lambda: PairInstructions.AVX512_BF16)
+
+
+def in_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.metadata_props.add(key=names.PRODUCTS, value="bf16")
+    return model
+
+
+def precisions(model: onnx.ModelProto) -> list[int]:
+    """The precision of each Scan of the library."""
+    loops = [n for n in model.graph.node if n.op_type == "Scan" and n.domain == DOMAIN]
+    return [attributes_of(node).get("precision", 0) for node in loops]
+
+
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("cell", CELLS)
+def test_rounded_recurrent_networks(cell: str, size: str, compiled: Path) -> None:
+    """Results and gradients are within a few roundings to bfloat16 of the largest number."""
+    plain = network(cell, size)
+    feeds = {n: (value / 4).astype(value.dtype) for n, value in random_feeds(plain).items()}
+    exact = run(with_kernels(plain), feeds, compiled)
+    faster = with_kernels(in_bfloat16(plain))
+    assert set(precisions(faster)) == {1}
+    found = run(faster, feeds, compiled)
+    for value, right in zip(found, exact, strict=True):
+        np.testing.assert_allclose(value, right, rtol=0, atol=2.0**-7 * max(np.abs(right).max(), 1))
+    assert any((a != b).any() for a, b in zip(found, exact))
+
+
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize(
+    ("scope", "precision"), [("layer", 1), ("gradient/layer", 1), ("loss/y", 0), ("optimizer", 0)]
+)
+def test_factors_in_loops_are_rounded(scope: str, precision: int, compiled: Path) -> None:
+    plain = in_bfloat16(loop(BODIES["a product"], scope=scope))
+    faster = with_kernels(plain)
+    assert precisions(faster) == [precision]
+    feeds = random_feeds(plain)
+    _, ys = run(faster, feeds, compiled)
+    xs, w = (
+        feeds[n].astype(ml_dtypes.bfloat16 if precision else np.float32).astype(np.float64)
+        for n in ("xs", "w")
+    )
+    state = feeds["h0"].astype(np.float64)
+    for x, y in zip(xs, ys, strict=True):
+        expected = x @ w + state
+        np.testing.assert_allclose(y, expected, rtol=0, atol=3e-6)
+        state = np.tanh(expected)
+
+
+def loop(body: str, attributes: str = "", scope: str = "optimizer") -> onnx.ModelProto:
     """A Scan of a user, with the state h and the slices x of each step."""
     text = f"""g (float[5,3] h0, float[6,5,4] xs, float[6,5,1] ms, float[4,3] w, float[3] v, float s, float[1,1,3] cube)
         => (float[5,3] last, float[6,5,3] ys) <int64[2] parts = {{3, 4}}> {{
@@ -107,7 +165,7 @@ def loop(body: str, attributes: str = "") -> onnx.ModelProto:
                 (float[5,3] h, float[5,4] x, float[5,1] m) => (float[5,3] next, float[5,3] y)
                 {{ {body} }}>(h0, xs, ms)
         }}"""
-    return parsed(text)
+    return parsed(text, scope)
 
 
 BODIES = {
