@@ -70,7 +70,7 @@ class Link:
         )
 
     def tree(self, machines: int, size: float) -> float:
-        """Return the seconds of a sum up a tree of machines, which then goes down again."""
+        """Return the seconds of Open MPI's sum up a tree of machines, and down again."""
         return 2 * math.ceil(math.log2(machines)) * (self.latency + size / self.bandwidth)
 
     def hierarchical(self, machines: int, size: float, memory: float) -> float:

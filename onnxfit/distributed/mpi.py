@@ -114,12 +114,18 @@ class MPI:
         self._communicator = communicator.Dup()
         self.rank: int = self._communicator.Get_rank()
         self.size: int = self._communicator.Get_size()
-        local = self._communicator.Split_type(mpi.COMM_TYPE_SHARED)
-        self.local_size: int = local.Get_size()
-        local.Free()
-        # Whether every rank has a machine of its own.
-        self._is_spread = self._communicator.allreduce(self.local_size, mpi.MAX) == 1
+        self._group_by_machine(self._communicator.Split_type(mpi.COMM_TYPE_SHARED))
         self.overlaps = compression is None and mpi.Query_thread() >= mpi.THREAD_SERIALIZED
+
+    def _group_by_machine(self, inside: Any) -> None:
+        """Set the communicator of the ranks of this machine, and, on the first of them, that of the
+        first ranks of all machines.
+        """
+        self._inside = inside
+        self.local_size: int = inside.size
+        color = self._library.UNDEFINED if inside.rank else 0
+        between = self._communicator.Split(color)
+        self._between = None if between == self._library.COMM_NULL else between
 
     @property
     def is_closed(self) -> bool:
@@ -155,47 +161,60 @@ class MPI:
         elif buffer.nbytes <= MAX_BYTES_OF_BUSY_SUM or self.local_size == self.size:
             for part in _parts(buffer):
                 self._communicator.Allreduce(self._library.IN_PLACE, part)
-        elif self._is_spread:
-            for part in _parts(buffer):
-                self._add_in_shares(part)
         else:
             for part in _parts(buffer):
-                request = self._communicator.Iallreduce(self._library.IN_PLACE, part)
-                while not request.Test():
-                    time.sleep(PAUSE)
+                self._add_by_machine(part)
 
-    def _add_in_shares(self, buffer: Array) -> None:
+    def _add_by_machine(self, buffer: Array) -> None:
+        """Sum a flat buffer inside each machine, then between the machines, without using the
+        processor while it waits for other ranks.
+        """
+        inside = self._inside
+        if inside.size > 1:
+            self._wait(inside.Ibarrier())
+            is_first = inside.rank == 0
+            inside.Reduce(self._library.IN_PLACE if is_first else buffer, buffer)
+        if self._between is not None:
+            self._add_in_shares(self._between, buffer)
+        if inside.size > 1:
+            self._wait(inside.Ibarrier())
+            inside.Bcast(buffer)
+
+    def _add_in_shares(self, ranks: Any, buffer: Array) -> None:
         """Sum a flat buffer: each rank adds up one share of it, and sends the sums to the others.
 
         Every rank sends and receives 2 (n - 1) / n of the buffer. Open MPI's sums that can wait
         without the processor send the whole buffer instead, up a tree and down again.
+
+        - `ranks`: their communicator.
         """
-        counts, starts = _shares(buffer.size, self.size)
+        counts, starts = _shares(buffer.size, ranks.size)
         shares = [buffer[start:][:count] for start, count in zip(starts, counts)]
-        own = shares[self.rank]
-        received = np.empty((self.size, own.size), buffer.dtype)
-        received[self.rank] = own
-        self._exchange(shares, list(received))
+        own = shares[ranks.rank]
+        received = np.empty((ranks.size, own.size), buffer.dtype)
+        received[ranks.rank] = own
+        self._exchange(ranks, shares, list(received))
         with np.errstate(all="ignore"):  # a network that diverges shows it in its loss
             np.add.reduce(received, axis=0, dtype=own.dtype, out=own)
-        self._exchange([own] * self.size, shares)
+        self._exchange(ranks, [own] * ranks.size, shares)
 
-    def _exchange(self, sent: Sequence[Array], received: Sequence[Array]) -> None:
+    def _exchange(self, ranks: Any, sent: Sequence[Array], received: Sequence[Array]) -> None:
         """Send an array to each other rank, and receive one from it, without using the processor.
 
         The ranks send small pieces, which need no answer before their data. An answer would wait
         behind the data on their way in the other direction.
         """
-        others = [(self.rank + i) % self.size for i in range(1, self.size)]
+        others = [(ranks.rank + i) % ranks.size for i in range(1, ranks.size)]
         requests = [
             post(piece, rank)
-            for post, arrays in (
-                (self._communicator.Irecv, received),
-                (self._communicator.Isend, sent),
-            )
+            for post, arrays in ((ranks.Irecv, received), (ranks.Isend, sent))
             for rank in others
             for piece in _parts(arrays[rank], BYTES_OF_PIECE // arrays[rank].itemsize)
         ]
+        self._wait(*requests)
+
+    def _wait(self, *requests: Any) -> None:
+        """Wait for messages without using the processor."""
         while not self._library.Request.Testall(requests):
             time.sleep(PAUSE)
 

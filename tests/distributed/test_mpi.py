@@ -55,14 +55,17 @@ for kind in ("float32", "float64", "int64", "uint8"):
         assert np.abs(buffer - expected).max() < 1e-5, (kind, n)
         received.append((kind, n, zlib.crc32(buffer)))
 
-spread = MPI()
-spread.local_size, spread._is_spread = 1, True  # as if each rank had a machine of its own
-for kind in ("float32", "float64", "int64", "uint8"):
-    for n in (mpi.MAX_BYTES_OF_BUSY_SUM + 1, 10**6):
-        buffer = numbers(rank, n, kind)
-        spread.allreduce(buffer)
-        assert np.abs(buffer - sum(numbers(r, n, kind) for r in range(size))).max() < 1e-5, (kind, n)
-        received.append((kind, n, zlib.crc32(buffer)))
+for ranks_of_machine in (1, 2):  # as if there were several machines
+    apart = MPI()
+    apart._group_by_machine(library.COMM_WORLD.Split(rank // ranks_of_machine))
+    apart.local_size = 1  # also where two ranks are one machine
+    for kind in ("float32", "float64", "int64", "uint8"):
+        for n in (mpi.MAX_BYTES_OF_BUSY_SUM + 1, 10**6):
+            buffer = numbers(rank, n, kind)
+            apart.allreduce(buffer)
+            expected = sum(numbers(r, n, kind) for r in range(size))
+            assert np.abs(buffer - expected).max() < 1e-5, (kind, n)
+            received.append((kind, n, zlib.crc32(buffer)))
 compressed = MPI(compression="float16")
 for n in (4096, 10**6 + 1):
     buffer = numbers(rank, n, "float32").reshape(1, n)
