@@ -470,7 +470,10 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "metrics without a loss": (lambda _: Trainer(linear(4), metrics=["mae"]), "loss=None"),
     # ------------------------------------------------------------------ data
     "no labels": (lambda b: b.regression.fit(X), "Pass y"),
-    "data and labels in one tuple": (lambda b: b.regression.fit((X, Y)), "2 arrays for 1 input"),
+    "data and labels in one tuple": (
+        lambda b: b.regression.fit((X, Y)),
+        "Pass inputs and targets as two arguments: x, y",
+    ),
     "too few labels": (lambda b: b.regression.fit(X, Y[:3]), "y for y has 3"),
     "too many features": (
         lambda b: b.regression.fit(np.ones((3, 5), np.float32), Y[:3]),

@@ -53,9 +53,16 @@ def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
         raise DataError(
             f"Got {got} for {len(names)} {kind}{'s' * (len(names) != 1)}. Pass a dict by name, or a"
             f" list in the order {', '.join(map(repr, names))}."
-            + (" Turn a list of rows into one array with np.stack." if len(names) == 1 else "")
+            + (_hint(data, kind) if len(names) == 1 else "")
         )
     return dict(zip(names, data))
+
+
+def _hint(data: Sequence[Any], kind: str) -> str:
+    """Return what several arrays for one name probably are."""
+    if isinstance(data, tuple) and len(data) == 2 and kind == "input":
+        return " Pass inputs and targets as two arguments: x, y."
+    return " Turn a list of rows into one array with np.stack."
 
 
 def named_arrays(data: Any, name: str) -> Iterator[tuple[str, Any]]:
