@@ -28,6 +28,9 @@ MAX_BYTES_OF_BUSY_SUM = 2**19
 PAUSE = 2e-4  # seconds
 # Open MPI sends up to 64 KiB by TCP, with a header, before the receiver has answered.
 BYTES_OF_PIECE = 60 * 2**10
+# A test looks at each of its requests, and a test of a few of them advances all. For 154 MB over
+# 1 Gb/s, tests of all needed the processor for 0.38 s, and these for 0.23 s, of 1.3 s.
+REQUESTS_OF_TEST = 256
 # Below this, two messages of half the bytes take longer than one.
 MIN_ELEMENTS_COMPRESSED = 4096
 
@@ -215,8 +218,9 @@ class MPI:
 
     def _wait(self, *requests: Any) -> None:
         """Wait for messages without using the processor."""
-        while not self._library.Request.Testall(requests):
-            time.sleep(PAUSE)
+        for start in range(0, len(requests), REQUESTS_OF_TEST):
+            while not self._library.Request.Testall(requests[start : start + REQUESTS_OF_TEST]):
+                time.sleep(PAUSE)
 
     def broadcast(self, data: bytes) -> bytes:
         """Return the bytes that rank 0 passed.
