@@ -23,6 +23,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+sys.path.insert(0, str(Path(__file__).with_name("suite")))
+
+from networks import network
+from workloads import WORKLOADS
+
 from onnxfit import Trainer
 from onnxfit.kernels.library import DOMAIN, library_path
 from onnxfit.kernels.rounding import PRECISIONS
@@ -141,6 +146,11 @@ def mlp() -> nn.Module:
     )
 
 
+def of_suite(name: str) -> tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]:
+    """Return a network of the suite and a batch of its inputs."""
+    return partial(network, name), lambda: torch.from_numpy(WORKLOADS[name].split()[0][0])
+
+
 # Name -> the network and its inputs.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "MLP": (mlp, lambda: torch.randn(128, 784)),
@@ -150,6 +160,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] 
     ),
     "BERT-tiny": (lambda: Encoder(30522, 128, 2, 2), lambda: torch.randint(0, 30522, (32, 128))),
     "CNN": (cnn, lambda: torch.randn(32, 3, 32, 32)),
+    **{name: of_suite(name) for name in ("vgg", "resnet", "mobilenet", "signals", "lstm", "gru")},
 }
 
 
@@ -179,7 +190,7 @@ def steps(names: list[str]) -> None:
         torch.manual_seed(0)
         make, inputs = NETWORKS[name]
         model, x = make(), inputs()
-        y = torch.randint(0, 10, (len(x),))
+        y = torch.randint(0, model(x).shape[1], (len(x),))
         runs: dict[str, Run] = {}
         with TemporaryDirectory() as folder, quietly():
             path = Path(folder, "model.onnx")

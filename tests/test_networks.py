@@ -16,7 +16,7 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.graph.index import attributes_of
-from onnxfit.kernels.rounding import is_rounded
+from onnxfit.kernels.rounding import rounded_products
 from onnxfit.losses import CrossEntropy
 from onnxfit.optimizers import Adam
 from onnxfit.runtime import compilation
@@ -313,7 +313,8 @@ def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[onnx.GraphProto]:
 def assert_products_are_rounded(graph: onnx.GraphProto) -> None:
     """The graph has products, and each rounds its factors: an operator in C++, or with Casts."""
     producers = {output: node for node in graph.node for output in node.output}
-    products = [n for n in graph.node if n.op_type == "Product" or is_rounded(n)]
+    rounded = rounded_products(graph)
+    products = [n for n in graph.node if n.op_type == "Product" or n.output[0] in rounded]
     assert products
     for node in products:
         if node.op_type == "Product":

@@ -144,6 +144,26 @@ def convolutions(graph: onnx.GraphProto) -> dict[str, AnyConvolution]:
     return found
 
 
+def depthwise_gradient_nodes(graph: onnx.GraphProto) -> set[str]:
+    """Return the outputs of the nodes that compute gradients of weights of depthwise convolutions.
+
+    These are ONNX operators, among them products, unless one operator replaces them.
+    """
+    producers = {output: node for node in graph.node for output in node.output}
+    found: set[str] = set()
+    for gradient in convolutions(graph).values():
+        if not isinstance(gradient, WeightGradient) or not gradient.is_depthwise:
+            continue
+        pending = list(gradient.node.output)
+        while pending:
+            name = pending.pop()
+            if name in found or name in (gradient.large, gradient.small) or name not in producers:
+                continue
+            found.update(producers[name].output)
+            pending += producers[name].input
+    return found
+
+
 def _marked_gradients(
     graph: onnx.GraphProto, shapes: Shapes
 ) -> Iterator[WeightGradient | ImageGradient]:

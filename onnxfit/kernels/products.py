@@ -17,7 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxfit.graph.index import attributes_of
-from onnxfit.kernels.rounding import is_rounded, precision_of
+from onnxfit.kernels.rounding import precision_of, rounded_products
 from onnxfit.kernels.search import (
     NodeSearch,
     ResultType,
@@ -118,7 +118,8 @@ class _ProductSearch(NodeSearch):
     def kernels(self) -> Iterator[onnx.NodeProto]:
         """Yield the node of each product, in the order of the nodes."""
         self._written: set[str] = set()  # by the kernels so far
-        self._rounded = precision_of(self.graph)
+        self._precision = precision_of(self.graph)
+        self._rounded = rounded_products(self.graph) if self._precision else set()
         for node in self.nodes:
             kernel = self._kernel(node)
             if kernel is not None:
@@ -135,7 +136,7 @@ class _ProductSearch(NodeSearch):
         if len(shape) < 2 or not steps:
             return None
         # Without a kernel, Casts would round the factors, which takes longer for all sizes.
-        precision = self._rounded if is_rounded(node) else 0
+        precision = self._precision if node.output[0] in self._rounded else 0
         if not precision and not is_faster(*sizes, is_alone=False):
             return None
         factors = self._factors(node, 0), self._factors(node, 1)

@@ -18,6 +18,7 @@ import onnx
 
 from onnxfit.errors import warn_user
 from onnxfit.graph import names, scopes
+from onnxfit.kernels.convolutions import depthwise_gradient_nodes
 from onnxfit.kernels.library import PairInstructions, pair_instructions
 from onnxfit.kernels.search import make_node
 
@@ -41,9 +42,14 @@ def _name_of(graph: onnx.GraphProto) -> str | None:
     return next((e.value for e in graph.metadata_props if e.key == names.PRODUCTS), None)
 
 
-def is_rounded(node: onnx.NodeProto) -> bool:
-    """Return whether a node is a product of the model or of the model's gradient."""
-    return node.op_type in PRODUCTS and not node.domain and is_of_model(node)
+def rounded_products(graph: onnx.GraphProto) -> set[str]:
+    """Return the results of the products of the model and of the model's gradient.
+
+    Products in the gradients of depthwise convolutions are not among them: fewer and faster
+    operators replace them, in float32.
+    """
+    products = (n for n in graph.node if n.op_type in PRODUCTS and not n.domain and is_of_model(n))
+    return {node.output[0] for node in products} - depthwise_gradient_nodes(graph)
 
 
 def is_of_model(node: onnx.NodeProto) -> bool:
@@ -88,9 +94,10 @@ def with_rounded_factors(model: onnx.ModelProto, device: str) -> onnx.ModelProto
 def _nodes_with_casts(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of a graph; each factor is rounded once, before its first product."""
     others = _other_types(graph)
+    products = rounded_products(graph)
     rounded: set[str] = set()
     for node in graph.node:
-        if not is_rounded(node):
+        if node.output[0] not in products:
             yield node
             continue
         changed = onnx.NodeProto()

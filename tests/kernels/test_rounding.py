@@ -17,7 +17,7 @@ from onnxfit.kernels.rounding import with_rounded_factors
 from onnxfit.kernels.transforms import with_kernels
 from onnxfit.optimizers import Muon
 from tests.helpers import classification
-from tests.kernels.sessions import parsed, random_feeds, run
+from tests.kernels.sessions import differentiated, parsed, random_feeds, run
 from tests.models import mlp
 
 
@@ -97,6 +97,17 @@ def test_products_without_an_operator_are_not_split() -> None:
     )
     changed = with_rounded_factors(with_kernels(plain), "cpu")
     assert [node.op_type for node in changed.graph.node] == ["Einsum"]
+
+
+def test_gradients_of_depthwise_convolutions_are_not_rounded() -> None:
+    """Products that are small, and that operators for blocks of channels replace."""
+    text = """g (float[4,32,8,8] x, float[32,1,3,3] w) => (float[4,32,8,8] y)
+        { y = Conv<group=32, pads=[1,1,1,1]>(x, w) }"""
+    plain = differentiated(text, ["x", "w"])
+    plain.graph.metadata_props.add(key=names.PRODUCTS, value="bf16")
+    assert "MatMul" in {node.op_type for node in plain.graph.node}
+    changed = with_rounded_factors(with_kernels(plain), "cpu")
+    assert not {"Product", "Cast"} & {node.op_type for node in changed.graph.node}
 
 
 @pytest.mark.parametrize("scope", ["loss/y", "gradient/loss/y", "optimizer/w"])
