@@ -60,6 +60,7 @@ from onnxfit.training.lineage import lineage_of
 from onnxfit.training.loop import (
     TOO_LATE_FOR_BATCH_SIZE,
     FitLoop,
+    RanksFitLoop,
     Validation,
     validation_due,
 )
@@ -401,7 +402,8 @@ class Trainer(CheckedAttributes):
             called = CallbackList(
                 self, [*callbacks, *bars], params, pending.callbacks, training.world
             )
-            loop = FitLoop(training, evaluator, batches, validation, called, pending)
+            kind = FitLoop if training.world.size == 1 else RanksFitLoop
+            loop = kind(training, evaluator, batches, validation, called, pending)
             recorded = {
                 "initial_epoch": initial_epoch,
                 "steps_per_epoch": steps_per_epoch,

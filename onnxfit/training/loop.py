@@ -97,6 +97,8 @@ class Validation:
 class FitLoop:
     """One call of `fit`: `run` goes through the epochs, each `epoch` trains and validates.
 
+    This class is for a single process; `RanksFitLoop` exchanges figures and decisions of ranks.
+
     `pending` is the state of an interrupted fit, from which the loop resumes.
     """
 
@@ -120,11 +122,6 @@ class FitLoop:
         # False while other ranks do not know of a stop that was set on this rank
         self.stop_is_agreed = True
         self._advancing = callbacks.advancing = training.guard.advancing
-        self._has_ranks = training.world.size > 1
-        # Hooks before and inside a step see the sums of all ranks; a single process skips this.
-        subscribed = callbacks.subscribed if self._has_ranks else ()
-        self._exchanges_early = "on_train_batch_begin" in subscribed or "on_gradients" in subscribed
-        self._agrees_on_steps = "on_gradients" in subscribed
         figures = training.tracker.figure_names()
         validated = [f"val_{name}" for name in figures] if validation is not None else []
         callbacks.batch_figures = [*training.tracker.figures(), "batch_loss"]
@@ -222,8 +219,7 @@ class FitLoop:
         tells_end = "on_train_batch_end" in callbacks.subscribed
         logs: Logs | None = None
         for index, batch in () if finished else state.batches:
-            if self._exchanges_early and index and state.sums_batch != index:
-                self._merged("the beginning of a batch")
+            self._begin_batch(index)
             if tells_begin:
                 callbacks.on_train_batch_begin(index, Logs())
                 self._agree("on_train_batch_begin")
@@ -237,12 +233,9 @@ class FitLoop:
                 position.batch = index + 1
                 position.learning_rate = learning_rate
                 last_losses.append(loss)
-                if tells_end and not self._has_ranks:
-                    logs = self._batch_event(index, tracker, loss)
-            if self._agrees_on_steps:
-                self._agree("on_gradients")
-            if tells_end and self._has_ranks:
-                logs = self._share_batch_end(index, batch, loss)
+                if tells_end:
+                    logs = self._event_in_step(index, loss)
+            logs = self._end_step(index, batch, loss, logs)
             if logs is not None:
                 self._tell_batch_end(index, logs)
             if training.stop_training and self.stop_is_agreed:
@@ -286,41 +279,34 @@ class FitLoop:
         figures["batch_loss"] = loss
         return self._begin_event("on_train_batch_end", index, Logs(figures))
 
-    def _share_batch_end(self, index: int, batch: Batch, loss: float) -> Logs | None:
-        """Return the logs of all ranks at the end of a batch.
-
-        If no callback reads them, call the callbacks with the loss of this rank, and return None.
-        If a callback may save a checkpoint, move the accumulated gradients to rank 0.
-        """
-        training = self.training
-        if not self.callbacks.read_batch(index):
-            self.callbacks.told.clear()
-            self.callbacks.on_train_batch_end(index, Logs({"batch_loss": loss}))
-            return None
-        if training.averages_weights:
-            loss = training.mean_loss(batch, loss)
-        if self.callbacks.save_after(training.state.global_batch):
-            training.backend.accumulator.reduce()
-        return self._batch_event(index, self._merged("the end of a batch"), loss)
-
     def _tell_batch_end(self, index: int, logs: Logs) -> None:
         self.callbacks.on_train_batch_end(index, logs)
         self.state.current_event = None
         self._agree("on_train_batch_end")
 
+    # What a single process does where several ranks exchange something; see `RanksFitLoop`.
+
+    def _begin_batch(self, index: int) -> None:
+        """Prepare for hooks before and inside a step."""
+
+    def _event_in_step(self, index: int, loss: float) -> Logs | None:
+        """Begin the end of a batch as a part of its step, and return its logs; None if that comes
+        later.
+        """
+        return self._batch_event(index, self.training.tracker, loss)
+
+    def _end_step(self, index: int, batch: Batch, loss: float, logs: Logs | None) -> Logs | None:
+        """Return the logs of the end of a batch, which may have begun in the step; None if no
+        callback is left to read them.
+        """
+        return logs
+
     def _agree(self, hook: str) -> None:
-        """Apply the decisions of rank 0 on all ranks, and stop together."""
-        if self._has_ranks:
-            self.stop_is_agreed = agree(self.training, hook)
+        """Apply the decisions of a hook."""
 
     def _merged(self, where: str) -> Tracker:
-        """Return the tracker of all ranks, and keep the sums that a checkpoint needs."""
-        tracker = self.training.tracker
-        if not self._has_ranks:
-            return tracker
-        whole, self.state.sums = merged_over_ranks(self.training.world, where, tracker)
-        self.state.sums_batch = self.state.position.batch
-        return whole
+        """Return the tracker of the whole batches."""
+        return self.training.tracker
 
     def validate(self, validation: Validation) -> Figures:
         """Return the figures of the validation data, with names that begin with `val_`."""
@@ -388,6 +374,55 @@ class FitLoop:
             " with the weights from before this step, use the callback TerminateOnNaN.",
             RuntimeWarning,
         )
+
+
+class RanksFitLoop(FitLoop):
+    """One call of `fit` on several ranks, which exchange figures and decisions between steps."""
+
+    def _begin_batch(self, index: int) -> None:
+        """Exchange the sums that hooks before and inside a step may read."""
+        subscribed = self.callbacks.subscribed
+        is_read = "on_train_batch_begin" in subscribed or "on_gradients" in subscribed
+        if is_read and index and self.state.sums_batch != index:
+            self._merged("the beginning of a batch")
+
+    def _event_in_step(self, index: int, loss: float) -> Logs | None:
+        return None
+
+    def _end_step(self, index: int, batch: Batch, loss: float, logs: Logs | None) -> Logs | None:
+        if "on_gradients" in self.callbacks.subscribed:
+            self._agree("on_gradients")
+        if "on_train_batch_end" not in self.callbacks.subscribed:
+            return None
+        return self._share_batch_end(index, batch, loss)
+
+    def _share_batch_end(self, index: int, batch: Batch, loss: float) -> Logs | None:
+        """Return the logs of all ranks at the end of a batch.
+
+        If no callback reads them, call the callbacks with the loss of this rank, and return None.
+        If a callback may save a checkpoint, move the accumulated gradients to rank 0.
+        """
+        training = self.training
+        if not self.callbacks.read_batch(index):
+            self.callbacks.told.clear()
+            self.callbacks.on_train_batch_end(index, Logs({"batch_loss": loss}))
+            return None
+        if training.averages_weights:
+            loss = training.mean_loss(batch, loss)
+        if self.callbacks.save_after(training.state.global_batch):
+            training.backend.accumulator.reduce()
+        return self._batch_event(index, self._merged("the end of a batch"), loss)
+
+    def _agree(self, hook: str) -> None:
+        """Apply the decisions of rank 0 on all ranks, and stop together."""
+        self.stop_is_agreed = agree(self.training, hook)
+
+    def _merged(self, where: str) -> Tracker:
+        """Return the tracker of all ranks, and keep the sums that a checkpoint needs."""
+        world, tracker = self.training.world, self.training.tracker
+        whole, self.state.sums = merged_over_ranks(world, where, tracker)
+        self.state.sums_batch = self.state.position.batch
+        return whole
 
 
 def validation_due(frequency: Union[int, Sequence[int]]) -> Callable[[int], bool]:
