@@ -195,9 +195,14 @@ class Module:
         """The folder below onnxfit/, or the module beside the folders."""
         return self.path.split("/")[1].removesuffix(".py")
 
-    def imports(self) -> Iterator[Import]:
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @functools.cached_property
+    def imports(self) -> list[Import]:
         """Every import, those for annotations only (under `if TYPE_CHECKING:`) excepted."""
-        yield from self._imports_below(self.tree, late=False)
+        return list(self._imports_below(self.tree, late=False))
 
     def _imports_below(self, node: ast.AST, *, late: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -221,7 +226,7 @@ class Module:
         return ".".join([*package, *([node.module] if node.module else [])])
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node
 
@@ -243,7 +248,7 @@ class Package:
 
     def own_imports(self, module: Module) -> Iterator[tuple[Import, str]]:
         """The imports of onnxfit's own modules, each with the name of the imported module."""
-        for item in module.imports():
+        for item in module.imports:
             if item.module.split(".")[0] == "onnxfit":
                 yield item, self.imported_module(item)
 
@@ -319,7 +324,7 @@ def onnxruntime_is_imported_in_its_folders(package: Package) -> list[str]:
     return [
         f"{module.path}:{item.line} imports {item.module}"
         for module in package.modules
-        for item in module.imports()
+        for item in module.imports
         if item.module.split(".")[0] == "onnxruntime"
         and not module.path.startswith(ONNXRUNTIME_FOLDERS)
     ]
@@ -335,7 +340,7 @@ def private_names_stay_in_their_module(package: Package) -> list[str]:
                 violations.append(f"{module.path}:{item.line} imports {name} of {item.module}")
             if imported in package.names and imported != item.module:
                 modules[name] = imported
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Attribute) and _is_private(node.attr):
                 owner = modules.get(ast.unparse(node.value))
                 if owner and owner != module.name:
@@ -415,14 +420,14 @@ def retired_words_stay_retired(package: Package) -> list[str]:
     return [
         f"{module.path}:{line} {name} is called {RETIRED_WORDS[name]} now"
         for module in package.modules
-        for name, line in _identifiers(module.tree)
+        for name, line in _identifiers(module)
         if name in RETIRED_WORDS
     ]
 
 
-def _identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def _identifiers(module: Module) -> Iterator[tuple[str, int]]:
     """Each name that is defined or assigned, and each name of a parameter or keyword argument."""
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.name, node.lineno
         elif isinstance(node, (ast.arg, ast.keyword)):
@@ -436,7 +441,7 @@ def _identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def docstrings_begin_with_a_subject(package: Package) -> list[str]:
     violations = []
     for module in package.modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(
                 node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
             ) and re.match(r"(What|Which|Where|Who)\b", ast.get_docstring(node) or ""):

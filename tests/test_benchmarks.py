@@ -76,7 +76,7 @@ def test_contenders_train_alike_and_the_files_are_written(tmp_path: Path) -> Non
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "going on from" in again.stdout
     assert (tmp_path / "suite.csv").read_text() == figures
-    other = [*command, "--seconds", "0.02"]
+    other = [*command, "--seconds", "0.02", "--repetitions", "1", "--contenders", "onnxfit"]
     anew = subprocess.run(other, capture_output=True, text=True, check=False)
     assert "beginning anew" in anew.stdout
     assert (tmp_path / "suite.csv").read_text() != figures

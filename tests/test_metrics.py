@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onnxfit.metrics
@@ -182,6 +182,7 @@ def same(a: Any, b: Any) -> None:
 
 
 @every_metric
+@settings(max_examples=25)
 @given(
     cuts=st.lists(st.integers(0, ROWS), max_size=6).map(sorted),
     weighted=st.booleans(),

@@ -5,6 +5,7 @@ The same networks are trained in torch.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -107,15 +108,28 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["optimized", "plain"])
+def computing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The networks that compute tensors from shapes, and move parameters, with their files."""
+    folder = tmp_path_factory.mktemp("computing")
+    torch.manual_seed(0)
+    networks = FromShapes(), Rearranged()
+    return {
+        type(network): (
+            network,
+            exported(network, folder / f"{type(network).__name__}.onnx", optimize=request.param),
+        )
+        for network in networks
+    }
+
+
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
-@pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize("kind", [FromShapes, Rearranged])
 def test_tensors_computed_from_shapes_and_buffers_stay(
-    kind: Any, optimize: bool, backend: str, tmp_path: Path
+    kind: Any, backend: str, computing: Any
 ) -> None:
-    network = kind()
+    network, path = copy.deepcopy(computing[kind])  # PyTorch trains it
     x, y = data(network)
-    path = exported(network, tmp_path / "model.onnx", optimize=optimize)
     trainer = Trainer(path, loss="mse", optimizer=RATE, backend=backend)  # without a warning
     numbers = sum(parameter.numel() for parameter in network.parameters())
     if kind is FromShapes:

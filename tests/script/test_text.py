@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tokenize
@@ -68,12 +69,16 @@ def comments(script: str) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_script_runs_as_it_is_and_trains_the_file(name: str, tmp_path: Path) -> None:
+def test_the_script_runs_as_it_is_and_trains_the_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build, losses = FILES[name]
     script = script_for(build(), tmp_path)
     assert arguments(script, "Trainer")["loss"] == losses
     assert all(len(line) < 80 for line in script.splitlines() if line.startswith("#"))
-    run(script, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(script, encoding="utf-8")
+    runpy.run_path("train.py", run_name="__main__")
     before, after = (onnx.load(tmp_path / f"{name}.onnx") for name in ("model", "trained"))
     assert [node.op_type for node in after.graph.node]
     session = onnxruntime.InferenceSession(after.SerializeToString())
