@@ -24,6 +24,7 @@ from onnxfit.load.opset import OPSET
 from onnxfit.load.reading import read_model
 from tests.doubles import FLOAT, SETTINGS, in_double
 from tests.gradients.rules.cases import Arrays, judged
+from tests.samples import in_sample_of_table
 
 ROUNDED = ("test_erf", "test_gelu", "test_shrink")  # the judges compute these in float32
 NO_DERIVATIVE = "no float32 input that a derivative leads to"
@@ -125,14 +126,17 @@ def case_or_reason(test: TestCase) -> BackendCase | str:
     )
 
 
-def test_the_rules_on_the_models_of_onnx_itself() -> None:
+def test_the_rules_on_the_models_of_onnx_itself(request: pytest.FixtureRequest) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ONNX's own, while it makes its models
         tests = [t for t in load_model_tests(kind="node") if t.model is not None]
     found = {test.name: case_or_reason(test) for test in tests}
     cases = [case for case in found.values() if isinstance(case, BackendCase)]
     failed = []
+    sampled = request.config.getoption("--sample")
     for case in cases:
+        if sampled and not in_sample_of_table(case.name):
+            continue
         try:
             judged(case)
         except Exception as error:
