@@ -76,7 +76,7 @@ class Link:
     def hierarchical(self, machines: int, size: float, memory: float) -> float:
         """Return the seconds of a sum inside each machine and then between machines.
 
-        - `memory`: bytes per second of the sum in shared memory.
+        - `memory`: bytes per second of the sum inside a machine.
         """
         return size / memory + self.sum(machines, size)
 
@@ -174,12 +174,16 @@ def processor_of(flat: RankSum, communicator: MPI) -> dict[str, float]:
 
 
 def measure_memory() -> float:
-    """Return the bytes per second of a sum in memory that two ranks share."""
+    """Return the bytes per second of a sum of two ranks inside a machine, before and after the sum
+    between machines.
+    """
     world = world_of("mpi")
     take_processor(world.rank)
-    flat = rank_sum(world, np.float32, SUMS[-1] // 4)
-    took = timed({"sum": lambda: flat.add_up("the benchmark")}, world, 2)
-    return SUMS[-1] / min(took["sum"])
+    communicator = MPI()
+    communicator._between = None
+    buffer = np.ones(SUMS[-1] // 4, np.float32)
+    took = timed({"sum": lambda: communicator._add_by_machine(buffer)}, world, 2)
+    return SUMS[-1] / statistics.median(took["sum"])
 
 
 def connect(rate: float | None, machines: int) -> None:
@@ -229,7 +233,7 @@ def on_machines(command: list[str], folder: Path, machines: int, ranks_of_each: 
 
 
 def run(rates: list[float], seconds: float) -> dict[str, Any]:
-    """Measure ranks over links of each rate, and two ranks in shared memory."""
+    """Measure ranks over links of each rate, and two ranks of one machine."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     part = RESULTS.with_suffix(".part")
     command = [sys.executable, str(Path(__file__).resolve()), "--seconds", str(seconds)]
