@@ -3,7 +3,7 @@
 python scripts/kernels_everywhere.py [VARIANT ...]
 
 A variant whose programs are not installed is skipped with a message. Debian has them in the packages
-g++, clang, qemu-user and g++-aarch64-linux-gnu.
+g++, clang, libclang-rt-dev, qemu-user and g++-aarch64-linux-gnu.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,24 @@ VARIANTS = {
 }
 
 
+def missing_programs(variant: Variant) -> list[str]:
+    """Return the programs and libraries that a variant needs and that are not installed."""
+    missing = [program for program in variant.programs if not shutil.which(program)]
+    sanitizers = variant.settings.get("ONNXFIT_KERNELS_SANITIZERS")
+    if sanitizers and not missing and not links(variant.programs[0], sanitizers):
+        missing.append(f"the sanitizers of {variant.programs[0]}")
+    return missing
+
+
+def links(compiler: str, sanitizers: str) -> bool:
+    """Return whether a compiler links a program with sanitizers. Clang has them in a package of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "empty")
+        command = [compiler, f"-fsanitize={sanitizers}", "-x", "c++", "-", "-o", program]
+        run = subprocess.run(command, input=b"int main() {}", capture_output=True, check=False)
+    return run.returncode == 0
+
+
 def test(name: str, jobs: int) -> bool:
     """Compile and test a variant. Return whether it passes."""
     folder = BUILDS / name
@@ -69,7 +88,7 @@ def main() -> int:
     options = parser.parse_args()
     outcomes = {}
     for name in options.variants or VARIANTS:
-        missing = [program for program in VARIANTS[name].programs if not shutil.which(program)]
+        missing = missing_programs(VARIANTS[name])
         if missing:
             outcomes[name] = f"SKIPPED, not tested: {', '.join(missing)} not installed"
         else:
