@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from onnxfit.gradients import table
+from onnxfit.runtime.session_cache import SESSIONS
 from tests.builds import HAS_BUILDER
 from tests.one_thread import use_one_thread
 from tests.samples import (
@@ -122,6 +123,7 @@ _began = time.monotonic()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.config.getoption("--quick") and time.monotonic() - _began > QUICK_SECONDS:
         pytest.skip(f"--quick: {QUICK_SECONDS} s are over")
+    SESSIONS.clear()  # a test that counts what is compiled does not depend on earlier tests
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,6 +20,7 @@ from onnxfit.runtime.compilation import compile_model, explain_error
 from onnxfit.runtime.cuda_graphs import is_capturable, keep_alive, run_options
 from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.memory import trim_malloc
+from onnxfit.runtime.session_cache import SESSIONS
 from onnxfit.runtime.shared_initializers import share_packed_weights
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
@@ -106,7 +107,7 @@ class BoundSession:
         self._sort_outputs(model.graph, writes, overwrite_outputs)
         self._captures &= not self._allocated_outputs
         compile_again = partial(
-            compile_model,
+            _compiled,
             model,
             device,
             threads,
@@ -190,8 +191,8 @@ class BoundSession:
             session = compile_again()
         if not self._captures:
             self._compile = None
-        self._session = session._sess
-        self._run = self._session.run_with_iobinding
+        self._session = session
+        self._run = session.run_with_iobinding
 
     def _run_alone(self, binding: Any, options: Any) -> None:
         """Run, and read the scalars, while no other thread uses the device."""
@@ -411,6 +412,22 @@ class StatelessSession:
                 binding.bind_output(name, self._device.handle)
             self._session.run_with_iobinding(binding, None)
             return binding.get_outputs()
+
+
+def _compiled(
+    model: onnx.ModelProto, device: Device, threads: int | None, name: str, **settings: Any
+) -> Any:
+    """Return a session for a graph, with other trainers if it is small and runs on one thread.
+
+    The arguments are those of `compile_model`.
+    """
+
+    def compile_graph() -> Any:
+        return compile_model(model, device, threads, name, **settings)._sess
+
+    if device.kind != "cpu" or threads != 1:
+        return compile_graph()
+    return SESSIONS.session(model, tuple(settings.items()), compile_graph)
 
 
 def _updated_tensor(output: str) -> str:

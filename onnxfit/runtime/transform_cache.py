@@ -2,7 +2,7 @@
 
 A search over settings and a cross-validation compile equal graphs many times, since learning rates,
 seeds and weights are inputs. Most of the time of compiling a small graph is spent on finding the
-nodes to replace. Only the changed graph is kept: every trainer has its own session.
+nodes to replace. Only the changed graph is kept, and `session_cache` keeps some sessions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TransformCache:
 
         - `device`: the kind of the device.
         """
-        content = _content(model)
+        content = content_hash(model)
         if content is None:
             return _transform(model, device, transforms)
         key = content, device, *transforms, library_path()
@@ -70,7 +70,7 @@ def _transform(
     return model
 
 
-def _content(model: onnx.ModelProto) -> bytes | None:
+def content_hash(model: onnx.ModelProto) -> bytes | None:
     """Return a hash of a model; None for one that is large or refers to arrays in memory."""
     if any(t.data_location == onnx.TensorProto.EXTERNAL for t in model.graph.initializer):
         return None

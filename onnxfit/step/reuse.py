@@ -2,7 +2,7 @@
 
 A search over settings fits many small networks that differ only in numbers: initial weights, means
 and deviations of columns, learning rates. Building the gradient and the graphs took most of the
-time of such a fit. Only descriptions are reused: every trainer has its own state and sessions.
+time of such a fit. Only descriptions are reused: every trainer has its own state.
 """
 
 from __future__ import annotations

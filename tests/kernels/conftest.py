@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from onnxfit.kernels import library
-from onnxfit.runtime import compilation
+from onnxfit.runtime import compilation, session
+from onnxfit.runtime.session_cache import SessionCache
 from onnxfit.runtime.transform_cache import TransformCache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,8 +61,9 @@ def library_file() -> Path:
 
 @pytest.fixture(autouse=True)
 def without_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each graph is changed anew, since tests replace the functions that change it."""
+    """Each graph is changed and compiled anew, since tests replace the functions that do it."""
     monkeypatch.setattr(compilation, "CACHE", TransformCache(max_bytes=0))
+    monkeypatch.setattr(session, "SESSIONS", SessionCache(max_bytes=0))
 
 
 @pytest.fixture

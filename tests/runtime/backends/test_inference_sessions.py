@@ -14,6 +14,7 @@ import pytest
 from onnxfit import LoRA, Trainer
 from onnxfit.graph import tensors
 from onnxfit.runtime import session
+from onnxfit.runtime.session_cache import SessionCache
 from tests.helpers import compiled_graphs
 from tests.load.test_caches import Decoder
 from tests.runtime.test_shared_initializers import WIDTH, X, packed_file
@@ -40,6 +41,7 @@ def alive(monkeypatch: pytest.MonkeyPatch) -> dict[str, weakref.WeakSet[object]]
         return compiled
 
     monkeypatch.setattr(session, "compile_model", recording)
+    monkeypatch.setattr(session, "SESSIONS", SessionCache(max_bytes=0))  # as for large graphs
     return sessions
 
 
