@@ -51,6 +51,8 @@ def products_with_kernels(
     graph: onnx.GraphProto, device: str, *, keep_rounding: bool
 ) -> list[onnx.NodeProto]:
     """Return the products of a graph that `use_kernels` would replace."""
+    if not any(node.op_type == "MatMulNBits" for node in graph.node):
+        return []  # before the types of a large graph are collected
     library = library_path() if device == "cpu" else None
     if library is None or not has_products(library):
         return []

@@ -49,9 +49,7 @@ class SessionCache:
         - `settings`: all else that decides the result.
         """
         content = content_hash(model)
-        size = bytes_of_values(model.graph)
-        is_stateful = any(node.op_type in STATEFUL for node in nodes_of(model.graph))
-        if content is None or size > MAX_BYTES_OF_VALUES or is_stateful:
+        if content is None:
             return compile_graph()
         key = content, settings, library_path()
         with self._lock:
@@ -61,11 +59,18 @@ class SessionCache:
         if known is not None:
             return known[0]
         session = compile_graph()
+        size = bytes_of_values(model.graph)
+        if size > MAX_BYTES_OF_VALUES or _is_stateful(model):
+            return session
         with self._lock:
             self._sessions[key] = session, BYTES_OF_SESSION + size
             while sum(part for _, part in self._sessions.values()) > self.max_bytes:
                 self._sessions.popitem(last=False)
         return session
+
+
+def _is_stateful(model: onnx.ModelProto) -> bool:
+    return any(node.op_type in STATEFUL for node in nodes_of(model.graph))
 
 
 SESSIONS = SessionCache()

@@ -26,7 +26,7 @@ from onnxfit.gradients.paths import reachable_values
 from onnxfit.gradients.update import initial_slots_to_read
 from onnxfit.graph import names, scopes
 from onnxfit.graph.layers import layers_after
-from onnxfit.graph.model import spec_of, tensor_outputs
+from onnxfit.graph.model import clone, share_tensors, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import FLOATS, all_weights, select_weights
@@ -136,8 +136,9 @@ def with_numbers(recipe: Recipe, trainable: TrainableModel, optimizer: Optimizer
 
     - `optimizer`: the optimizer of the recipe, perhaps with another learning rate.
     """
-    model = normalize(trainable.model)
+    model = clone(recipe.model)
     initializers = model.graph.initializers
+    share_tensors(model.graph, trainable.model, initializers)
     dtypes = {name: spec_of(initializers[name]).dtype for name in recipe.weights}
     optimizers = _optimizers(optimizer, model, recipe.weights)
     _check_settings_fit(dtypes, optimizers, recipe.penalties)
