@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -175,3 +177,110 @@ def test_an_operator_of_another_domain_selects_no_sizes() -> None:
     )
     fold_shapes(model)
     assert [node.op_type for node in model.graph] == ["Shape", "Gather", "Slice", "Neg"]
+
+
+VECTOR, MATRIX = np.arange(1, 7), np.arange(6).reshape(2, 3)
+BOOLS = np.array([[True], [False]])
+INTS = np.array([0, 2], np.int32)
+# An operator, its attributes, and its inputs; None is an omitted one
+FORMULA_CASES: list[tuple[str, dict[str, object], list[object]]] = [
+    ("Concat", {"axis": 0}, [VECTOR, [7], []]),
+    ("Concat", {"axis": -1}, [MATRIX, MATRIX]),
+    ("Concat", {"axis": 2}, [MATRIX, MATRIX]),
+    ("Concat", {"axis": 0}, [VECTOR, MATRIX]),
+    ("Concat", {"axis": 0}, [np.array(1), np.array(2)]),
+    ("Expand", {}, [VECTOR[:1], [4]]),
+    ("Expand", {}, [MATRIX, [1]]),
+    ("Expand", {}, [MATRIX, [4, 1, 1]]),
+    ("Expand", {}, [BOOLS, [2, 3]]),
+    ("Expand", {}, [np.array(3), [2, 2]]),
+    ("Expand", {}, [VECTOR, [5]]),
+    ("Expand", {}, [VECTOR[:1], [0]]),
+    ("Gather", {}, [VECTOR, np.array(2)]),
+    ("Gather", {}, [MATRIX, [-1]]),
+    ("Gather", {"axis": 1}, [MATRIX, [[0, 2], [1, -3]]]),
+    ("Gather", {"axis": -1}, [MATRIX, INTS]),
+    ("Gather", {}, [VECTOR, [6]]),
+    ("Reshape", {}, [MATRIX, [3, 2]]),
+    ("Reshape", {}, [MATRIX, [-1]]),
+    ("Reshape", {}, [MATRIX, [0, -1, 1]]),
+    ("Reshape", {}, [MATRIX, [6, 1, 0]]),
+    ("Reshape", {}, [MATRIX, [4]]),
+    ("Reshape", {}, [VECTOR[:1], []]),
+    ("Reshape", {"allowzero": 1}, [np.zeros((0, 3), np.int64), [3, 0]]),
+    ("Reshape", {"allowzero": 1}, [MATRIX, [0, 6]]),
+    ("Slice", {}, [VECTOR, [1], [3]]),
+    ("Slice", {}, [VECTOR, [-2], [2**63 - 1]]),
+    ("Slice", {}, [VECTOR, [-1], [-(2**63)], [0], [-1]]),
+    ("Slice", {}, [VECTOR, [5], [0], [-1], [-2]]),
+    ("Slice", {}, [MATRIX, [1, 0], [2, 2]]),
+    ("Slice", {}, [MATRIX, [1], [3], [1]]),
+    ("Slice", {}, [MATRIX, [0, 0], [2, 3], None, [1, 2]]),
+    ("Slice", {}, [MATRIX, [9], [3], INTS[:1]]),
+    ("Slice", {}, [MATRIX, [0], [1], [2]]),
+    ("Squeeze", {}, [MATRIX[:1, :1]]),
+    ("Squeeze", {}, [MATRIX[:1, :1], [0]]),
+    ("Squeeze", {}, [MATRIX[:1, :1], [-1]]),
+    ("Squeeze", {}, [MATRIX, [0]]),
+    ("Unsqueeze", {}, [np.array(4), [0]]),
+    ("Unsqueeze", {}, [VECTOR, [0, -1]]),
+    ("Unsqueeze", {}, [VECTOR, [3]]),
+    ("Unsqueeze", {}, [VECTOR, [0, 0]]),
+    ("Constant", {"value": onnx.numpy_helper.from_array(MATRIX)}, []),
+    ("Constant", {"value": onnx.numpy_helper.from_array(np.float32(0.1))}, []),
+    ("Constant", {"value_ints": [1, 2]}, []),
+    ("Constant", {"value_int": 3}, []),
+    ("Constant", {"value_float": 0.1}, []),
+    ("Constant", {"value_string": "text"}, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "values"), FORMULA_CASES, ids=lambda v: str(v)[:20]
+)
+def test_a_node_is_computed_as_by_the_reference(
+    op_type: str,
+    attributes: dict[str, object],
+    values: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = {
+        "" if v is None else f"x{i}": np.zeros(0) if v is None else np.array(v, getattr(v, "dtype", np.int64))
+        for i, v in enumerate(values)
+    }  # fmt: skip
+    proto = onnx.helper.make_node(op_type, [*inputs], ["y"], **attributes)
+    node = ir.serde.deserialize_node(proto)
+    feeds = {name: array for name, array in inputs.items() if name}
+
+    def computed() -> object:
+        try:
+            return fold.evaluate(node, feeds, 21)[0]
+        except Exception:  # as `fold_shapes` expects of any error
+            return None
+
+    found = computed()
+    monkeypatch.setattr(fold, "FORMULAS", {})
+    monkeypatch.setattr(fold, "_has_formula", lambda node, opset: False)
+    expected = computed()
+    if expected is None:
+        assert found is None
+    else:
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+        assert np.shape(found) == np.shape(expected)
+
+
+def test_shapes_of_common_exports_need_no_reference_implementation() -> None:
+    """Its import takes longer than the rest of many trainers."""
+    code = """
+import sys, numpy as np, onnx, onnxfit
+model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    g (float[n, 4, 2] x) => (float[n, 8] y) <float[8, 8] w, int64[1] i = {0}, int64[1] last = {-1}> {
+        s = Shape(x)  n = Gather(s, i)  r = Concat <axis = 0> (n, last)
+        f = Reshape(x, r)  y = MatMul(f, w) }''')
+model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
+trainer = onnxfit.Trainer(model, loss="mse")
+trainer.train_on_batch(np.ones((3, 4, 2), np.float32), np.ones((3, 8), np.float32))
+assert "onnx.reference.ops" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
