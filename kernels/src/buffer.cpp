@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t MAX_KEPT = 4 << 20;  // numbers in all
 constexpr int64_t MAX_EXCESS = 4;      // times as many numbers as a buffer needs
-constexpr int64_t LEAST = 1 << 14;
+[[maybe_unused]] constexpr int64_t LEAST = 1 << 14;
 
 // A buffer starts at a line of the cache. Else each vector of a whole line would be read from two lines.
 constexpr std::align_val_t LINE{64};  // bytes

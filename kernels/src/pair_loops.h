@@ -1,7 +1,7 @@
 // Pairs of numbers that are rounded to bfloat16, as in bfloat16.h. They are compiled once for each
 // instruction set.
 
-typedef uint32_t Bits __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
+typedef uint32_t Bits __attribute__((vector_size(LANES * sizeof(float))));
 constexpr uint32_t UPPER_HALF = 0xffff0000, QUIET = 0x400000;
 
 // Return the numbers rounded to their upper halves, ties to even. NaN stays NaN.

@@ -1,10 +1,11 @@
 // Vectors of LANES numbers. They are compiled once for each instruction set.
 
-typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
+typedef float Unaligned __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
 typedef int32_t Places __attribute__((vector_size(LANES * sizeof(float))));
 
-inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-inline void store(float* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
+inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
+inline void store(float* to, Vector v) { *reinterpret_cast<Unaligned*>(to) = v; }
 
 // Return the numbers at place(0), ..., place(LANES - 1) of those of a and then those of b.
 template <typename V, typename Place, int... LANE>
