@@ -20,6 +20,7 @@ import onnxruntime
 import onnxfit
 from onnxfit import Trainer
 from onnxfit.optimizers import SGD
+from onnxfit.runtime.session_cache import SESSIONS
 from scripts.disagreements.known import LEVELS, Array, differs, run
 from tests import models
 from tests.gradients.rules.cases import Case, built, families, seeds
@@ -40,10 +41,12 @@ def optimizations(level: str) -> Iterator[None]:
             self.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
 
     onnxruntime.SessionOptions = Options
+    SESSIONS.clear()  # kept sessions have another level
     try:
         yield
     finally:
         onnxruntime.SessionOptions = original
+        SESSIONS.clear()
 
 
 def trained(make: Make) -> dict[str, Array]:
