@@ -69,7 +69,7 @@ def test_contenders_train_alike_and_the_files_are_written(tmp_path: Path) -> Non
     text = (tmp_path / "report.txt").read_text()
     assert text in done.stdout
     assert max(map(len, text.splitlines())) <= 80
-    for part in ("\nlinear           sgd  step", "sgd  fit", "scikit-learn MLP", "2 repetitions"):
+    for part in ("\nlinear          sgd  ", "step, µs", "scikit-learn MLP", "2 repetitions"):
         assert part in text
 
     # what is in the folder is not measured again, and other settings begin anew
@@ -157,14 +157,24 @@ def test_the_first_is_compared_with_the_fastest_of_the_others(report: Any) -> No
     assert (step.kind, step.rival, step.memory) == ("step", "torch-compile", 0.5)
     assert (step.least_ratio, step.ratio) == pytest.approx((0.5, 0.5))
     assert fit.middle == pytest.approx(8e-5)
-    head, line, _ = report.table([step, fit]).splitlines()[1:]
-    assert " ".join(line.split()) == "linear adam step 10.0 20.0 20.0 40.0 c 0.50 0.50 0.50"
-    assert head.split()[-2:] == ["med", "mem."]
+    head, line = report.table([step, fit]).splitlines()[1:]
+    assert " ".join(line.split()) == "linear adam 20.0 40.0 c 0.50 40.0 80.0 c 0.50 0.50"
+    assert head.split() == [*["onnxfit", "PyTorch", "ratio"] * 2, "mem."]
     assert report.remarks(races) == [
         "PyTorch eager, bf16 autocast: not comparable (linear, adam)",
     ]
     assert report.lines_of([[races[0][0], races[0][3]]]) == []
     assert report.overall([]) == "Nothing could be compared."
+
+
+def test_a_ratio_that_the_best_repetitions_contradict_is_marked(report: Any) -> None:
+    steady = [row("onnxfit", [1e-5, 1e-5, 9e-5]), row("torch", [2e-5, 2e-5, 2e-5])]
+    disturbed = [row("onnxfit", [1e-5, 9e-5, 9e-5], "mlp"), row("torch", [2e-5, 2e-5, 2e-5], "mlp")]
+    _, _, first, second = report.table(report.lines_of([steady, disturbed])).splitlines()
+    assert "0.50 " in first
+    assert "~" not in first
+    assert second.count("4.50~") == 2
+    assert len(second) <= 80
 
 
 def test_the_mean_counts_each_network_once(report: Any) -> None:
@@ -204,7 +214,9 @@ def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_pat
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
     races = [[row("onnxfit", [1e-5]), row("torch", [2e-5])]]
-    text = report.text(races, ["a machine"])
+    text = report.text(races, ["a machine"], has_chart=False)
+    assert "█" not in text
+    assert "█" in report.text(races, ["a machine"])
     report.write_page(page, "chart.png", text)
     written = page.read_text()
     assert written.startswith(f"before\n\n{report.BEGIN}\n\n![")

@@ -97,9 +97,10 @@ def conditions(plan: Plan, results: Results) -> list[str]:
         *report.used(results.versions).values(),
         f"{first}, compared with the fastest of: {', '.join(others)}",
         f"onnxfit as pip installs it; its C++ operators: {operators(python, plan.environment)}",
-        f"min and median of {plan.repetitions} repetitions, each in a new process, contenders in"
-        f" turns, {plan.seconds:g} s for steps and for fits; a fit's time is that of a batch;"
-        f" mem.: peak memory, ratio; {results.seconds / 60:.0f} minutes",
+        f"medians of {plan.repetitions} repetitions, each in a new process, contenders in turns,"
+        f" {plan.seconds:g} s for steps and for fits; a fit's time is that of a batch; ~: the ratio"
+        f" of the best repetitions differs by more than {report.DOUBTFUL:g}; mem.: peak memory,"
+        f" ratio; {results.seconds / 60:.0f} minutes",
     ]
     found += [f"not measured: {len(missing)} of {len(WORKLOADS)} workloads"] if missing else []
     return [line for item in found for line in textwrap.wrap(item, 80, subsequent_indent="  ")]
@@ -115,7 +116,8 @@ def main() -> None:
     results = Results(path, plan)
     measure(plan, options, results)
     races = results.races
-    text = report.text(races, conditions(plan, results))
+    found = conditions(plan, results)
+    text = report.text(races, found)
     print("\n" + text)
     (plan.folder / "report.txt").write_text(text + "\n", encoding="utf-8")
     folders = [plan.folder, *([PAGE.parent / "benchmarks"] if options.write_docs else [])]
@@ -126,7 +128,8 @@ def main() -> None:
         except ImportError:
             print("no picture: matplotlib is not installed")
     if options.write_docs:
-        report.write_page(PAGE, PICTURE, text)
+        # the page has the picture for a chart
+        report.write_page(PAGE, PICTURE, report.text(races, found, has_chart=False))
 
 
 if __name__ == "__main__":

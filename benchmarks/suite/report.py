@@ -26,6 +26,7 @@ INSTRUCTIONS = {
 }  # fmt: skip
 ONE = 40  # columns of the chart from 0 to 1
 WIDEST = 50  # columns of a bar; what is longer ends with an arrow
+DOUBTFUL = 0.1  # difference between the ratio of the medians and that of the best repetitions
 
 
 @dataclass(frozen=True)
@@ -149,20 +150,24 @@ def micro(seconds: float) -> str:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The figures of the chart, in 80 columns."""
-    theirs = "PyTorch, µs" if {line.rival for line in lines} <= set(RIVALS) else "fastest other, µs"
-    shown = [
-        f"{'':26}{'onnxfit, µs':>18}{theirs:>18}  {'ratio':>10}",
-        f"{'':26}{'min   median':>18}{'min   median':>18}  {'min  med':>10} mem.",
-    ]
+    """The medians of steps and fits, in 80 columns: a line for each workload and optimizer."""
+    theirs = "PyTorch" if {line.rival for line in lines} <= set(RIVALS) else "other"
+    columns = f"{'onnxfit':>9}{theirs:>9}{'ratio':>8} "
+    shown = [f"{'':21}{'step, µs':>18}{'fit, µs':>26}", f"{'':21}{columns}{columns} mem."]
+    rows: dict[tuple[str, str], dict[str, Line]] = {}
     for line in lines:
-        times = (line.us.least(line.kind), line.us.middle(line.kind), line.least, line.middle)
-        ratios = f"{line.least_ratio:5.2f}{line.ratio:5.2f}{line.memory:5.2f}"
-        shown.append(
-            f"{line.workload:17}{line.optimizer:5}{line.kind:4}{''.join(f'{micro(s):>9}' for s in times)}"
-            f" {ENTRIES[line.rival].mark}{ratios}"
-        )  # fmt: skip
+        rows.setdefault((line.workload, line.optimizer), {})[line.kind] = line
+    for (workload, optimizer), of in rows.items():
+        cells = "".join(_cell(of[kind]) if kind in of else " " * 27 for kind in KINDS)
+        memory = next(iter(of.values())).memory
+        shown.append(f"{workload:16}{optimizer:5}{cells}{memory:5.2f}")
     return "\n".join(shown)
+
+
+def _cell(line: Line) -> str:
+    times = f"{micro(line.us.middle(line.kind)):>9}{micro(line.middle):>9}"
+    doubt = "~" if abs(line.least_ratio - line.ratio) > DOUBTFUL else " "
+    return f"{times} {ENTRIES[line.rival].mark}{line.ratio:6.2f}{doubt}"
 
 
 def remarks(races: Sequence[Sequence[Row]]) -> list[str]:
@@ -224,11 +229,12 @@ def draw(path: Path, lines: Sequence[Line]) -> None:
     figure.savefig(path, dpi=130)
 
 
-def text(races: Sequence[Sequence[Row]], conditions: Sequence[str]) -> str:
+def text(races: Sequence[Sequence[Row]], conditions: Sequence[str], has_chart: bool = True) -> str:
     """The chart, the table, and how they were measured."""
     lines = lines_of(races)
+    charts = [chart(lines)] if has_chart else []
     return "\n\n".join(
-        [overall(lines), chart(lines), table(lines), "\n".join([*conditions, *remarks(races)])]
+        [overall(lines), *charts, table(lines), "\n".join([*conditions, *remarks(races)])]
     )
 
 
