@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from threading import Lock
+from typing import Any
 
 import onnx
 
@@ -22,17 +24,53 @@ MAX_BYTES = 2**24  # of all graphs
 MAX_BYTES_OF_GRAPH = 2**20  # larger graphs take longer to compile than to change
 
 
-class TransformCache:
-    """The graphs that were changed last. It may be used from several threads."""
+class GraphCache:
+    """The last results of graphs, up to a number of bytes. It may be used from several threads."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.clear()
+        _caches.add(self)
 
     def clear(self) -> None:
-        """Forget all graphs, without waiting for another thread."""
+        """Forget everything, without waiting for another thread."""
         self._lock = Lock()
-        self._graphs: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[Any, float]] = OrderedDict()
+
+    def get(self, key: Hashable) -> Any:
+        """Return what is kept under a key, or None."""
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+    def keep(self, key: Hashable, value: Any, size: float) -> None:
+        """Keep a value of `size` bytes, and forget those that were not used for longest."""
+        with self._lock:
+            self._kept[key] = value, size
+            while sum(part for _, part in self._kept.values()) > self.max_bytes:
+                self._kept.popitem(last=False)
+
+
+_caches: weakref.WeakSet[GraphCache] = weakref.WeakSet()
+
+
+def _clear_all() -> None:
+    for cache in list(_caches):
+        cache.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent process may hold a lock, and does not exist in the child.
+    os.register_at_fork(after_in_child=_clear_all)
+
+
+class TransformCache(GraphCache):
+    """The graphs that were changed last."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__(max_bytes)
 
     def transform(
         self, model: onnx.ModelProto, device: str, transforms: Sequence[GraphTransform]
@@ -45,20 +83,14 @@ class TransformCache:
         if content is None:
             return _transform(model, device, transforms)
         key = content, device, *transforms, library_path()
-        with self._lock:
-            known = self._graphs.get(key)
-            if known is not None:
-                self._graphs.move_to_end(key)
+        known = self.get(key)
         if known is not None:
             again = onnx.ModelProto()
             again.ParseFromString(known)
             return again
         changed = _transform(model, device, transforms)
         graph = changed.SerializeToString()
-        with self._lock:
-            self._graphs[key] = graph
-            while sum(map(len, self._graphs.values())) > self.max_bytes:
-                self._graphs.popitem(last=False)
+        self.keep(key, graph, len(graph))
         return changed
 
 
@@ -80,7 +112,3 @@ def content_hash(model: onnx.ModelProto) -> bytes | None:
 
 
 CACHE = TransformCache()
-
-if hasattr(os, "register_at_fork"):
-    # Another thread of the parent process may hold the lock, and does not exist in the child.
-    os.register_at_fork(after_in_child=CACHE.clear)

@@ -66,7 +66,7 @@ def test_the_library_of_operators_decides(monkeypatch: pytest.MonkeyPatch) -> No
 def test_some_sessions_are_not_shared(model: onnx.ModelProto) -> None:
     cache = SessionCache()
     assert cache.session(model, (), object) is not cache.session(model, (), object)
-    assert not cache._sessions
+    assert not cache._kept
 
 
 def test_the_sessions_that_were_used_last_are_kept() -> None:
@@ -84,7 +84,7 @@ def test_a_forked_process_has_sessions_of_its_own() -> None:
         process = os.fork()
         if not process:
             cache = session_cache.SESSIONS
-            os._exit(0 if cache._lock.acquire(timeout=1) and not cache._sessions else 1)
+            os._exit(0 if cache._lock.acquire(timeout=1) and not cache._kept else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
 
@@ -159,7 +159,7 @@ def alone(make: Callable[[int], onnxfit.Trainer], x: Array, cache: SessionCache)
     """The results of trainers that share no session."""
     limit, cache.max_bytes = cache.max_bytes, 0
     found = [train([make(number)], x)[0] for number in range(3)]
-    assert not cache._sessions
+    assert not cache._kept
     cache.max_bytes = limit
     return found
 
