@@ -284,7 +284,7 @@ class FitLoop:
         self.state.current_event = None
         self._agree("on_train_batch_end")
 
-    # What a single process does where several ranks exchange something; see `RanksFitLoop`.
+    # `RanksFitLoop` overrides these methods: several ranks exchange figures and decisions there.
 
     def _begin_batch(self, index: int) -> None:
         """Prepare for hooks before and inside a step."""
